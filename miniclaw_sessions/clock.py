@@ -1,0 +1,79 @@
+"""Time, chance and identity: the only module that reads a clock or makes an id.
+
+Everything that waits, expires or names something takes a `Clock`, so a test of thirty days takes milliseconds
+(`miniclaw_sessions.testing.FakeClock`). Wall time is information only: order is sequence order, and intervals are
+measured on the monotonic clock (rule R22).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+import anyio
+import uuid_utils
+
+
+class Clock(Protocol):
+    """What the package needs to know of time."""
+
+    def now(self) -> datetime:
+        """The wall clock, UTC, with time zone."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that only ever grow; the origin means nothing."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for this many monotonic seconds."""
+        ...
+
+    def new_id(self) -> str:
+        """A new UUIDv7 as text: unique, and in the order of creation within this process."""
+        ...
+
+    def jitter(self, seconds: float) -> float:
+        """A random duration between half of `seconds` and `seconds`, so that retries spread out."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now(self) -> datetime:
+        """The wall clock, UTC."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """CLOCK_MONOTONIC in seconds."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep on the event loop."""
+        await anyio.sleep(seconds)
+
+    def new_id(self) -> str:
+        """A UUIDv7."""
+        return str(uuid_utils.uuid7())
+
+    def jitter(self, seconds: float) -> float:
+        """Between half and the whole of `seconds`."""
+        return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries, guards nothing
+
+
+async def sleep_unless(clock: Clock, seconds: float, event: anyio.Event) -> bool:
+    """Wait for this long, or until the event is set; whether the event came first."""
+
+    async def wait_for_event() -> None:
+        await event.wait()
+        scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        scope = tasks.cancel_scope
+        tasks.start_soon(wait_for_event, name="sleep_unless")
+        await clock.sleep(seconds)
+        scope.cancel()
+    return event.is_set()

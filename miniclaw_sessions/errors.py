@@ -1,0 +1,157 @@
+"""Every error that this package raises, grouped by the moment at which it occurs.
+
+    SessionsError
+    ├── opening        ConfigError, DirectoryInUse, SnapshotUnreadable, QuarantineFull, SchemaTooNew
+    ├── looking up     SessionNotFound, EntryNotFound            (also LookupError)
+    ├── creating       SessionLimit
+    ├── appending      InvalidKey, InvalidMessage                (also ValueError)
+    │                  DuplicateMessage, TurnInProgress, ManagerClosed, SessionDeleted
+    ├── storing        StoreError
+    │                  ├── StoreUnavailable ── StoreFull, UnsavedLimit
+    │                  ├── StoreConflict
+    │                  ├── StoreCorrupt
+    │                  └── SchemaTooNew
+    └── answering      AgentError, ModelError, IterationLimit
+
+Each message says what was attempted, on what, and what to do next. None of them carries message text.
+"""
+
+from __future__ import annotations
+
+
+class SessionsError(Exception):
+    """The root of everything raised on purpose by miniclaw_sessions."""
+
+
+# --- opening ---------------------------------------------------------------------------------------------------------
+
+
+class ConfigError(SessionsError):
+    """A setting has a wrong value; the text names field, value and where the value came from."""
+
+
+class DirectoryInUse(SessionsError):
+    """Another process holds the workspace directory; `pid` is its process id where it could be read."""
+
+    def __init__(self, directory: str, pid: int | None) -> None:
+        self.directory = directory
+        self.pid = pid
+        holder = f"process {pid}" if pid else "another process"
+        super().__init__(
+            f"cannot open {directory}: {holder} holds it. One process per directory: "
+            "talk to the running daemon, stop it first, or choose another workspace."
+        )
+
+
+class SnapshotUnreadable(SessionsError):
+    """A snapshot exists but cannot be read (permission, I/O). It is not damaged: nothing was moved or replaced."""
+
+
+class QuarantineFull(SessionsError):
+    """The quarantine has reached its bound; damaged files are left where they are until a person looks at it."""
+
+
+# --- creating --------------------------------------------------------------------------------------------------------
+
+
+class SessionLimit(SessionsError):
+    """There are as many sessions as the setting `max_sessions` allows."""
+
+
+# --- looking up ------------------------------------------------------------------------------------------------------
+
+
+class SessionNotFound(SessionsError, LookupError):
+    """No session has this key."""
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"no session {session_id!r}; `list` shows those that exist, get_or_create makes one")
+
+
+class EntryNotFound(SessionsError, LookupError):
+    """The session has no entry with this id."""
+
+    def __init__(self, session_id: str, entry_id: str) -> None:
+        self.session_id = session_id
+        self.entry_id = entry_id
+        super().__init__(f"session {session_id!r} has no entry {entry_id!r}")
+
+
+# --- appending -------------------------------------------------------------------------------------------------------
+
+
+class InvalidKey(SessionsError, ValueError):
+    """A channel, chat id or session id cannot name a session."""
+
+
+class InvalidMessage(SessionsError, ValueError):
+    """A message cannot be stored faithfully; nothing of it was accepted."""
+
+
+class DuplicateMessage(SessionsError):
+    """A message with this idempotency key was accepted before; `entry_id` is the entry that it became."""
+
+    def __init__(self, session_id: str, key: str, entry_id: str) -> None:
+        self.session_id = session_id
+        self.key = key
+        self.entry_id = entry_id
+        super().__init__(f"session {session_id!r} already has the message with idempotency key {key!r}: {entry_id}")
+
+
+class TurnInProgress(SessionsError):
+    """The task that holds a session's turn tried to open another one on it; waiting would never end."""
+
+
+class SessionDeleted(SessionsError):
+    """The session was deleted or expired while it was held; get_or_create makes a new one."""
+
+
+class ManagerClosed(SessionsError):
+    """The manager is closed or closing and accepts nothing more."""
+
+
+# --- storing ---------------------------------------------------------------------------------------------------------
+
+
+class StoreError(SessionsError):
+    """The store did not keep its part; what it was asked to append is not acknowledged."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be written or read now; the committer goes on trying."""
+
+
+class StoreFull(StoreUnavailable):
+    """The disk or its quota is full; appends are refused until space returns."""
+
+
+class UnsavedLimit(StoreUnavailable):
+    """Accepted but uncommitted state has reached its bound; nothing more is accepted until some of it is saved."""
+
+
+class StoreConflict(StoreError):
+    """Another entry already has this place in the session; nothing was overwritten."""
+
+
+class StoreCorrupt(StoreError):
+    """The store's files are damaged."""
+
+
+class SchemaTooNew(StoreError):
+    """A file or database was written by a newer version; it is left exactly as it is."""
+
+
+# --- answering -------------------------------------------------------------------------------------------------------
+
+
+class AgentError(SessionsError):
+    """The agent could not finish its turn; what it had completed is in the session."""
+
+
+class ModelError(AgentError):
+    """The model's provider failed or answered nothing that can be used."""
+
+
+class IterationLimit(AgentError):
+    """The model went on calling tools until the limit of iterations was reached."""
