@@ -1,0 +1,1 @@
+"""What is said and logged: plain values, no I/O and no event loop."""

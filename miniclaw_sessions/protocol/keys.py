@@ -1,0 +1,121 @@
+"""How a session is named: the pair (channel, chat_id), and the one text that stands for it everywhere.
+
+`session_id` is `{channel}_{chat_id}` (document 004) with an injective escape, so that two pairs never share a text:
+`telegram` + `123456789` stays `telegram_123456789`, while the underscore in channel `a_b` becomes `%5F`. The same text
+is the file stem, the log field, the HTTP path segment and the argument on the command line. It is ASCII, holds no
+slash, never begins with a dot or a dash, and has at most 200 characters: a longer one ends in `~` and a SHA-256 of the
+whole. Ids are compared code point by code point, never normalised (rule S3).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import string
+from typing import NamedTuple
+
+from miniclaw_sessions.errors import InvalidKey
+
+MAX_KEY_BYTES = 4096
+"""Bytes of UTF-8 that a channel or a chat id may have."""
+
+MAX_SESSION_ID_LENGTH = 200
+_HASH_TAIL_LENGTH = 65  # "~" and 64 hexadecimal digits
+_PLAIN = frozenset(string.ascii_letters + string.digits + "-.@+=,")
+
+
+class SessionKey(NamedTuple):
+    """The name of one conversation: both halves are arbitrary text from strangers."""
+
+    channel: str
+    chat_id: str
+
+    @classmethod
+    def of(cls, channel: str, chat_id: str | int) -> SessionKey:
+        """Check both halves and make the key; a numeric chat id becomes its decimal text.
+
+        Raises:
+            InvalidKey: a half is empty, not text, longer than 4,096 bytes, or holds NUL or a lone surrogate.
+        """
+        if isinstance(chat_id, int) and not isinstance(chat_id, bool):
+            chat_id = str(chat_id)
+        return cls(_checked("channel", channel), _checked("chat_id", chat_id))
+
+    @classmethod
+    def parse(cls, session_id: str) -> SessionKey:
+        """The key that a session id stands for.
+
+        Raises:
+            InvalidKey: the text is not a session id, or it is a shortened one, whose key only the session knows.
+        """
+        if "~" in session_id:
+            raise InvalidKey(
+                f"session id {_shown(session_id)} is shortened; its channel and chat id are in the session"
+            )
+        channel, separator, chat_id = session_id.partition("_")
+        key = cls.of(_unescape(channel), _unescape(chat_id)) if separator else None
+        if key is None or key.session_id != session_id:
+            raise InvalidKey(f"{_shown(session_id)} is not a session id; one looks like telegram_123456789")
+        return key
+
+    @property
+    def session_id(self) -> str:
+        """The one text that names this session everywhere."""
+        plain = f"{_escape(self.channel, extra='', first=True)}_{_escape(self.chat_id, extra='_', first=False)}"
+        if len(plain) <= MAX_SESSION_ID_LENGTH:
+            return plain
+        digest = hashlib.sha256(plain.encode("ascii")).hexdigest()
+        head = plain[: MAX_SESSION_ID_LENGTH - _HASH_TAIL_LENGTH]
+        cut = head.rfind("%", len(head) - 2)  # never end inside a %XX
+        return f"{head if cut < 0 else head[:cut]}~{digest}"
+
+
+def is_session_id(text: str) -> bool:
+    """Whether the text has the form of a session id; says nothing about whether such a session exists."""
+    return (
+        "_" in text
+        and len(text) <= MAX_SESSION_ID_LENGTH
+        and text[0] not in ".-"
+        and all(character in _PLAIN or character in "_%~" for character in text)
+    )
+
+
+def _checked(field: str, text: str) -> str:
+    if not isinstance(text, str):
+        raise InvalidKey(f"{field} must be text, not {type(text).__name__}")
+    if not text:
+        raise InvalidKey(f"{field} is empty; every chat needs a name of its own")
+    if "\0" in text:
+        raise InvalidKey(f"{field} {_shown(text)} holds a NUL character")
+    try:
+        length = len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise InvalidKey(f"{field} {_shown(text)} holds a lone surrogate; send valid Unicode") from None
+    if length > MAX_KEY_BYTES:
+        raise InvalidKey(f"{field} {_shown(text)} has {length} bytes; at most {MAX_KEY_BYTES} are allowed")
+    return text
+
+
+def _escape(text: str, *, extra: str, first: bool) -> str:
+    escaped = "".join(
+        character
+        if character in _PLAIN or character in extra
+        else "".join(f"%{byte:02X}" for byte in character.encode("utf-8"))
+        for character in text
+    )
+    if first and escaped[0] in ".-":  # no hidden file, and no option on a command line
+        escaped = f"%{ord(escaped[0]):02X}{escaped[1:]}"
+    return escaped
+
+
+def _unescape(text: str) -> str:
+    pieces = text.split("%")
+    try:
+        data = pieces[0].encode("ascii") + b"".join(bytes.fromhex(p[:2]) + p[2:].encode("ascii") for p in pieces[1:])
+        return data.decode("utf-8")
+    except ValueError:
+        raise InvalidKey(f"{_shown(text)} is not part of a session id: it is not percent-encoded UTF-8") from None
+
+
+def _shown(text: str) -> str:
+    """A stranger's text, shortened and escaped so that it can stand in a log line."""
+    return ascii(text if len(text) <= 60 else text[:57] + "...")  # noqa: PLR2004 - a readable length

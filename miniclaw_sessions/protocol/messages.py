@@ -1,0 +1,194 @@
+"""What was said: roles, content, tool calls and token usage, as plain immutable values.
+
+There is one canonical `Message`, used as it is by every layer; when a layer needs more, the message grows. Providers,
+frameworks and files are codecs in `formats/`. Whatever a message carries that has no field here is kept verbatim in
+`extra` and written back at the same place, so nothing is lost on the way through.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class Role(StrEnum):
+    """Who speaks. The text is document 004's spelling on disk (plus document 003's special roles).
+
+    Other spellings are understood when reading: `tool`, `function` and `toolResult` are TOOL_RESULT, `model` is
+    ASSISTANT. A role that nobody knows becomes OTHER, with its text kept in `Message.role_text`; it is shown to a
+    model as user text, never as system, so that a file's content cannot become instructions.
+    """
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL_RESULT = "tool_result"
+    BASH_EXECUTION = "bashExecution"
+    CUSTOM = "custom"
+    BRANCH_SUMMARY = "branchSummary"
+    COMPACTION_SUMMARY = "compactionSummary"
+    OTHER = "other"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Role | None:
+        return _ROLE_ALIASES.get(value) if isinstance(value, str) else None
+
+
+_ROLE_ALIASES = {
+    "tool": Role.TOOL_RESULT,
+    "function": Role.TOOL_RESULT,
+    "toolResult": Role.TOOL_RESULT,
+    "model": Role.ASSISTANT,
+}
+
+
+class Value(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """The base of all values: immutable, invisible to the garbage collector, absent fields unwritten.
+
+    Unknown fields are refused by the fast decoder and gathered into `extra` by `protocol.encoding`.
+    """
+
+
+class TextPart(Value, frozen=True, gc=False, tag="text", tag_field="type"):
+    """A piece of text."""
+
+    text: str
+    extra: dict[str, Any] | None = msgspec.field(default=None, name="$extra")
+
+
+class ImagePart(Value, frozen=True, gc=False, tag="image", tag_field="type"):
+    """An image, inline as base64 `data` or by `url`; `media_type` is a MIME type such as image/png."""
+
+    media_type: str = ""
+    data: str | None = None
+    url: str | None = None
+    extra: dict[str, Any] | None = msgspec.field(default=None, name="$extra")
+
+
+class ThinkingPart(Value, frozen=True, gc=False, tag="thinking", tag_field="type"):
+    """A model's reasoning, with the provider's opaque `signature` that makes it replayable."""
+
+    thinking: str
+    signature: str | None = None
+    redacted: bool = False
+    extra: dict[str, Any] | None = msgspec.field(default=None, name="$extra")
+
+
+class OtherPart(Value, frozen=True, gc=False, tag="$other", tag_field="type"):
+    """A content part of a type that this version does not know, kept as it came."""
+
+    fields: dict[str, Any]
+
+
+Part = TextPart | ImagePart | ThinkingPart | OtherPart
+
+
+class ToolCall(Value, frozen=True, gc=False):
+    """A model's request to run a tool.
+
+    `arguments` is the model's own JSON text, verbatim: it is never parsed and written again. `output` holds a
+    serialised function response where a source keeps it on the call (document 002).
+    """
+
+    id: str
+    name: str
+    arguments: str = ""
+    output: str | None = None
+    extra: dict[str, Any] | None = msgspec.field(default=None, name="$extra")
+
+
+class Usage(Value, frozen=True, gc=False):
+    """Tokens that one model reply cost; a number that the provider did not tell is zero."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    total_tokens: int | None = None
+    cost: float | None = None
+    extra: dict[str, Any] | None = msgspec.field(default=None, name="$extra")
+
+    @property
+    def total(self) -> int:
+        """The provider's total, or the sum of the four counts."""
+        counted = self.input_tokens + self.output_tokens + self.cache_read_tokens + self.cache_write_tokens
+        return counted if self.total_tokens is None else self.total_tokens
+
+
+class Message(Value, frozen=True, gc=False):
+    """One message: who said what, and which tools were asked for.
+
+    Attributes:
+        role: who speaks.
+        content: text, or parts where text is not enough.
+        timestamp: when it was said, UTC; the session sets it when the caller gives none. Information only.
+        tool_calls: on an assistant's message, the tools it asks for, in order; None when it asks for none.
+        tool_call_id: on a tool result, the id of the call that it answers.
+        name: on a tool result, the tool's name (Google needs it); elsewhere the speaker's name.
+        is_error: on a tool result, whether the tool failed.
+        author: the agent that produced the message (document 002).
+        model: the model that produced it.
+        usage: what producing it cost.
+        stop_reason: why the model stopped, in the provider's word.
+        role_text: the role as the source spelled it, when `role` is OTHER.
+        extra: fields that have no place here, verbatim.
+    """
+
+    role: Role
+    content: str | tuple[Part, ...] = ""
+    timestamp: datetime | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    is_error: bool = False
+    author: str | None = None
+    model: str | None = None
+    usage: Usage | None = None
+    stop_reason: str | None = None
+    role_text: str | None = msgspec.field(default=None, name="$role")
+    extra: dict[str, Any] | None = msgspec.field(default=None, name="$extra")
+
+    @classmethod
+    def system(cls, content: str) -> Message:
+        """A system message."""
+        return cls(Role.SYSTEM, content)
+
+    @classmethod
+    def user(cls, content: str | tuple[Part, ...]) -> Message:
+        """A user's message."""
+        return cls(Role.USER, content)
+
+    @classmethod
+    def assistant(cls, content: str | tuple[Part, ...] = "", tool_calls: tuple[ToolCall, ...] | None = None) -> Message:
+        """An assistant's message, with the tools that it calls."""
+        return cls(Role.ASSISTANT, content, tool_calls=tool_calls or None)
+
+    @classmethod
+    def tool_result(cls, call: ToolCall, content: str | tuple[Part, ...], *, is_error: bool = False) -> Message:
+        """The answer to one tool call."""
+        return cls(Role.TOOL_RESULT, content, tool_call_id=call.id, name=call.name, is_error=is_error)
+
+    @property
+    def is_user(self) -> bool:
+        """Whether a user said it."""
+        return self.role is Role.USER
+
+    @property
+    def is_assistant(self) -> bool:
+        """Whether the assistant said it."""
+        return self.role is Role.ASSISTANT
+
+    @property
+    def is_tool_result(self) -> bool:
+        """Whether it answers a tool call."""
+        return self.role is Role.TOOL_RESULT
+
+    @property
+    def text(self) -> str:
+        """The content as plain text: the text parts joined, images and thinking left out."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
