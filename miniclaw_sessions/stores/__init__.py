@@ -1,0 +1,52 @@
+"""Where transcripts live: one contract (`stores.base`), several homes, chosen by a URL.
+
+Importing this package loads no database library; `open_store` imports the one store that is asked for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.stores.base import Store
+
+__all__ = ["STORE_URLS", "open_store"]
+
+STORE_URLS = ("none:", "memory:", "sqlite:", "sqlite:///absolute/path/to/file.db")
+"""What the setting `store` may be."""
+
+
+def open_store(url: str, workspace: Path) -> Store:
+    """The store that a URL names, not yet opened: enter it as an async context manager.
+
+    Args:
+        url: `none:` (no transcript), `memory:`, `sqlite:` (`sessions.db` in the workspace) or `sqlite:///absolute/path`.
+        workspace: the directory that `sqlite:` is relative to.
+
+    Raises:
+        ConfigError: no store goes by this URL.
+    """
+    match url.partition(":"):
+        case ("none", ":", ""):
+            from miniclaw_sessions.stores.none import NoStore  # noqa: PLC0415 - only the chosen store is imported
+
+            return NoStore()
+        case ("memory", ":", ""):
+            from miniclaw_sessions.stores.memory import MemoryStore  # noqa: PLC0415 - same
+
+            return MemoryStore()
+        case ("sqlite", ":", place) if not place or _is_absolute_path(place):
+            from miniclaw_sessions.stores.sql.sqlite import SQLiteStore  # noqa: PLC0415 - same
+
+            return SQLiteStore(Path(place.removeprefix("//")) if place else workspace / "sessions.db")
+    raise ConfigError(f"store = {_without_password(url)!r} is no store; it can be {', '.join(STORE_URLS)}")
+
+
+def _is_absolute_path(place: str) -> bool:
+    return place.startswith("///") and not place.endswith("/") and "\0" not in place
+
+
+def _without_password(url: str) -> str:
+    """The URL without what may be a password: this error is printed and logged."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}...@{rest.rpartition('@')[2]}" if separator and "@" in rest else url

@@ -1,0 +1,55 @@
+"""What an append may add: the rules of order, idempotence and conflict as one plain function, for every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from miniclaw_sessions.errors import StoreConflict
+from miniclaw_sessions.stores.base import Append, StoredEntry
+
+
+def entries_to_add(
+    append: Append, *, incarnation: str | None, last_sequence: int, ids_between: Callable[[int, int], Mapping[int, str]]
+) -> Sequence[StoredEntry]:
+    """Those of an append's entries that the store does not have yet.
+
+    Args:
+        append: what is to be appended.
+        incarnation: of the session in the store; None when there is no such session.
+        last_sequence: the sequence of its newest entry; 0 when there is none.
+        ids_between: gives the entry ids that are stored from one sequence to another, both included; only called
+            when the append begins at or before `last_sequence`.
+
+    Raises:
+        StoreConflict: another entry is stored at one of the sequences, the session is another incarnation, or the
+            sequences do not ascend.
+    """
+    session_id, entries = append.head.session_id, append.entries
+    if incarnation is not None and incarnation != append.head.incarnation:
+        raise StoreConflict(
+            f"cannot append to session {session_id}: the store has another session of this name, made after this one "
+            "was deleted or by another program; get_or_create gives the one that is stored"
+        )
+    _check_ascending(session_id, entries)
+    if not entries or entries[0].sequence > last_sequence:
+        return entries
+    known = [entry for entry in entries if entry.sequence <= last_sequence]
+    stored = ids_between(known[0].sequence, known[-1].sequence)
+    for entry in known:
+        if stored.get(entry.sequence) != entry.entry_id:
+            raise StoreConflict(
+                f"cannot append entry {entry.entry_id} to session {session_id} at sequence {entry.sequence}: the store "
+                f"is at {last_sequence} and has {stored.get(entry.sequence, 'no entry')} there; read the session again"
+            )
+    return entries[len(known) :]
+
+
+def _check_ascending(session_id: str, entries: Sequence[StoredEntry]) -> None:
+    previous = 0
+    for entry in entries:
+        if entry.sequence <= previous:
+            raise StoreConflict(
+                f"cannot append to session {session_id}: sequence {entry.sequence} follows {previous}; "
+                "sequences begin at 1 and ascend"
+            )
+        previous = entry.sequence

@@ -1,0 +1,127 @@
+"""The store: the append-only home of every transcript, stated as promises.
+
+A store keeps, for each session, a head (who it is) and a sequence of encoded entries. It never looks inside an entry.
+`miniclaw_sessions.testing.check_store` proves the promises over any implementation.
+
+**What holds of every store**
+
+- *Order*: entries come back in `sequence` order, which is the order of appending.
+- *Idempotence*: appending the same entry (same sequence, same id) again changes nothing and succeeds.
+- *No gaps, no overwriting*: a failed append leaves a prefix of what it was given, never a gap; another entry at a taken
+  sequence is refused with `StoreConflict`.
+- *Isolation*: in one call of `append`, the failure of one session's append does not fail its neighbours.
+- *Durability*: when `append` returns without an error for a session, its entries survive whatever `durable` promises.
+- *Cancellation*: a call that has begun runs to its end even if the caller is cancelled; it is all or nothing per session.
+- *Absence*: reading a session that does not exist gives nothing; deleting it does nothing.
+
+Stores are used by one manager at a time, which holds the directory lock; calls may overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Protocol, Self
+
+import msgspec
+
+from miniclaw_sessions.errors import StoreError
+from miniclaw_sessions.protocol.keys import SessionKey
+
+
+class SessionHead(msgspec.Struct, frozen=True, gc=False):
+    """Who a session is.
+
+    `incarnation` is a random id that tells a session from an earlier one of the same key that was deleted.
+    """
+
+    session_id: str
+    key: SessionKey
+    incarnation: str
+    created_at: datetime
+
+
+class StoredHead(msgspec.Struct, frozen=True, gc=False):
+    """A session in the store, and the sequence of its newest entry (0: none)."""
+
+    head: SessionHead
+    last_sequence: int
+
+
+class StoredEntry(msgspec.Struct, frozen=True, gc=False):
+    """One entry as the store keeps it; `encoded` is its JSON."""
+
+    sequence: int
+    entry_id: str
+    encoded: bytes
+
+
+class Append(msgspec.Struct, frozen=True, gc=False):
+    """New entries of one session, in order of sequence."""
+
+    head: SessionHead
+    entries: Sequence[StoredEntry]
+
+
+class Store(Protocol):
+    """One home of transcripts. Opened and closed as an async context manager.
+
+    Every method may raise `StoreUnavailable` (cannot be reached or written now), `StoreFull` (no space; a
+    StoreUnavailable) or `StoreCorrupt` (its files are damaged). Opening may also raise `SchemaTooNew`.
+    """
+
+    durable: ClassVar[bool]
+    """Whether a returned append survives kill -9 and a power cut."""
+
+    keeps_entries: ClassVar[bool]
+    """False only for the store `none`: there is no transcript, the snapshots are all there is."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files that make up the store, to be set aside when it is corrupt; empty when it has none of its own."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Open, creating or upgrading what is needed."""
+        ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for running calls and close; what was acknowledged is safe."""
+        ...
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        """Append entries of many sessions with one sync; a session unknown so far is created from its head.
+
+        No session occurs twice in one call. Returns one outcome per append, in the same order: None is the
+        acknowledgement, an error means that this session's entries are not in the store. When the whole call fails
+        (no space, no connection) the error is raised instead, and nothing of it is acknowledged.
+        """
+        ...
+
+    def heads(self) -> AsyncIterator[StoredHead]:
+        """All sessions, in order of session_id."""
+        ...
+
+    async def head(self, session_id: str) -> StoredHead | None:
+        """One session, or None."""
+        ...
+
+    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """The entries with a sequence greater than `after`, oldest first, at most `limit` of them."""
+        ...
+
+    async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
+        """The newest `limit` entries, oldest first."""
+        ...
+
+    async def delete(self, session_id: str) -> bool:
+        """Remove the session and all its entries, durably; whether there was one."""
+        ...
+
+    async def check(self) -> list[str]:
+        """Look for damage and return what was found, one sentence each; an empty list means sound. Changes nothing."""
+        ...

@@ -1,0 +1,65 @@
+"""No store at all: the bare card. The snapshots are all there is, and what came since the last flush can be lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import ClassVar, Self
+
+from miniclaw_sessions.errors import StoreError
+from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead
+
+
+class NoStore:
+    """Acknowledges everything at once and keeps nothing."""
+
+    durable: ClassVar[bool] = False
+    keeps_entries: ClassVar[bool] = False
+
+    async def __aenter__(self) -> Self:
+        """Nothing to open."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to close."""
+
+    def __repr__(self) -> str:
+        return "<NoStore>"
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        """Acknowledge, and forget."""
+        return [None] * len(appends)
+
+    async def heads(self) -> AsyncIterator[StoredHead]:
+        """No sessions."""
+        no_sessions: Sequence[StoredHead] = ()
+        for stored in no_sessions:
+            yield stored
+
+    async def head(self, session_id: str) -> StoredHead | None:  # noqa: ARG002 - the contract's parameter
+        """None."""
+        return None
+
+    async def read(
+        self,
+        session_id: str,  # noqa: ARG002 - the contract's parameter
+        *,
+        after: int = 0,  # noqa: ARG002 - same
+        limit: int | None = None,  # noqa: ARG002 - same
+    ) -> list[StoredEntry]:
+        """Nothing."""
+        return []
+
+    async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:  # noqa: ARG002 - same
+        """Nothing."""
+        return []
+
+    async def delete(self, session_id: str) -> bool:  # noqa: ARG002 - same
+        """There was none."""
+        return False
+
+    async def check(self) -> list[str]:
+        """Nothing can be damaged."""
+        return []

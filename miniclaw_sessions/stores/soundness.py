@@ -1,0 +1,47 @@
+"""What makes a stored transcript sound, as a plain check that is fed one entry after the other."""
+
+from __future__ import annotations
+
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.protocol.encoding import decode_entry
+from miniclaw_sessions.stores.base import StoredEntry
+
+RESTORED = "restored_from_snapshot"
+"""Stands in the `extra` of an entry that recovery wrote after a store was lost: gaps before it are known."""
+
+
+class TranscriptCheck:
+    """One session's entries: numbered from 1 without gaps, ids unique, every one readable.
+
+    Feed it all entries in order of sequence, then read `problems`: one sentence each, none when all is sound.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self._last = 0
+        self._ids: set[str] = set()
+        self._gaps: list[str] = []
+        self._damage: list[str] = []
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the entries so far."""
+        return [f"session {self._session_id}: {text}" for text in (*self._gaps, *self._damage)]
+
+    def feed(self, stored: StoredEntry) -> None:
+        """Look at the next entry."""
+        if stored.sequence != self._last + 1:
+            self._gaps.append(f"after sequence {self._last} comes {stored.sequence}")
+        self._last = stored.sequence
+        if stored.entry_id in self._ids:
+            self._damage.append(f"entry id {stored.entry_id} occurs again at sequence {stored.sequence}")
+        self._ids.add(stored.entry_id)
+        try:
+            entry = decode_entry(stored.encoded)
+        except InvalidMessage as error:
+            self._damage.append(f"entry {stored.sequence} is damaged: {error}")
+            return
+        if entry.id != stored.entry_id:
+            self._damage.append(f"entry {stored.sequence} says its id is {entry.id}, stored is {stored.entry_id}")
+        if entry.extra and RESTORED in entry.extra:
+            self._gaps.clear()
