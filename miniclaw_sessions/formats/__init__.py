@@ -1,0 +1,1 @@
+"""One codec per stored or foreign form, with the canonical values in the middle."""

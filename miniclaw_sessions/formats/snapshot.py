@@ -1,0 +1,211 @@
+"""`sessions/<session_id>.json`: the snapshot file of document 004, read and written.
+
+The keys are document 004's exactly, plus `schema_version` and our own. Files of the Rust original (nanosecond times,
+no `tool_calls` where there are none, no `schema_version`) and the document's sample (`"tool_calls": null`) load; what
+they lack is made up once. Unknown fields are written back as they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import orjson
+
+from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, SessionsError
+from miniclaw_sessions.history.conversation import Snapshot
+from miniclaw_sessions.protocol.encoding import encode_message, message_from_dict, parse_json
+from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Message
+
+SCHEMA_VERSION = 1
+
+
+class DamagedSnapshot(SessionsError):
+    """A snapshot file does not hold a session; the text is the reason, without any of its content."""
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The file, in the order in which its keys are written."""
+
+    session_id: str
+    channel: str
+    chat_id: str
+    created_at: datetime
+    last_accessed: datetime
+    messages: list[Message]
+    schema_version: int
+    incarnation: str
+    updated_at: datetime
+    last_sequence: int
+    sequences: list[int]
+    ids: list[str]
+    leaf_id: str | None = None
+    metadata: dict[str, Any] = {}
+    idempotency_keys: dict[str, str] = {}
+
+
+_decoder = msgspec.json.Decoder(_File)
+_OWN_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(_File))
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """The bytes of a snapshot file.
+
+    Raises:
+        InvalidMessage: metadata or a message holds something that JSON cannot.
+    """
+    fields = {
+        "session_id": snapshot.key.session_id,
+        "channel": snapshot.key.channel,
+        "chat_id": snapshot.key.chat_id,
+        "created_at": snapshot.created_at,
+        "last_accessed": snapshot.last_accessed,
+        "messages": [orjson.Fragment(_encode(entry.message)) for entry in snapshot.entries],
+        "schema_version": SCHEMA_VERSION,
+        "incarnation": snapshot.incarnation,
+        "updated_at": snapshot.updated_at,
+        "last_sequence": snapshot.last_sequence,
+        "sequences": [entry.sequence for entry in snapshot.entries],
+        "ids": [entry.id for entry in snapshot.entries],
+        "leaf_id": snapshot.leaf_id,
+        "metadata": dict(snapshot.metadata),
+        "idempotency_keys": dict(snapshot.idempotency_keys),
+        **snapshot.extra,
+    }
+    try:
+        return orjson.dumps(fields, option=orjson.OPT_UTC_Z)
+    except orjson.JSONEncodeError as error:
+        raise InvalidMessage(f"session {snapshot.key.session_id} cannot be written as JSON: {error}") from None
+
+
+def _encode(message: Message) -> bytes:
+    encoded = encode_message(message)
+    return encoded if message.tool_calls else encoded[:-1] + b',"tool_calls":null}'  # document 004 writes the null
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def decode_snapshot(data: bytes, *, stem: str, now: datetime, new_id: Callable[[], str]) -> Snapshot:
+    """The session in a snapshot file whose name is `stem` + ".json".
+
+    Args:
+        data: the file's bytes.
+        stem: the file's name without `.json`; the channel and chat id within must map to it.
+        now: what a file without times is taken to have been written at.
+        new_id: makes the ids that a file from elsewhere lacks.
+
+    Raises:
+        SchemaTooNew: a newer version wrote it; it must be left alone.
+        DamagedSnapshot: it does not hold a session, or holds another one than its name says.
+    """
+    try:
+        file = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _read_tolerantly(data, stem=stem, now=now, new_id=new_id)
+    _refuse_newer(file.schema_version, stem)
+    key = _checked_key(file.channel, file.chat_id, file.session_id, stem)
+    return _assemble(file, key)
+
+
+def _assemble(file: _File, key: SessionKey, extra: dict[str, Any] | None = None) -> Snapshot:
+    if not len(file.messages) == len(file.sequences) == len(file.ids):
+        raise DamagedSnapshot("messages, sequences and ids differ in length")
+    entries: list[MessageEntry] = []
+    parent_id: str | None = None
+    previous = 0
+    for message, sequence, entry_id in zip(file.messages, file.sequences, file.ids, strict=True):
+        if sequence <= previous:
+            raise DamagedSnapshot("its messages are not in order of sequence")
+        previous = sequence
+        entries.append(
+            MessageEntry(
+                id=entry_id,
+                parent_id=parent_id,
+                timestamp=message.timestamp or file.updated_at,
+                sequence=sequence,
+                message=message,
+            )
+        )
+        parent_id = entry_id
+    if previous > file.last_sequence:
+        raise DamagedSnapshot("a message's sequence is beyond last_sequence")
+    return Snapshot(
+        key=key,
+        incarnation=file.incarnation,
+        created_at=file.created_at,
+        updated_at=file.updated_at,
+        last_accessed=file.last_accessed,
+        entries=tuple(entries),
+        metadata=file.metadata,
+        idempotency_keys=file.idempotency_keys,
+        leaf_id=file.leaf_id,
+        last_sequence=file.last_sequence,
+        extra=extra or {},
+    )
+
+
+def _read_tolerantly(data: bytes, *, stem: str, now: datetime, new_id: Callable[[], str]) -> Snapshot:
+    """The slow path: foreign files, unknown fields, and everything that is wrong."""
+    try:
+        fields = parse_json(data)
+        if not isinstance(fields, dict):
+            raise DamagedSnapshot(f"it holds a JSON {type(fields).__name__}, not an object")
+        _refuse_newer(fields.get("schema_version", SCHEMA_VERSION), stem)
+        key = _checked_key(fields.get("channel"), fields.get("chat_id"), fields.get("session_id"), stem)
+        if not isinstance(messages := fields.get("messages"), list):
+            raise DamagedSnapshot('it has no list of "messages"')
+        known = {name: value for name, value in fields.items() if name in _OWN_FIELDS}
+        known["messages"] = [message_from_dict(message) for message in messages]
+        extra = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
+        return _assemble(msgspec.convert(_with_defaults(known, now, new_id), _File), key, extra)
+    except (InvalidMessage, InvalidKey, msgspec.ValidationError) as error:
+        raise DamagedSnapshot(str(error)) from None
+
+
+def _with_defaults(fields: dict[str, Any], now: datetime, new_id: Callable[[], str]) -> dict[str, Any]:
+    """What a file from elsewhere lacks, made up so that it can live on here."""
+    messages: list[Message] = fields["messages"]
+    times = [message.timestamp for message in messages if message.timestamp is not None]
+    created_at = fields.get("created_at") or (times[0] if times else now)
+    defaults = {
+        "session_id": "",
+        "created_at": created_at,
+        "last_accessed": times[-1] if times else created_at,
+        "updated_at": times[-1] if times else created_at,
+        "schema_version": SCHEMA_VERSION,
+        "incarnation": new_id(),
+        "last_sequence": len(messages),
+        "sequences": list(range(1, len(messages) + 1)),
+    }
+    merged = {**defaults, **{name: value for name, value in fields.items() if value is not None}}
+    merged.setdefault("ids", [new_id() for _ in messages])
+    if merged["ids"]:
+        merged.setdefault("leaf_id", merged["ids"][-1])
+    return merged
+
+
+def _refuse_newer(version: Any, stem: str) -> None:
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise DamagedSnapshot("its schema_version is not a number")
+    if version > SCHEMA_VERSION:
+        raise SchemaTooNew(
+            f"{stem}.json has schema_version {version}; this version of miniclaw-sessions understands up to "
+            f"{SCHEMA_VERSION}. Nothing was changed: upgrade, or move the file away."
+        )
+
+
+def _checked_key(channel: Any, chat_id: Any, session_id: Any, stem: str) -> SessionKey:
+    """The key, provided that the file's name and its session_id speak of the same session (rule S2)."""
+    key = SessionKey.of(channel, chat_id)
+    names = (key.session_id, f"{key.channel}_{key.chat_id}")  # ours, and the Rust original's unescaped one
+    if stem not in names or (session_id is not None and session_id not in names):
+        raise DamagedSnapshot("its channel and chat id belong to another file name")
+    return key

@@ -1,0 +1,1 @@
+"""Decisions about conversations: pure functions and plain objects, no I/O."""
