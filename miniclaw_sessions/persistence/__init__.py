@@ -1,0 +1,1 @@
+"""How and when bytes become safe."""

@@ -1,0 +1,131 @@
+"""Is everything on disk sound? The snapshots against the store, entry by entry. Changes nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+
+import msgspec
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
+from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
+from miniclaw_sessions.history.conversation import Snapshot
+from miniclaw_sessions.persistence.disk import Found
+from miniclaw_sessions.persistence.recovery import PAGE, RESTORED, Progress
+from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
+from miniclaw_sessions.protocol.encoding import decode_entry
+from miniclaw_sessions.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.stores.base import Store, StoredHead
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was looked at and what is wrong, one sentence each; `notes` are worth knowing but no damage."""
+
+    sessions: int = 0
+    entries: int = 0
+    problems: list[str] = []
+    notes: list[str] = []
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+class Check:
+    """One run of it."""
+
+    def __init__(
+        self, snapshots: Snapshots, store: Store, *, clock: Clock, on_progress: Callable[[Progress], None]
+    ) -> None:
+        self._snapshots = snapshots
+        self._store = store
+        self._clock = clock
+        self._on_progress = on_progress
+        self._problems: list[str] = []
+        self._notes: list[str] = []
+        self._entries = 0
+
+    async def run(self) -> CheckReport:
+        """Look at every file and every entry."""
+        self._problems += await self._store.check()
+        heads = {stored.head.session_id: stored async for stored in self._store.heads()}
+        names = await self._snapshots.names()
+        seen: set[str] = set()
+        async for chunk in self._snapshots.read(names):
+            for found in chunk:
+                session_id = found.name.removesuffix(SUFFIX)
+                seen.add(session_id)
+                await self._check_file(found, heads.get(session_id))
+                self._on_progress(Progress("checking", len(seen), len(names)))
+        without_file = sorted(heads.keys() - seen)
+        for session_id in without_file:
+            await self._check_entries(session_id, None)
+        if without_file:
+            self._notes.append(f"{len(without_file)} sessions are in the store and have no snapshot yet")
+        if count := self._snapshots.quarantine.count():
+            self._notes.append(f"{count} damaged files are in {self._snapshots.quarantine.path}")
+        return CheckReport(
+            sessions=len(seen | heads.keys()), entries=self._entries, problems=self._problems, notes=self._notes
+        )
+
+    async def _check_file(self, found: Found, stored: StoredHead | None) -> None:
+        if found.data is None:
+            self._problems.append(f"{found.name}: {found.error}")
+            return
+        mode = stat.S_IMODE(os.stat(self._snapshots.path / found.name, follow_symlinks=False).st_mode)
+        if mode != 0o600:  # noqa: PLR2004 - the mode is what the card demands
+            self._problems.append(f"{found.name}: mode is {mode:04o}, not 0600")
+        stem = found.name.removesuffix(SUFFIX)
+        try:
+            snapshot = decode_snapshot(found.data, stem=stem, now=self._clock.now(), new_id=self._clock.new_id)
+        except (DamagedSnapshot, SchemaTooNew) as error:
+            self._problems.append(f"{found.name}: {error}")
+            return
+        if self._store.keeps_entries:
+            self._compare_heads(found.name, snapshot, stored)
+            await self._check_entries(stem, snapshot)
+
+    def _compare_heads(self, name: str, snapshot: Snapshot, stored: StoredHead | None) -> None:
+        if stored is None:
+            if snapshot.last_sequence:
+                self._problems.append(f"{name}: the store does not know this session; a restart writes it back")
+        elif stored.head.incarnation != snapshot.incarnation:
+            self._problems.append(f"{name}: belongs to an earlier session of this name")
+        elif snapshot.last_sequence > stored.last_sequence:
+            self._problems.append(f"{name}: is ahead of the store ({snapshot.last_sequence} > {stored.last_sequence})")
+
+    async def _check_entries(self, session_id: str, snapshot: Snapshot | None) -> None:
+        """Read the transcript once: numbers without gaps, and every message of the window as it is in the store."""
+        expected = {entry.sequence: entry for entry in snapshot.entries} if snapshot else {}
+        after = 0
+        gaps: list[int] = []
+        while page := await self._store.read(session_id, after=after, limit=PAGE):
+            for stored in page:
+                if stored.sequence != after + 1:
+                    gaps.append(after + 1)
+                after = stored.sequence
+                self._entries += 1
+                try:
+                    entry = decode_entry(stored.encoded)
+                except InvalidMessage as error:
+                    self._problems.append(f"{session_id}: entry {stored.sequence} is damaged: {error}")
+                    continue
+                if entry.extra and RESTORED in entry.extra:
+                    gaps.clear()  # known: an older store was lost
+                if (kept := expected.pop(stored.sequence, None)) is not None and not _agree(kept, entry):
+                    self._problems.append(f"{session_id}: message {stored.sequence} differs from the store's")
+        self._problems += [f"{session_id}: entry {sequence} is missing in the store" for sequence in gaps]
+        self._problems += [f"{session_id}: message {sequence} is not in the store" for sequence in sorted(expected)]
+
+
+def _agree(kept: MessageEntry, stored: Entry) -> bool:
+    """Whether the window's message is the store's; a call that left an over-full window may be missing in it."""
+    if not isinstance(stored, MessageEntry) or kept.id != stored.id:
+        return False
+    trimmed = stored.message
+    if kept.message.tool_calls and trimmed.tool_calls and len(kept.message.tool_calls) < len(trimmed.tool_calls):
+        trimmed = msgspec.structs.replace(trimmed, tool_calls=kept.message.tool_calls)
+    return kept.message == trimmed

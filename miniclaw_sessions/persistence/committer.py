@@ -1,0 +1,251 @@
+"""Group commit: everything that waits goes to the store in one transaction, with one sync.
+
+While a commit is on its way the next group gathers; there is no waiting window, it would only cost. When the store
+cannot be written, nothing is acknowledged: waiters get the error, what was accepted stays in memory in order, and the
+committer tries again with a capped, jittered backoff until the store takes it (rules R6-R8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import anyio
+import structlog
+
+from miniclaw_sessions.clock import Clock, sleep_unless
+from miniclaw_sessions.errors import ManagerClosed, StoreError, StoreUnavailable, UnsavedLimit
+from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry
+
+FIRST_RETRY_S = 0.1
+LAST_RETRY_S = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+class SessionLog:
+    """One session's way to the store: what waits, what is on its way, what has arrived."""
+
+    __slots__ = ("_waiting", "committed", "head", "rejected", "sending")
+
+    def __init__(self, head: SessionHead, committed: int = 0) -> None:
+        self.head = head
+        self.committed = committed
+        self._waiting: list[StoredEntry] | None = None
+        self.sending: list[StoredEntry] | None = None
+        self.rejected: StoreError | None = None
+
+    @property
+    def waiting(self) -> Sequence[StoredEntry]:
+        """Accepted entries that no commit has taken up yet."""
+        return self._waiting or ()
+
+    def add(self, entry: StoredEntry) -> None:
+        """Let an entry wait for the next commit."""
+        if self._waiting is None:
+            self._waiting = [entry]
+        else:
+            self._waiting.append(entry)
+
+    def take(self) -> Append:
+        """Everything that waits, now on its way."""
+        self.sending, self._waiting = self._waiting, None
+        return Append(self.head, self.sending or [])
+
+    def put_back(self) -> None:
+        """What was on its way waits again, in front."""
+        self._waiting = [*(self.sending or ()), *(self._waiting or ())]
+        self.sending = None
+
+    def drop(self) -> int:
+        """Forget what waits; the bytes of it."""
+        size = sum(len(entry.encoded) for entry in self.waiting)
+        self._waiting = None
+        return size
+
+
+class CommitCounts(NamedTuple):
+    """What the committer has done so far."""
+
+    unsaved_entries: int
+    unsaved_bytes: int
+    committed: int
+    commits: int
+    failures: int
+
+
+class Committer:
+    """Carries the accepted entries of all sessions to one store."""
+
+    def __init__(self, store: Store, *, clock: Clock, max_unsaved_bytes: int) -> None:
+        self.failure: StoreUnavailable | None = None
+        self.accepting = True
+        self.busy_since: float | None = None
+        self._store = store
+        self._clock = clock
+        self._max_unsaved_bytes = max_unsaved_bytes
+        self._queued: dict[SessionLog, None] = {}
+        self._wake = anyio.Event()
+        self._hurry = anyio.Event()
+        self._next_round = anyio.Event()
+        self._this_round = anyio.Event()
+        self._closing = False
+        self._unsaved_entries = 0
+        self._unsaved_bytes = 0
+        self._committed = self._commits = self._failures = 0
+
+    def __repr__(self) -> str:
+        state = f"failing: {self.failure}" if self.failure else "ok"
+        return f"<Committer {self._unsaved_entries} unsaved, {state}>"
+
+    @property
+    def counts(self) -> CommitCounts:
+        """What waits and what was done."""
+        return CommitCounts(self._unsaved_entries, self._unsaved_bytes, self._committed, self._commits, self._failures)
+
+    def check_room(self, size: int) -> None:
+        """Whether `size` more bytes may be accepted.
+
+        Raises:
+            ManagerClosed: nothing is accepted any more.
+            UnsavedLimit: accepted but uncommitted state is at its bound.
+        """
+        if not self.accepting:
+            raise ManagerClosed("the session manager is closing; the message was not accepted, send it again later")
+        if self._unsaved_bytes + size > self._max_unsaved_bytes:
+            raise UnsavedLimit(
+                f"{self._unsaved_bytes} bytes are accepted but not saved, the limit is {self._max_unsaved_bytes}: "
+                f"nothing more is accepted until the store takes them ({self.failure or 'it is behind'})"
+            )
+
+    def submit(self, session: SessionLog, entry: StoredEntry) -> None:
+        """Accept an entry; it goes with the next commit."""
+        session.add(entry)
+        self._queued[session] = None
+        self._unsaved_entries += 1
+        self._unsaved_bytes += len(entry.encoded)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    async def wait(self, session: SessionLog, sequence: int) -> None:
+        """Return when the store has committed the session's entries up to `sequence`.
+
+        Raises:
+            StoreUnavailable: the store cannot take them now; they stay in memory and are tried again.
+            StoreError: the store refused this session's entries.
+        """
+        while session.committed < sequence:
+            if session.rejected is not None:
+                raise session.rejected
+            if self.failure is not None:
+                raise self.failure
+            on_its_way = session.sending is not None and sequence <= session.sending[-1].sequence
+            await (self._this_round if on_its_way else self._next_round).wait()
+
+    async def drain(self) -> None:
+        """Return when everything accepted so far is committed; a waiting retry is made at once.
+
+        Raises:
+            StoreUnavailable: the store cannot take it now.
+        """
+        if self._queued and self.failure is not None:
+            round_done = self._next_round
+            self._hurry.set()
+            await round_done.wait()
+        elif self._queued:
+            await self._next_round.wait()
+        elif self.busy_since is not None:
+            await self._this_round.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    async def run(self) -> None:
+        """Commit until `close`; never raises for what the store does."""
+        backoff = FIRST_RETRY_S
+        while True:
+            await self._wake.wait()
+            self._wake = anyio.Event()
+            if self._queued:
+                await self._commit()
+            if self.failure is not None and not self._closing:
+                await sleep_unless(self._clock, self._clock.jitter(backoff), self._hurry)
+                self._hurry = anyio.Event()
+                backoff = min(backoff * 2, LAST_RETRY_S)
+                self._wake.set()
+            else:
+                backoff = FIRST_RETRY_S
+            if self._closing and (self.failure is not None or not self._queued):
+                self._next_round.set()
+                return
+
+    def close(self) -> None:
+        """Make `run` return after one more attempt at whatever is left."""
+        self._closing = True
+        self._wake.set()
+        self._hurry.set()
+
+    async def _commit(self) -> None:
+        sessions, self._queued = list(self._queued), {}
+        appends = [session.take() for session in sessions]
+        self._this_round, self._next_round = self._next_round, anyio.Event()
+        self.busy_since = self._clock.monotonic()
+        try:
+            outcomes = await self._store.append(appends)
+        except StoreUnavailable as error:
+            self._failed(sessions, error)
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, acknowledged it is not
+            self._failed(sessions, _as_unavailable(error))
+        else:
+            self._arrived(sessions, outcomes)
+        finally:
+            self.busy_since = None
+            self._this_round.set()
+
+    def _arrived(self, sessions: Sequence[SessionLog], outcomes: Sequence[StoreError | None]) -> None:
+        if self.failure is not None:
+            log.warning("the store takes messages again", action="commit.recovered")
+            self.failure = None
+        self._commits += 1
+        for session, outcome in zip(sessions, outcomes, strict=True):
+            sent = session.sending or []
+            session.sending = None
+            self._unsaved_entries -= len(sent)
+            self._unsaved_bytes -= sum(len(entry.encoded) for entry in sent)
+            if outcome is None:
+                session.committed = sent[-1].sequence
+                self._committed += len(sent)
+            else:
+                session.rejected = outcome
+                self._reject_rest(session, outcome)
+
+    def _reject_rest(self, session: SessionLog, outcome: StoreError) -> None:
+        """What follows a refused entry would leave a gap: it is refused too."""
+        self._failures += 1
+        self._queued.pop(session, None)
+        self._unsaved_entries -= len(session.waiting)
+        self._unsaved_bytes -= session.drop()
+        log.error(
+            "the store refused a session's entries",
+            action="commit.rejected",
+            session_id=session.head.session_id,
+            error=str(outcome),
+        )
+
+    def _failed(self, sessions: Sequence[SessionLog], error: StoreUnavailable) -> None:
+        """Nothing was acknowledged: everything waits again, in front of what came since."""
+        self._failures += 1
+        if self.failure is None or type(self.failure) is not type(error):
+            log.error("the store cannot be written; retrying", action="commit.failed", error=str(error))
+        self.failure = error
+        younger = self._queued
+        self._queued = {}
+        for session in sessions:
+            session.put_back()
+            self._queued[session] = None
+        self._queued.update(younger)
+
+
+def _as_unavailable(error: Exception) -> StoreUnavailable:
+    wrapped = StoreUnavailable(f"the store failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

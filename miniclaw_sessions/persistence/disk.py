@@ -1,0 +1,339 @@
+"""Files that survive power cuts: the only module that syncs.
+
+One protocol, in one order: temporary file in the same directory, created 0600, written whole, synced; renamed;
+directory synced (rules R1-R5). `Directory.replace` does it for many files at once: write all, sync once, rename all,
+sync the directory once, which is five to ten times faster than a sync per file. Whatever fails leaves the old file whole.
+Everything here blocks: call it in a worker thread, a whole durable step at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from miniclaw_sessions.errors import DirectoryInUse
+
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The errors that mean a full disk; they pass when space returns."""
+
+SYNC_ONE_BY_ONE = 8
+"""Up to this many files are synced one by one; more of them by one sync of their whole file system."""
+
+_TEMPORARY = (".", ".tmp")
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class NotRegular(OSError):
+    """The name is a directory, link, pipe, socket or device, not a file; it is not ours to touch."""
+
+
+class TooLarge(OSError):
+    """The file is larger than may be read."""
+
+
+class Found(NamedTuple):
+    """What reading one name gave: its bytes, or why not."""
+
+    name: str
+    data: bytes | None
+    error: OSError | None
+
+
+class Directory:
+    """A directory of ours, held open so that every name is relative to it and none can be redirected."""
+
+    def __init__(self, path: Path) -> None:
+        """Create it 0700 if needed and open it.
+
+        Raises:
+            OSError: it cannot be created or opened, or it is a link.
+            PermissionError: it belongs to somebody else, or others could write to it.
+        """
+        self.path = path
+        if not path.exists():
+            _make(path)
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            self._secure()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Directory {self.path}>"
+
+    def close(self) -> None:
+        """Let go of the descriptor; safe to call twice."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def names(self) -> list[str]:
+        """Every name in it, sorted."""
+        return sorted(os.listdir(self.fd))
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        """A regular file's bytes; never follows a link, never waits on a pipe (rule R21).
+
+        Raises:
+            NotRegular: it is something else than a file.
+            TooLarge: it has more than `limit` bytes.
+            OSError: it cannot be read.
+        """
+        try:
+            fd = os.open(name, _READ, dir_fd=self.fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket or a pipe without a writer
+                raise NotRegular(error.errno, f"{name} is not a regular file") from None
+            raise
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise NotRegular(errno.EINVAL, f"{name} is not a regular file")
+            if status.st_size > limit:
+                raise TooLarge(errno.EFBIG, f"{name} has {status.st_size} bytes, more than {limit}")
+            return _read_all(fd, status.st_size)
+        finally:
+            os.close(fd)
+
+    def read_many(self, names: Iterable[str], *, limit: int) -> list[Found]:
+        """`read` for many names; an error is returned beside its name instead of raised."""
+        found = []
+        for name in names:
+            try:
+                found.append(Found(name, self.read(name, limit=limit), None))
+            except OSError as error:
+                found.append(Found(name, None, error))
+        return found
+
+    def replace(self, files: Sequence[tuple[str, Callable[[], bytes]]]) -> list[Exception | None]:
+        """Write files durably, each either old or new as a whole, and say for each whether it is safe.
+
+        Args:
+            files: name and a function that gives the bytes, called here so that encoding costs no time elsewhere.
+
+        Returns:
+            One outcome per file: None means that the new content survives a power cut; an error means that the old
+            file is untouched, or at worst that the new one is in place without being known to be safe.
+        """
+        outcomes: list[Exception | None] = [None] * len(files)
+        written: list[tuple[int, str, str]] = []
+        sync_each = len(files) <= SYNC_ONE_BY_ONE
+        for index, (name, encode) in enumerate(files):
+            try:
+                written.append((index, self._write_temporary(encode(), sync=sync_each), name))
+            except Exception as error:  # noqa: BLE001 - one file that cannot be written must not stop the others
+                outcomes[index] = error
+        try:
+            if written and not sync_each:
+                self._sync_file_system()
+            for index, temporary, name in written:
+                outcomes[index] = self._rename(temporary, name)
+            if written:
+                self.sync()
+        except OSError as error:
+            for index, temporary, _ in written:
+                outcomes[index] = outcomes[index] or error
+                self.discard(temporary)
+        return outcomes
+
+    def open_temporary(self) -> tuple[str, int]:
+        """A new temporary file for what is too long for memory: its name and a descriptor to write to.
+
+        `publish` makes it durable under its final name; until then a crash leaves only a leftover.
+        """
+        name = _temporary_name()
+        fd = os.open(name, _CREATE, FILE_MODE, dir_fd=self.fd)
+        os.fchmod(fd, FILE_MODE)  # a umask of 0777 would have taken even the owner's bits
+        return name, fd
+
+    def publish(self, temporary: str, fd: int, name: str) -> None:
+        """Sync a temporary file and give it its final name, which must be free; both are durable afterwards.
+
+        Raises:
+            FileExistsError: the name is taken; the temporary file is gone.
+            OSError: the file is not safe; it is gone.
+        """
+        try:
+            os.fsync(fd)
+            os.link(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)
+        finally:
+            self.discard(temporary)
+        self.sync()
+
+    def remove(self, names: Iterable[str]) -> int:
+        """Delete files durably; a name that is not there is fine. How many there were."""
+        removed = 0
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self.fd)
+                removed += 1
+        if removed:
+            self.sync()
+        return removed
+
+    def move(self, name: str, target: Directory, new_name: str) -> None:
+        """Move a file to a name that must be free: nothing is ever replaced (rule R18). Both directories are synced.
+
+        Raises:
+            FileExistsError: the new name is taken; nothing was moved.
+        """
+        os.link(name, new_name, src_dir_fd=self.fd, dst_dir_fd=target.fd, follow_symlinks=False)
+        os.chmod(new_name, FILE_MODE, dir_fd=target.fd)
+        target.sync()
+        os.unlink(name, dir_fd=self.fd)
+        self.sync()
+
+    def remove_temporaries(self) -> int:
+        """Delete what a crash left half-written; only for the holder of the directory's lock."""
+        return self.remove(name for name in self.names() if is_temporary(name))
+
+    def sync(self) -> None:
+        """Make creations, renames and deletions in this directory durable."""
+        os.fsync(self.fd)
+
+    def _secure(self) -> None:
+        status = os.fstat(self.fd)
+        if status.st_uid != os.geteuid():
+            raise PermissionError(
+                errno.EPERM,
+                f"{self.path} belongs to user {status.st_uid}, not to {os.geteuid()}; chown it or choose another",
+            )
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            os.fchmod(self.fd, DIRECTORY_MODE)
+
+    def _write_temporary(self, data: bytes, *, sync: bool) -> str:
+        name, fd = self.open_temporary()
+        try:
+            try:
+                _write_all(fd, data)
+                if sync:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+        except BaseException:
+            self.discard(name)
+            raise
+        return name
+
+    def _rename(self, temporary: str, name: str) -> OSError | None:
+        try:
+            os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except OSError as error:
+            self.discard(temporary)
+            return error
+        return None
+
+    def discard(self, name: str) -> None:
+        """Delete a temporary file as far as possible."""
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=self.fd)
+
+    def _sync_file_system(self) -> None:
+        """One syncfs for all that was written; reports write errors since the descriptor was opened (Linux 5.8)."""
+        if _libc.syncfs(self.fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(self.path))
+
+
+class DirectoryLock:
+    """The kernel's lock on a directory: one process at a time, gone with the process, never unlinked (rule R11)."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the lock in `path`/.lock.
+
+        Raises:
+            DirectoryInUse: another process has it; the error names its pid.
+        """
+        self._fd = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        try:
+            os.fchmod(self._fd, FILE_MODE)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = os.read(self._fd, 32).decode("ascii", "replace").strip()
+            os.close(self._fd)
+            raise DirectoryInUse(str(path), int(text) if text.isdecimal() else None) from None
+        except BaseException:
+            os.close(self._fd)
+            raise
+        with contextlib.suppress(OSError):  # the pid is for people; a full disk must not keep us from starting
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+
+    def release(self) -> None:
+        """Give the lock back; safe to call twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _temporary_name() -> str:
+    return f"{_TEMPORARY[0]}{secrets.token_hex(12)}{_TEMPORARY[1]}"
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a name is one of our half-written files."""
+    return name.startswith(_TEMPORARY[0]) and name.endswith(_TEMPORARY[1])
+
+
+def is_no_space(error: BaseException | None) -> bool:
+    """Whether an error means that the disk or its quota is full."""
+    return isinstance(error, OSError) and error.errno in NO_SPACE
+
+
+def _make(path: Path) -> None:
+    """Create a directory and its parents, 0700, durably."""
+    missing = [path, *(parent for parent in path.parents if not parent.exists())]
+    for directory in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=DIRECTORY_MODE)
+        with _opened(directory.parent) as fd:
+            os.fsync(fd)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    """Write every byte: a short write is silent on a full disk, and must not be taken for success (rule R3)."""
+    view = memoryview(data)
+    while view:
+        written = os.write(fd, view)
+        if written <= 0:
+            raise OSError(errno.ENOSPC, "the disk took no more bytes")
+        view = view[written:]
+
+
+def _read_all(fd: int, size: int) -> bytes:
+    pieces = []
+    while piece := os.read(fd, size + 1):
+        pieces.append(piece)
+        if len(piece) > size:
+            break
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)

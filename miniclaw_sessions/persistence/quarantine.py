@@ -1,0 +1,67 @@
+"""Setting damaged files aside: whole, under a name of their own, with the reason beside them.
+
+Nothing here deletes or replaces evidence (rules R18, R19). The quarantine is bounded; when it is full a damaged file is
+left where it is and opening is refused, because overwriting it with a fresh session would destroy it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from datetime import datetime
+from pathlib import Path
+
+import orjson
+
+from miniclaw_sessions.errors import QuarantineFull
+from miniclaw_sessions.persistence.disk import Directory
+
+_REASON = ".reason.json"
+
+
+class Quarantine:
+    """The directory of damaged files. Every method blocks."""
+
+    def __init__(self, path: Path, *, max_files: int, max_bytes: int) -> None:
+        self.path = path
+        self._max_files = max_files
+        self._max_bytes = max_bytes
+
+    def take(self, directory: Directory, name: str, reason: str, *, at: datetime) -> str:
+        """Move one file here, durably; its new name.
+
+        Raises:
+            QuarantineFull: the bound is reached; the file is where it was.
+            OSError: it could not be moved; it is where it was.
+        """
+        with Directory(self.path) as target:
+            self._check_room(target)
+            new_name = f"{at:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(4)}-{name}"
+            directory.move(name, target, new_name)
+            record = {"file": name, "quarantined_as": new_name, "reason": reason, "at": at}
+            encoded = orjson.dumps(record, option=orjson.OPT_UTC_Z)
+            target.replace([(new_name + _REASON, lambda: encoded)])
+        return new_name
+
+    def forget(self, name: str) -> int:
+        """Delete the quarantined copies of one file, for a session that is deleted for good; how many there were."""
+        if not self.path.exists():
+            return 0
+        with Directory(self.path) as target:
+            doomed = [n for n in target.names() if n.removesuffix(_REASON).split("-", 2)[-1] == name]
+            return target.remove(doomed)
+
+    def count(self) -> int:
+        """How many damaged files are here."""
+        if not self.path.exists():
+            return 0
+        return sum(not name.endswith(_REASON) and not name.startswith(".") for name in os.listdir(self.path))
+
+    def _check_room(self, target: Directory) -> None:
+        names = [name for name in target.names() if not name.endswith(_REASON)]
+        size = sum(os.stat(name, dir_fd=target.fd, follow_symlinks=False).st_size for name in names)
+        if len(names) >= self._max_files or size >= self._max_bytes:
+            raise QuarantineFull(
+                f"{self.path} holds {len(names)} files, {size} bytes: its bound is reached. Look at them, move them "
+                "away, and start again; the damaged file was left where it is."
+            )

@@ -1,0 +1,262 @@
+"""Startup: load all snapshots, bring them up to the store, heal either side from the other.
+
+The rules (DESIGN: the log is the truth, the file is its checkpoint):
+
+- a snapshot that is behind its store is brought up by folding in the entries that it lacks;
+- a snapshot that is damaged goes to quarantine, whole, and the session is rebuilt from the store;
+- a session that the store does not know (the store was lost, or there was none) is written back from its snapshot;
+- a file that cannot be read, or that a newer version wrote, is not damaged: recovery stops and nothing was changed.
+
+Recovery only reads until it knows that it will go through, and running it twice, or being killed in the middle, changes
+nothing (rule R16). Loading renews no session's time to live and makes nothing dirty that the disk already has.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import structlog
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
+from miniclaw_sessions.history.conversation import Conversation, Snapshot
+from miniclaw_sessions.persistence.disk import Found, TooLarge
+from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
+from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
+from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry
+from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead
+
+PAGE = 500
+"""How many entries are read from the store at a time."""
+
+RESTORED = "restored_from_snapshot"
+"""Stands in an entry that recovery wrote after a store was lost; sequence numbers before it may have gaps."""
+
+log = structlog.get_logger(__name__)
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a long piece of work has come."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """One session as it was found; `dirty` says that its file is not what it should be."""
+
+    conversation: Conversation
+    dirty: bool
+
+
+class RecoveryReport(msgspec.Struct, kw_only=True):
+    """What recovery found and did."""
+
+    sessions: dict[str, Recovered] = msgspec.field(default_factory=dict)
+    from_snapshots: int = 0
+    brought_up: int = 0
+    rebuilt: int = 0
+    written_back: int = 0
+    quarantined: list[str] = msgspec.field(default_factory=list)
+    ignored: list[str] = msgspec.field(default_factory=list)
+    messages: int = 0
+    seconds: float = 0.0
+
+
+class Recovery:
+    """One run of it."""
+
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        store: Store,
+        *,
+        clock: Clock,
+        capacity: int,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._snapshots = snapshots
+        self._store = store
+        self._clock = clock
+        self._capacity = capacity
+        self._on_progress = on_progress
+        self._damaged: list[tuple[str, str]] = []
+        self._renamed: list[tuple[str, str]] = []
+        self._loaded: dict[str, Snapshot] = {}
+        self._missing: list[Append] = []
+        self.report = RecoveryReport()
+
+    async def run(self) -> RecoveryReport:
+        """Read, compare, heal.
+
+        Raises:
+            SnapshotUnreadable: a file or the directory cannot be read.
+            SchemaTooNew: a newer version wrote a file or the store.
+            QuarantineFull: a damaged file has nowhere to go.
+            StoreError: the store cannot be read or written.
+        """
+        started = self._clock.monotonic()
+        with _collector_paused():
+            await self._load_files()
+            heads = {stored.head.session_id: stored async for stored in self._store.heads()}
+            await self._set_damaged_aside()
+            await self._compare(heads)
+        await self._snapshots.clean()
+        self.report.seconds = self._clock.monotonic() - started
+        return self.report
+
+    # --- the files ---------------------------------------------------------------------------------------------------
+
+    async def _load_files(self) -> None:
+        names = await self._snapshots.names()
+        done = 0
+        async for chunk in self._snapshots.read(names):
+            for found in chunk:
+                self._load(found)
+            done += len(chunk)
+            self._on_progress(Progress("recovering", done, len(names)))
+
+    def _load(self, found: Found) -> None:
+        """Decode one file, or note what is to be done with it; nothing is changed yet."""
+        if found.data is None:
+            if isinstance(found.error, TooLarge):
+                self._damaged.append((found.name, str(found.error)))
+            else:
+                self.report.ignored.append(found.name)  # a directory, link, pipe: not ours to touch
+            return
+        stem = found.name.removesuffix(SUFFIX)
+        try:
+            snapshot = decode_snapshot(found.data, stem=stem, now=self._clock.now(), new_id=self._clock.new_id)
+        except DamagedSnapshot as error:
+            self._damaged.append((found.name, str(error)))
+            return
+        session_id = snapshot.key.session_id
+        if session_id != stem:
+            self._renamed.append((found.name, session_id + SUFFIX))
+        if session_id in self._loaded:
+            self._damaged.append((found.name, f"another file holds session {session_id} too"))
+            return
+        self._loaded[session_id] = snapshot
+
+    async def _set_damaged_aside(self) -> None:
+        for name, reason in self._damaged:
+            new_name = await self._snapshots.set_aside(name, reason)
+            self.report.quarantined.append(new_name)
+            log.error("a damaged file was set aside", action="recovery.quarantined", file=name, reason=reason)
+        damaged = {name for name, _ in self._damaged}
+        for name, new_name in self._renamed:
+            if name not in damaged:
+                await self._snapshots.rename(name, new_name)
+                log.info("a file got its canonical name", action="recovery.renamed", file=name)
+        for name in self.report.ignored:
+            log.warning("not a regular file; left alone", action="recovery.ignored", file=name)
+
+    # --- the store ---------------------------------------------------------------------------------------------------
+
+    async def _compare(self, heads: dict[str, StoredHead]) -> None:
+        ids = sorted(self._loaded.keys() | heads.keys())
+        for done, session_id in enumerate(ids, 1):
+            await self._settle(session_id, self._loaded.pop(session_id, None), heads.get(session_id))
+            if done % PAGE == 0 or done == len(ids):
+                await self._write_back()
+                self._on_progress(Progress("comparing", done, len(ids)))
+
+    async def _settle(self, session_id: str, snapshot: Snapshot | None, stored: StoredHead | None) -> None:
+        """Decide which side is right, and make one conversation of both."""
+        if stored is not None and snapshot is not None and stored.head.incarnation != snapshot.incarnation:
+            name = await self._snapshots.set_aside(
+                session_id + SUFFIX, "it belongs to an earlier session of this name, which was deleted"
+            )
+            self.report.quarantined.append(name)
+            snapshot = None
+        if snapshot is None:
+            assert stored is not None  # noqa: S101 - the id came from one of the two
+            conversation, dirty = self._empty(stored.head), True
+            await catch_up(conversation, self._store)
+            self.report.rebuilt += 1
+        else:
+            conversation = Conversation.from_snapshot(snapshot, capacity=self._capacity)
+            self.report.from_snapshots += 1
+            last = stored.last_sequence if stored is not None else 0
+            dirty = last != conversation.last_sequence and self._store.keeps_entries
+            if last > conversation.last_sequence:
+                await catch_up(conversation, self._store)
+                self.report.brought_up += 1
+            elif dirty:
+                self._missing.append(_missing_entries(snapshot, conversation, last, self._clock))
+        self.report.messages += len(conversation.window)
+        self.report.sessions[session_id] = Recovered(conversation, dirty)
+
+    def _empty(self, head: SessionHead) -> Conversation:
+        return Conversation(head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self._capacity)
+
+    async def _write_back(self) -> None:
+        """Give the store what only the snapshots have."""
+        if not self._missing:
+            return
+        outcomes = await self._store.append(self._missing)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+        self.report.written_back += len(self._missing)
+        self._missing = []
+
+
+async def catch_up(conversation: Conversation, store: Store) -> None:
+    """Fold in what the store has and the conversation lacks, a page at a time."""
+    session_id = conversation.key.session_id
+    while page := await store.read(session_id, after=conversation.last_sequence, limit=PAGE):
+        for stored in page:
+            try:
+                entry = decode_entry(stored.encoded)
+            except InvalidMessage as error:
+                log.error(
+                    "an entry in the store is damaged and was passed over",
+                    action="recovery.entry_damaged",
+                    session_id=session_id,
+                    sequence=stored.sequence,
+                    error=str(error),
+                )
+                conversation.last_sequence = stored.sequence
+                continue
+            conversation.apply(msgspec.structs.replace(entry, sequence=stored.sequence))
+
+
+def _missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, clock: Clock) -> Append:
+    """What a store that knows a session only up to `last` lacks: the window's messages, and a marker.
+
+    The marker says that older entries were lost with a former store, so that the gap in the sequence numbers is known
+    for what it is, and carries the metadata that those entries had set.
+    """
+    marker = Custom(
+        id=clock.new_id(),
+        parent_id=conversation.leaf_id,
+        timestamp=clock.now(),
+        sequence=conversation.last_sequence + 1,
+        custom_type=METADATA,
+        data=dict(snapshot.metadata),
+        extra={RESTORED: {"store_had": last}},
+    )
+    conversation.updated_at, conversation.last_accessed = snapshot.updated_at, snapshot.last_accessed
+    conversation.last_sequence = conversation.state_sequence = marker.sequence
+    conversation.leaf_id = marker.id
+    entries: list[Entry] = [*(entry for entry in snapshot.entries if entry.sequence > last), marker]
+    head = SessionHead(snapshot.key.session_id, snapshot.key, snapshot.incarnation, snapshot.created_at)
+    return Append(head, [StoredEntry(entry.sequence, entry.id, encode_entry(entry)) for entry in entries])
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Loading makes many objects and no garbage; the collector would only walk them again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

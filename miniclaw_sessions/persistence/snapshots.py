@@ -1,0 +1,128 @@
+"""The JSON checkpoints in `sessions/`: write, read, remove.
+
+Each public coroutine is one or a few whole durable steps in a worker thread; a cancelled caller does not stop a step
+that has begun. What the bytes mean is `formats.snapshot`'s concern, how they become safe is `disk`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.errors import SnapshotUnreadable
+from miniclaw_sessions.formats.snapshot import encode_snapshot
+from miniclaw_sessions.history.conversation import Snapshot
+from miniclaw_sessions.persistence.disk import Directory, Found, NotRegular, TooLarge
+from miniclaw_sessions.persistence.quarantine import Quarantine
+
+SUFFIX = ".json"
+CHUNK = 256
+"""How many files one worker-thread step reads or writes."""
+
+T = TypeVar("T")
+
+
+class Written(NamedTuple):
+    """What became of one snapshot: `error` is None when it survives a power cut."""
+
+    session_id: str
+    size: int
+    error: Exception | None
+
+
+class Snapshots:
+    """The directory of session files."""
+
+    def __init__(self, path: Path, quarantine: Quarantine, *, clock: Clock, max_bytes: int) -> None:
+        self.quarantine = quarantine
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._limiter = CapacityLimiter(1)  # one writer: an older snapshot can never overtake a newer one (R9)
+        self._directory = Directory(path)
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._directory.close()
+
+    @property
+    def path(self) -> Path:
+        """Where the files are."""
+        return self._directory.path
+
+    async def write(self, snapshots: Sequence[Snapshot]) -> list[Written]:
+        """Write a group of snapshots durably and together."""
+        return await self._in_thread(partial(self._write, snapshots))
+
+    async def remove(self, session_id: str) -> int:
+        """Delete a session's file and its quarantined copies, durably; how many there were."""
+        name = session_id + SUFFIX
+        removed = await self._in_thread(partial(self._directory.remove, [name]))
+        return removed + await self._in_thread(partial(self.quarantine.forget, name))
+
+    async def clean(self) -> int:
+        """Delete the leftovers of a crash; only while the directory's lock is held."""
+        return await self._in_thread(self._directory.remove_temporaries)
+
+    async def names(self) -> list[str]:
+        """The names of all session files.
+
+        Raises:
+            SnapshotUnreadable: the directory cannot be listed.
+        """
+        try:
+            names = await self._in_thread(self._directory.names)
+        except OSError as error:
+            raise SnapshotUnreadable(
+                f"cannot list {self.path}: {error.strerror}. Nothing was changed; mend the directory and start again."
+            ) from error
+        return [name for name in names if name.endswith(SUFFIX) and not name.startswith(".")]
+
+    async def read(self, names: Sequence[str]) -> AsyncIterator[list[Found]]:
+        """The files' bytes, a chunk at a time, each name once.
+
+        A chunk holds what could be read and what is not a readable session file (`NotRegular`, `TooLarge`).
+
+        Raises:
+            SnapshotUnreadable: a file exists but cannot be read; that is not damage, so nothing may be concluded.
+        """
+        for start in range(0, len(names), CHUNK):
+            chunk = names[start : start + CHUNK]
+            found = await self._in_thread(partial(self._directory.read_many, chunk, limit=self._max_bytes))
+            for name, _, error in found:
+                if error is not None and not isinstance(error, (NotRegular, TooLarge, FileNotFoundError)):
+                    raise SnapshotUnreadable(
+                        f"cannot read {self.path / name}: {error.strerror}. It is not damaged as far as can be told, "
+                        "and nothing was changed; mend its permissions or the disk and start again."
+                    ) from error
+            yield [one for one in found if not isinstance(one.error, FileNotFoundError)]
+
+    async def set_aside(self, name: str, reason: str) -> str:
+        """Quarantine one file; its new name."""
+        return await self._in_thread(partial(self.quarantine.take, self._directory, name, reason, at=self._clock.now()))
+
+    async def rename(self, name: str, new_name: str) -> None:
+        """Give a file its canonical name, durably and never over another one."""
+        await self._in_thread(partial(self._directory.move, name, self._directory, new_name))
+
+    def _write(self, snapshots: Sequence[Snapshot]) -> list[Written]:
+        sizes = [0] * len(snapshots)
+
+        def encoder(index: int) -> Callable[[], bytes]:
+            def encode() -> bytes:
+                data = encode_snapshot(snapshots[index])
+                sizes[index] = len(data)
+                return data
+
+            return encode
+
+        ids = [snapshot.key.session_id for snapshot in snapshots]
+        outcomes = self._directory.replace([(name + SUFFIX, encoder(index)) for index, name in enumerate(ids)])
+        return [Written(*row) for row in zip(ids, sizes, outcomes, strict=True)]
+
+    async def _in_thread(self, step: Callable[[], T]) -> T:
+        return await to_thread.run_sync(step, limiter=self._limiter)
