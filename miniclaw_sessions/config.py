@@ -1,0 +1,409 @@
+"""Every setting: its default, its bounds, and where its value came from.
+
+A value comes from the default, the TOML file, the environment (`MINICLAW_SESSIONS_WINDOW`) or a flag, the later one
+winning. A wrong value, an unknown key and an unknown `MINICLAW_` variable are refused with a `ConfigError` that names
+the field, the value and its source, so that nothing misspelt is silently ignored. Secrets are not settings: a setting
+only names the file, and `read_secret` gives a `Secret` that no log or error can show. What the settings mean to the
+rest of the package is the business of those who use them; this module imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import msgspec
+
+from miniclaw_sessions.errors import ConfigError
+
+_LONGEST_S = 10 * 365 * 86_400.0  # keeps infinity and typing errors out of every timer
+_LARGEST_BYTES = 2**50
+_SECRET_MAX_BYTES = 65_536
+_OTHERS_MAY_READ_OR_WRITE = 0o006
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
+Bytes = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_BYTES)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+
+
+class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How conversations are kept.
+
+    Attributes:
+        store: URL of the append-only home of every transcript: `sqlite:`, `memory:` or `none:`.
+        window: messages of one session that stay in memory and in its snapshot.
+        flush_interval_s: seconds between two checkpoints of changed sessions.
+        ttl_days: days without access after which a session expires; 0: never.
+        sweep_interval_s: seconds between two searches for expired sessions.
+        archive_expired: keep an expired session's transcript rather than delete it.
+        max_unsaved_bytes: accepted but uncommitted bytes beyond which appending is refused.
+        max_message_bytes: the largest message, encoded.
+        max_sessions: sessions beyond which none is created.
+        quarantine_max_files: damaged files set aside beyond which further ones stay where they are.
+        quarantine_max_bytes: the same, in bytes.
+        snapshot_max_bytes: a larger snapshot is not read but quarantined.
+        shutdown_timeout_s: seconds that the last commit and flush may take.
+    """
+
+    store: Annotated[str, msgspec.Meta(min_length=1)] = "sqlite:"
+    window: Annotated[int, msgspec.Meta(ge=2, le=100_000)] = 50
+    flush_interval_s: Seconds = 30.0
+    ttl_days: Annotated[float, msgspec.Meta(ge=0, le=36_500)] = 30.0
+    sweep_interval_s: Seconds = 86_400.0
+    archive_expired: bool = True
+    max_unsaved_bytes: Bytes = 67_108_864
+    max_message_bytes: Bytes = 1_048_576
+    max_sessions: Count = 100_000
+    quarantine_max_files: Count = 1_000
+    quarantine_max_bytes: Bytes = 1_073_741_824
+    snapshot_max_bytes: Bytes = 67_108_864
+    shutdown_timeout_s: Seconds = 60.0
+
+
+class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the daemon is reached, and by whom.
+
+    Attributes:
+        socket: path of the Unix socket; empty: the usual place (see `socket_path`), `none`: no socket.
+        tcp: address such as 127.0.0.1:8080; empty: no TCP.
+        token_file: file with the bearer token for TCP; empty: the systemd credential `token`.
+        allowed_hosts: further `Host` values, with port, that TCP requests may carry.
+        allowed_origins: `Origin` values that browsers may send; all others are refused.
+        max_body_bytes: the largest request body.
+        request_timeout_s: seconds for a request to arrive and to be answered (chats and streams excepted).
+        graceful_timeout_s: seconds for running requests to finish at shutdown.
+        max_connections: connections beyond which new ones are answered 503.
+    """
+
+    socket: str = ""
+    tcp: str = ""
+    token_file: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    max_body_bytes: Bytes = 2_097_152
+    request_timeout_s: Seconds = 30.0
+    graceful_timeout_s: Seconds = 10.0
+    max_connections: Count = 512
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model answers in `chat`; without `model` the sessions are kept and nobody answers.
+
+    Attributes:
+        base_url: the provider's address; empty: the provider library's own default.
+        model: the model's name.
+        api_key_file: file with the key; empty: the systemd credential `model_api_key`.
+        api_key_env: environment variable with the key, where a file is not possible.
+        system_prompt: what the model is told first.
+        max_iterations: rounds of tool calls in one turn.
+        tool_timeout_s: seconds for one tool call.
+        timeout_s: seconds for one request to the model.
+    """
+
+    base_url: str = ""
+    model: str = ""
+    api_key_file: str = ""
+    api_key_env: str = ""
+    system_prompt: str = "You are a helpful assistant."
+    max_iterations: Count = 200
+    tool_timeout_s: Seconds = 30.0
+    timeout_s: Seconds = 120.0
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is logged, and how it looks.
+
+    Attributes:
+        level: the least severe records that are written.
+        format: `json` (one object per line), `pretty`, or `auto`: pretty on a terminal, json otherwise.
+    """
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "pretty"] = "auto"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that can be set; `workspace` is the directory that holds all files."""
+
+    workspace: Annotated[str, msgspec.Meta(min_length=1)] = "~/.miniclaw/workspace"
+    sessions: SessionSettings = SessionSettings()
+    listen: ListenSettings = ListenSettings()
+    model: ModelSettings = ModelSettings()
+    log: LogSettings = LogSettings()
+
+
+class LoadedSettings(msgspec.Struct, frozen=True):
+    """The settings, and for each dotted name (`sessions.window`) where its value came from."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+
+    @property
+    def workspace(self) -> Path:
+        """The workspace directory, with `~` resolved."""
+        return Path(self.settings.workspace).expanduser()
+
+
+class Secret:
+    """A text that shows itself only to those who ask with `reveal`: not in logs, errors, or debuggers (rule S19)."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The text itself."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret('***')"
+
+    def __str__(self) -> str:
+        return "***"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Secret is not serialised")
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "sessions": SessionSettings,
+    "listen": ListenSettings,
+    "model": ModelSettings,
+    "log": LogSettings,
+}
+_FIELDS: dict[str, msgspec.structs.FieldInfo] = {
+    "workspace": msgspec.structs.fields(Settings)[0],
+    **{f"{section}.{f.name}": f for section, kind in _SECTIONS.items() for f in msgspec.structs.fields(kind)},
+}
+_VARIABLES = {variable: name for name in _FIELDS for variable in [f"MINICLAW_{name.replace('.', '_').upper()}"]}
+CONFIG_VARIABLE = "MINICLAW_CONFIG"
+"""Names the configuration file, as `--config` does."""
+
+
+def option_names() -> list[str]:
+    """The dotted names of all options, in the order of the file: `workspace`, `sessions.store`, ..."""
+    return list(_FIELDS)
+
+
+def variable_of(name: str) -> str:
+    """The environment variable that sets an option: `MINICLAW_SESSIONS_WINDOW` for `sessions.window`."""
+    return f"MINICLAW_{name.replace('.', '_').upper()}"
+
+
+def flag_of(name: str) -> str:
+    """The command line flag that sets an option: `--flush-interval` for `sessions.flush_interval_s`."""
+    section, _, field = name.rpartition(".")
+    return "--" + (f"log-{field}" if section == "log" else field.removesuffix("_s").replace("_", "-"))
+
+
+def value_of(settings: Settings, name: str) -> Any:
+    """The value of one option by its dotted name."""
+    value: Any = settings
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def config_path(environ: Mapping[str, str]) -> Path | None:
+    """The file when no flag names one: `$MINICLAW_CONFIG`, else `~/.miniclaw/miniclaw.toml` if it exists."""
+    if named := environ.get(CONFIG_VARIABLE):
+        return Path(named).expanduser()
+    usual = Path("~/.miniclaw/miniclaw.toml").expanduser()
+    return usual if usual.is_file() else None
+
+
+def load_settings(
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> LoadedSettings:
+    """Put the settings together: defaults, then the file, then the environment, then the flags.
+
+    Args:
+        path: a TOML file that must exist; None: no file.
+        environ: the environment; None: an empty one.
+        overrides: values of flags by dotted name; None as a value means that the flag was not given.
+
+    Raises:
+        ConfigError: the file cannot be read, or a value or name in any of the sources is wrong.
+    """
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(_FIELDS, "default")
+    given = [*_from_file(path), *_from_environment(environ or {}), *_from_flags(overrides or {})]
+    for name, value, source, is_text in given:
+        values[name] = _converted(name, value, source, is_text=is_text)
+        sources[name] = source
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        section, _, field = name.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[field] = value
+    return LoadedSettings(msgspec.convert(nested, Settings), sources)
+
+
+_Given = tuple[str, Any, str, bool]  # dotted name, value, source, whether the value is text to be parsed
+
+
+def _from_file(path: Path | None) -> Iterator[_Given]:
+    if path is None:
+        return
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}; check --config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration file {path} is not valid TOML: {error}") from None
+    lines = _line_numbers(text)
+    for section, content in document.items():
+        is_section = section in _SECTIONS and isinstance(content, dict)
+        for name, value in ((f"{section}.{k}", v) for k, v in content.items()) if is_section else [(section, content)]:
+            source = f"{path} line {lines[name]}" if name in lines else str(path)
+            if name not in _FIELDS:
+                raise ConfigError(f"unknown option {_shown(name)} in {source}{_nearest(name, [*_FIELDS, *_SECTIONS])}")
+            yield name, value, source, False
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
+    for variable, value in environ.items():
+        if variable in _VARIABLES:
+            yield _VARIABLES[variable], value, f"environment {variable}", True
+        elif variable.startswith("MINICLAW_") and variable != CONFIG_VARIABLE:
+            known = [*_VARIABLES, CONFIG_VARIABLE]
+            raise ConfigError(f"unknown environment variable {_shown(variable)}{_nearest(variable, known)}")
+
+
+def _from_flags(overrides: Mapping[str, object]) -> Iterator[_Given]:
+    for name, value in overrides.items():
+        if name not in _FIELDS:
+            raise ConfigError(f"unknown option {_shown(name)}{_nearest(name, list(_FIELDS))}")
+        if value is not None:
+            yield name, value, flag_of(name), isinstance(value, str)
+
+
+def _converted(name: str, value: Any, source: str, *, is_text: bool) -> Any:
+    kind = _FIELDS[name].type
+    if is_text and kind == tuple[str, ...]:
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    try:
+        return msgspec.convert(value, kind, strict=not is_text)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name} is {show_value(value)} ({source}), which is wrong: {error}") from None
+
+
+def _line_numbers(text: str) -> dict[str, int]:
+    """Where each option stands, for messages only: a line inside a multi-line string may be taken for one."""
+    numbers: dict[str, int] = {}
+    prefix = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if table := re.match(r"\s*\[\s*([\w-]+)\s*\]", line):
+            prefix = f"{table[1]}."
+            numbers.setdefault(table[1], number)
+        elif key := re.match(r"\s*([\w.-]+)\s*=", line):
+            numbers.setdefault(prefix + key[1], number)
+    return numbers
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches  # noqa: PLC0415 - only a mistake pays for it
+
+    if near := get_close_matches(name, known, n=1):
+        return f"; did you mean {near[0]}?"
+    last = name.rpartition(".")[2]
+    same = [candidate for candidate in known if candidate.rpartition(".")[2] == last]
+    return f"; did you mean {same[0]}?" if same else "; `config show` lists all options"
+
+
+def show_value(value: Any) -> str:
+    """A value as one short line for people, in TOML's notation; a password inside a URL is masked."""
+    if isinstance(value, str):
+        return _shown(re.sub(r"(://[^/@:\s]*):[^@/\s]*@", r"\1:***@", value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(show_value, value))}]"
+    return _cut(str(value))
+
+
+def _shown(text: str) -> str:
+    return json.dumps(_cut(text))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 120 else text[:117] + "..."  # noqa: PLR2004 - one line
+
+
+# --- places and secrets ----------------------------------------------------------------------------------------------
+
+
+def socket_path(loaded: LoadedSettings, environ: Mapping[str, str]) -> Path | None:
+    """Where the daemon's Unix socket lies: as set, else in a service's runtime directory, else in the workspace.
+
+    Returns:
+        None when the socket is switched off.
+    """
+    chosen = loaded.settings.listen.socket
+    if chosen == "none":
+        return None
+    if chosen:
+        return Path(chosen).expanduser()
+    runtime = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    return (Path(runtime) if runtime else loaded.workspace) / "miniclaw.sock"
+
+
+def read_secret(file: str, credential_name: str, environ: Mapping[str, str], *, variable: str = "") -> Secret | None:
+    """Read a secret from its file, else from systemd's credential, else from the variable that a setting names.
+
+    Args:
+        file: path of the file; empty: none is set.
+        credential_name: name below `$CREDENTIALS_DIRECTORY`, where a missing file means that there is no secret.
+        environ: the environment.
+        variable: name of an environment variable; empty: none is set.
+
+    Returns:
+        The secret without surrounding white space, or None when no source has one.
+
+    Raises:
+        ConfigError: a named source is missing, unreadable, open to others, empty, or holds more than one line.
+    """
+    if file:
+        return _secret_from(Path(file).expanduser())
+    if directory := environ.get("CREDENTIALS_DIRECTORY"):
+        credential = Path(directory) / credential_name
+        if credential.exists():
+            return _secret_from(credential)
+    if variable:
+        if not (value := environ.get(variable)):
+            raise ConfigError(f"the environment variable {variable}, which should hold a secret, is not set")
+        return _checked_secret(value, f"the environment variable {variable}")
+    return None
+
+
+def _secret_from(path: Path) -> Secret:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(_SECRET_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read the secret in {path}: {error.strerror}") from None
+    if mode & _OTHERS_MAY_READ_OR_WRITE:
+        raise ConfigError(f"the secret in {path} is open to every user of this machine; run chmod 600 on it")
+    if len(content) > _SECRET_MAX_BYTES:
+        raise ConfigError(f"the file {path} is too large to be a secret")
+    return _checked_secret(content.decode("utf-8", "replace"), str(path))
+
+
+def _checked_secret(text: str, source: str) -> Secret:
+    value = text.strip()
+    if not value:
+        raise ConfigError(f"the secret in {source} is empty")
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError(f"the secret in {source} must be one line of printable ASCII characters")
+    return Secret(value)

@@ -1,0 +1,644 @@
+"""SessionManager: opens, shares, commits, flushes, expires and closes the sessions of one directory.
+
+    async with SessionManager("~/.miniclaw/workspace") as manager:
+        session = await manager.get_or_create("telegram", "123456789")
+        await session.add_message(Message.user("Hello miniclaw!"))
+
+Sessions live in one dict, keyed `{channel}_{chat_id}` and guarded by a lock for creation; there is never more than one
+live object for a key. Opening takes the directory's lock, opens the store and recovers; closing commits and flushes.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+import msgspec
+import structlog
+from anyio import to_thread
+
+from miniclaw_sessions.clock import Clock, SystemClock, sleep_unless
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.errors import (
+    ManagerClosed,
+    SessionLimit,
+    SessionNotFound,
+    SessionsError,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+from miniclaw_sessions.history.conversation import Conversation
+from miniclaw_sessions.history.window import MAX_MESSAGES, Window
+from miniclaw_sessions.persistence.archive import archive
+from miniclaw_sessions.persistence.checking import Check, CheckReport
+from miniclaw_sessions.persistence.committer import Committer
+from miniclaw_sessions.persistence.disk import Directory, DirectoryLock, is_no_space
+from miniclaw_sessions.persistence.expiry import ClockGuard, SweepReport, is_expired, is_idle
+from miniclaw_sessions.persistence.flusher import Flusher, FlushReport
+from miniclaw_sessions.persistence.quarantine import Quarantine
+from miniclaw_sessions.persistence.recovery import PAGE, Progress, Recovery, RecoveryReport, catch_up
+from miniclaw_sessions.persistence.snapshots import Snapshots
+from miniclaw_sessions.protocol.encoding import decode_entry
+from miniclaw_sessions.protocol.entries import Entry
+from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Services, Session
+from miniclaw_sessions.stores import open_store
+from miniclaw_sessions.stores.base import Store
+
+DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
+FIRST_SWEEP_S = 600.0
+"""The first sweep for expired sessions comes this long after the start, so that frequent restarts do not prevent it."""
+
+log = structlog.get_logger(__name__)
+
+
+class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a list of sessions."""
+
+    session_id: str
+    channel: str
+    chat_id: str
+    title: str | None
+    messages: int
+    entries: int
+    created_at: datetime
+    last_accessed: datetime
+    dirty: bool
+
+
+class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The manager's numbers at one moment; the counts are since it was opened."""
+
+    sessions: int
+    dirty: int
+    messages_in_memory: int
+    evicted_from_window: int
+    unsaved_entries: int
+    unsaved_bytes: int
+    appended: int
+    committed: int
+    commits: int
+    commit_failures: int
+    flushes: int
+    flush_failures: int
+    snapshots_written: int
+    last_flush_seconds: float
+    recovered: int
+    quarantined: int
+    expired: int
+    store: str
+    store_state: str
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the promises are being kept, and which are not."""
+
+    ok: bool
+    store: str
+    problems: list[str]
+
+
+class SessionManager:
+    """The sessions of one directory; an async context manager."""
+
+    def __init__(
+        self,
+        workspace: str | Path | None = None,
+        *,
+        settings: SessionSettings | None = None,
+        store: str | Store | None = None,
+        clock: Clock | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            workspace: the directory; `~/.miniclaw/workspace` by default.
+            settings: see `SessionSettings`; the defaults are the card's.
+            store: a store, or the URL of one, instead of `settings.store`.
+            clock: time and ids; the machine's by default.
+            on_progress: called during recovery, flushes and checks, on the event loop.
+        """
+        self.workspace = Path(workspace or DEFAULT_WORKSPACE).expanduser().absolute()
+        self.settings = settings or SessionSettings()
+        self.clock = clock or SystemClock()
+        self.on_progress = on_progress or _ignore
+        self.recovery = RecoveryReport()
+        self._store_choice = store if store is not None else self.settings.store
+        self._sessions: dict[str, Session] = {}
+        self._lock = anyio.Lock()
+        self._leaving: dict[str, anyio.Event] = {}
+        self._stack: AsyncExitStack | None = None
+        self._closed = False
+        self._evicted_of_gone = 0
+        self._expired = 0
+        self._stop_sweeping = anyio.Event()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._stack is None else "open"
+        return f"<SessionManager {self.workspace}, {len(self._sessions)} sessions, {state}>"
+
+    # --- opening and closing -----------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Lock the directory, open the store, recover, start the background tasks.
+
+        Raises:
+            DirectoryInUse: another process has the directory.
+            SnapshotUnreadable, SchemaTooNew, QuarantineFull: something is there that must not be touched; it was not.
+            StoreError: the store cannot be opened.
+            ConfigError: the store's URL is not one.
+        """
+        async with AsyncExitStack() as stack:
+            await to_thread.run_sync(self._take_directory, stack)
+            self._snapshots = await to_thread.run_sync(self._open_snapshots, stack)
+            self._store = await self._open_store(stack)
+            self._committer = Committer(
+                self._store, clock=self.clock, max_unsaved_bytes=self.settings.max_unsaved_bytes
+            )
+            self._flusher = Flusher(
+                self._snapshots,
+                self._committer,
+                clock=self.clock,
+                interval_s=self.settings.flush_interval_s,
+                on_progress=self._progress,
+            )
+            self._services = Services(self.clock, self._committer, self._flusher, self.settings.max_message_bytes)
+            self._adopt(self.recovery)
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            for run in (self._committer.run, self._flusher.run, self._run_sweeper):
+                tasks.start_soon(_shielded, run, name=run.__qualname__)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; when the body already failed, what could not be saved is logged instead of raised."""
+        try:
+            await self.close()
+        except StoreError as unsaved:
+            if error is None:
+                raise
+            log.error("not everything was saved", action="shutdown.unsaved", error=str(unsaved))
+
+    async def close(self) -> None:
+        """Accept nothing more, commit and flush everything, let the directory go. Safe to call twice.
+
+        Runs to its end even when the caller is being cancelled, for at most `shutdown_timeout_s` seconds.
+
+        Raises:
+            StoreFull, StoreUnavailable: something accepted, or some snapshot, could not be saved.
+        """
+        if self._stack is None or self._closed:
+            return
+        self._closed = True
+        self._committer.accepting = False
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(self.settings.shutdown_timeout_s):
+                await self._save_the_rest()
+        self._stop_sweeping.set()
+        self._flusher.close()
+        self._committer.close()
+        stack, self._stack = self._stack, None
+        await stack.aclose()
+        self._refuse_to_forget()
+
+    async def _save_the_rest(self) -> None:
+        try:
+            await self._flusher.flush()
+        except Exception as error:  # noqa: BLE001 - closing goes on; _refuse_to_forget tells
+            log.error("the last flush failed", action="flush.failed", error=str(error))
+
+    def _refuse_to_forget(self) -> None:
+        """An error when something was not saved: silence would be a lie (rule R31)."""
+        unsaved, dirty = self._committer.counts.unsaved_entries, self._flusher.dirty
+        if not unsaved and not dirty:
+            return
+        cause = self._committer.failure or self._flusher.problem or "time ran out"
+        is_full = isinstance(self._committer.failure, StoreFull) or "No space left" in str(cause)
+        kind = StoreFull if is_full else StoreUnavailable
+        raise kind(f"closed with {unsaved} messages and {dirty} snapshots unsaved in {self.workspace}: {cause}")
+
+    def _take_directory(self, stack: AsyncExitStack) -> None:
+        directory = Directory(self.workspace)
+        stack.callback(directory.close)
+        stack.callback(DirectoryLock(self.workspace).release)
+
+    def _open_snapshots(self, stack: AsyncExitStack) -> Snapshots:
+        settings = self.settings
+        self._quarantine = Quarantine(
+            self.workspace / "quarantine",
+            max_files=settings.quarantine_max_files,
+            max_bytes=settings.quarantine_max_bytes,
+        )
+        snapshots = Snapshots(
+            self.workspace / "sessions", self._quarantine, clock=self.clock, max_bytes=settings.snapshot_max_bytes
+        )
+        stack.callback(snapshots.close)
+        return snapshots
+
+    async def _open_store(self, stack: AsyncExitStack) -> Store:
+        """Open the store and recover from it; a damaged one is set aside once, and the snapshots carry on."""
+        try:
+            return await self._recover_with(stack)
+        except StoreCorrupt as error:
+            store = self._new_store()
+            if not store.files:
+                raise
+            log.error("the store is damaged and was set aside", action="recovery.store_quarantined", error=str(error))
+            await to_thread.run_sync(self._set_aside, store.files, str(error))
+            return await self._recover_with(stack)
+
+    async def _recover_with(self, stack: AsyncExitStack) -> Store:
+        async with AsyncExitStack() as attempt:
+            store = await attempt.enter_async_context(self._new_store())
+            recovery = Recovery(
+                self._snapshots,
+                store,
+                clock=self.clock,
+                capacity=self.settings.window,
+                on_progress=self._progress,
+            )
+            self.recovery = await recovery.run()
+            stack.push_async_callback(_close_shielded, attempt.pop_all())
+        return store
+
+    def _new_store(self) -> Store:
+        choice = self._store_choice
+        return open_store(choice, self.workspace) if isinstance(choice, str) else choice
+
+    def _set_aside(self, files: Sequence[Path], reason: str) -> None:
+        for file in files:
+            if file.exists():
+                with Directory(file.parent) as directory:
+                    self._quarantine.take(directory, file.name, reason, at=self.clock.now())
+
+    def _adopt(self, report: RecoveryReport) -> None:
+        """Make live sessions of what recovery found."""
+        for session_id, found in report.sessions.items():
+            conversation = found.conversation
+            self._sessions[session_id] = Session(
+                conversation, self._services, committed=conversation.last_sequence, dirty=found.dirty
+            )
+        report.sessions = {}
+        newest = max((session.last_accessed for session in self._sessions.values()), default=None)
+        self._clock_guard = ClockGuard(self.clock, newest_access=newest, patience_s=self.settings.sweep_interval_s)
+        log.info(
+            "recovered",
+            action="recovery.done",
+            sessions=len(self._sessions),
+            messages=report.messages,
+            brought_up=report.brought_up,
+            rebuilt=report.rebuilt,
+            written_back=report.written_back,
+            quarantined=len(report.quarantined),
+            ignored=len(report.ignored),
+            seconds=round(report.seconds, 3),
+        )
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    async def get_or_create(self, channel: str, chat_id: str | int, *, agent_id: str | None = None) -> Session:
+        """The session of this chat, made if there is none. Renews its time to live.
+
+        Any number of tasks may ask for the same chat at once: all get the same object. A new session is written at the
+        next flush, and is in the store from its first entry on.
+
+        Args:
+            channel: where the conversation takes place, such as telegram.
+            chat_id: which chat of the channel it is; a number becomes its decimal text.
+            agent_id: stored with the session if it is new.
+
+        Raises:
+            InvalidKey: the channel or chat id cannot name a session.
+            SessionLimit: there are `max_sessions` sessions already.
+            ManagerClosed: the manager is not open.
+        """
+        self._require_open()
+        key = SessionKey.of(channel, chat_id)
+        session_id = key.session_id
+        session = self._sessions.get(session_id)
+        if session is not None and session.log.rejected is not None:
+            session = await self._reload(session)
+        while session is None:
+            if (leaving := self._leaving.get(session_id)) is not None:
+                await leaving.wait()  # its predecessor is being deleted; its files must be gone first
+            async with self._lock:
+                session = self._sessions.get(session_id)
+                if session is None and session_id not in self._leaving:
+                    session = self._create(key, agent_id)
+        session.touch()
+        return session
+
+    async def get(self, channel: str, chat_id: str | int) -> Session:
+        """The session of this chat; does not renew its time to live.
+
+        Raises:
+            SessionNotFound: there is none.
+            InvalidKey: the channel or chat id cannot name a session.
+        """
+        return await self.find(SessionKey.of(channel, chat_id).session_id)
+
+    async def find(self, session_id: str) -> Session:
+        """The session with this id; does not renew its time to live.
+
+        Raises:
+            SessionNotFound: there is none.
+            InvalidKey: the text does not have the form of a session id.
+        """
+        self._require_open()
+        session = self._sessions.get(session_id)
+        if session is None:
+            if not is_session_id(session_id):
+                SessionKey.parse(session_id)  # says what is wrong with it
+            raise SessionNotFound(session_id)
+        return session
+
+    async def get_session_history(
+        self, channel: str, chat_id: str | int, *, limit: int = MAX_MESSAGES
+    ) -> builtins.list[Message]:
+        """The newest messages of a chat, oldest first, at most `limit`; never beginning with an orphan tool result.
+
+        Raises:
+            SessionNotFound: there is no such session.
+        """
+        session = await self.get(channel, chat_id)
+        if limit <= 0:
+            return []
+        return [entry.message for entry in Window(max(limit, 2), session.entries())][-limit:]
+
+    async def list(self, *, channel: str | None = None) -> builtins.list[SessionSummary]:
+        """All sessions, or those of one channel, the most recently used first. Creates and renews nothing."""
+        self._require_open()
+        chosen = [s for s in self._sessions.values() if channel is None or s.channel == channel]
+        chosen.sort(key=lambda session: (session.last_accessed, session.session_id), reverse=True)
+        return [summarize(session) for session in chosen]
+
+    async def delete(self, session_id: str) -> bool:
+        """Delete a session: from memory, its file, its quarantined copies and its transcript; whether there was one.
+
+        Waits for the session's open turn. When it returns, a crash does not bring the session back.
+
+        Raises:
+            StoreUnavailable: it could not be deleted and is as it was.
+        """
+        self._require_open()
+        session = self._sessions.get(session_id)
+        if session is None:
+            return False
+        async with session.turn_lock:
+            if session.is_deleted:
+                return False
+            await self._remove(session)
+        log.info("deleted", action="session.deleted", session_id=session_id)
+        return True
+
+    async def read_transcript(self, session_id: str) -> AsyncIterator[Entry]:
+        """Every committed entry of a session, oldest first, read from the store a page at a time.
+
+        With the store `none` there is no transcript: the window's messages are all there is.
+
+        Raises:
+            SessionNotFound: there is no such session.
+            StoreError: the store cannot be read.
+        """
+        session = await self.find(session_id)
+        if not self._store.keeps_entries:
+            for entry in session.entries():
+                yield entry
+            return
+        after = 0
+        while page := await self._store.read(session_id, after=after, limit=PAGE):
+            for stored in page:
+                yield decode_entry(stored.encoded)
+            after = page[-1].sequence
+
+    # --- upkeep ------------------------------------------------------------------------------------------------------
+
+    async def flush(self) -> FlushReport:
+        """Commit what was accepted and write every dirty session's snapshot, now.
+
+        Raises:
+            ManagerClosed: the manager is not open.
+        """
+        self._require_open()
+        return await self._flusher.flush()
+
+    async def sweep(self) -> SweepReport:
+        """Expire idle sessions now: archive them if the setting says so, then delete them.
+
+        Never a session with an open turn. Does nothing while the clock is in doubt.
+        """
+        self._require_open()
+        expected, jump = self._clock_guard.jump()
+        if jump:
+            log.warning("the clock jumped; no session ages by it", action="clock.jumped", seconds=jump.total_seconds())
+            for session in self._sessions.values():
+                session.forgive(jump, before=expected)
+        if doubt := self._clock_guard.doubt():
+            log.warning("expiry is put off", action="sweep.postponed", reason=doubt)
+            return SweepReport(postponed=doubt)
+        now, ttl = self.clock.now(), timedelta(days=self.settings.ttl_days)
+        scanned = builtins.list(self._sessions.values())
+        idle = [session for session in scanned if is_expired(session, now, ttl)]
+        gone = [session for session in idle if await self._expire(session, ttl)]
+        self._expired += len(gone)
+        archived = len(gone) if self.settings.archive_expired else 0
+        log.info("swept", action="sweep.done", scanned=len(scanned), expired=len(gone), archived=archived)
+        return SweepReport(scanned=len(scanned), expired=len(gone), archived=archived)
+
+    async def check(self) -> CheckReport:
+        """Verify every snapshot against the store; changes nothing."""
+        self._require_open()
+        async with self._flusher.lock:
+            return await Check(self._snapshots, self._store, clock=self.clock, on_progress=self._progress).run()
+
+    def statistics(self) -> ManagerStatistics:
+        """The manager's numbers at this moment."""
+        commits, flushes = self._committer.counts, self._flusher.counts
+        sessions = self._sessions.values()
+        return ManagerStatistics(
+            sessions=len(sessions),
+            dirty=self._flusher.dirty,
+            messages_in_memory=sum(session.statistics().messages for session in sessions),
+            evicted_from_window=self._evicted_of_gone + sum(session.evicted for session in sessions),
+            unsaved_entries=commits.unsaved_entries,
+            unsaved_bytes=commits.unsaved_bytes,
+            appended=commits.committed + commits.unsaved_entries,
+            committed=commits.committed,
+            commits=commits.commits,
+            commit_failures=commits.failures,
+            flushes=flushes.flushes,
+            flush_failures=flushes.failures,
+            snapshots_written=flushes.written,
+            last_flush_seconds=flushes.last_seconds,
+            recovered=self.recovery.from_snapshots + self.recovery.rebuilt,
+            quarantined=len(self.recovery.quarantined),
+            expired=self._expired,
+            store=self._store_name,
+            store_state="failing" if self._committer.failure else "ok",
+        )
+
+    def health(self) -> Health:
+        """Whether messages can be acknowledged and snapshots written."""
+        problems = []
+        if self._stack is None or self._closed:
+            problems.append("the manager is closed")
+        if self._committer.failure is not None:
+            problems.append(f"messages are not acknowledged: {self._committer.failure}")
+        if self._flusher.problem:
+            problems.append(self._flusher.problem)
+        return Health(ok=not problems, store=self._store_name, problems=problems)
+
+    @property
+    def progressed_at(self) -> float:
+        """The monotonic second at which committer and flusher were last known to be alive: now, when both are idle.
+
+        A full disk is progress (it answers); a disk that hangs is not. The watchdog watches this (rule R29).
+        """
+        starts = [since for since in (self._committer.busy_since, self._flusher.busy_since) if since is not None]
+        return min(starts, default=self.clock.monotonic())
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _store_name(self) -> str:
+        choice = self._store_choice
+        return choice.partition(":")[0] if isinstance(choice, str) else type(choice).__name__
+
+    def _require_open(self) -> None:
+        if self._stack is None or self._closed:
+            raise ManagerClosed("the session manager is not open; use `async with SessionManager(...)`")
+
+    def _create(self, key: SessionKey, agent_id: str | None) -> Session:
+        limit = self.settings.max_sessions
+        if len(self._sessions) >= limit:
+            raise SessionLimit(f"there are {limit} sessions already (max_sessions); delete some or raise the limit")
+        conversation = Conversation(
+            key, incarnation=self.clock.new_id(), created_at=self.clock.now(), capacity=self.settings.window
+        )
+        session = Session(conversation, self._services, committed=0, dirty=True)
+        if agent_id is not None:
+            session.agent_id = agent_id
+        self._sessions[session.session_id] = session
+        return session
+
+    async def _reload(self, refused: Session) -> Session:
+        """The store refused a session's entries: go on from what the store has, as a new object for the same key."""
+        async with self._lock:
+            current = self._sessions.get(refused.session_id)
+            if current is not None and current is not refused:
+                return current
+            refused.retire()
+            self._flusher.remove(refused)
+            stored = await self._store.head(refused.session_id)
+            head = stored.head if stored is not None else refused.log.head
+            conversation = Conversation(
+                head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self.settings.window
+            )
+            await catch_up(conversation, self._store)
+            session = Session(conversation, self._services, committed=conversation.last_sequence, dirty=True)
+            self._sessions[session.session_id] = session
+        log.warning("reloaded from the store", action="session.reloaded", session_id=session.session_id)
+        return session
+
+    async def _expire(self, session: Session, ttl: timedelta) -> bool:
+        """Delete one idle session, unless it was used since; whether it is gone. Its turn is held meanwhile."""
+        async with session.turn_lock:
+            if session.is_deleted or not is_idle(session, self.clock.now(), ttl):
+                return False
+            try:
+                if self.settings.archive_expired:
+                    transcript = self.read_transcript(session.session_id)
+                    await archive(self.workspace / "archive", session.session_id, transcript, at=self.clock.now())
+                await self._remove(session)
+            except (SessionsError, OSError) as error:
+                log.error(
+                    "an expired session could not be removed; it is tried again",
+                    action="sweep.failed",
+                    session_id=session.session_id,
+                    error=str(error),
+                )
+                return False
+        return True
+
+    async def _remove(self, session: Session) -> None:
+        """Take a session out of memory and off the disk; on failure it is back as it was."""
+        session_id = session.session_id
+        self._leaving[session_id] = anyio.Event()
+        try:
+            session.retire()
+            with anyio.CancelScope(shield=True):
+                if session.log.rejected is None:
+                    await self._committer.wait(session.log, session.last_sequence)
+                self._flusher.remove(session)
+                async with self._flusher.lock:
+                    await self._snapshots.remove(session_id)
+                    await self._store.delete(session_id)
+            self._evicted_of_gone += session.evicted
+            del self._sessions[session_id]
+        except (StoreError, OSError) as error:
+            session.revive()
+            if isinstance(error, StoreError):
+                raise
+            kind = StoreFull if is_no_space(error) else StoreUnavailable
+            raise kind(f"session {session_id} could not be deleted: {error.strerror}; it is as it was") from error
+        finally:
+            self._leaving.pop(session_id).set()
+
+    async def _run_sweeper(self) -> None:
+        wait = min(FIRST_SWEEP_S, self.settings.sweep_interval_s)
+        while not await sleep_unless(self.clock, wait, self._stop_sweeping):
+            wait = self.settings.sweep_interval_s
+            if self.settings.ttl_days > 0:
+                try:
+                    await self.sweep()
+                except SessionsError as error:
+                    log.error("the sweep failed; it is tried again", action="sweep.failed", error=str(error))
+
+    def _progress(self, progress: Progress) -> None:
+        self.on_progress(progress)
+
+
+def summarize(session: Session) -> SessionSummary:
+    """A session as one line of a list."""
+    return SessionSummary(
+        session_id=session.session_id,
+        channel=session.channel,
+        chat_id=session.chat_id,
+        title=session.title,
+        messages=session.statistics().messages,
+        entries=session.last_sequence,
+        created_at=session.created_at,
+        last_accessed=session.last_accessed,
+        dirty=session.is_dirty,
+    )
+
+
+async def _shielded(run: Callable[[], object]) -> None:
+    """Run a background task that ends when it is told to, not when the surroundings are cancelled.
+
+    Cancelling them must not take the committer away before the last commit.
+    """
+    with anyio.CancelScope(shield=True):
+        await run()  # type: ignore[misc]
+
+
+async def _close_shielded(stack: AsyncExitStack) -> None:
+    """Close the store even when the surroundings are cancelled."""
+    with anyio.CancelScope(shield=True):
+        await stack.aclose()
+
+
+def _ignore(progress: Progress) -> None:
+    """Nobody watches."""

@@ -1,0 +1,405 @@
+"""One live conversation.
+
+`append` is synchronous: it accepts a message, in memory and in order, and needs no lock because nobody else runs
+between two awaits. `add_message` returns when the message is acknowledged: the store has committed it. A turn is
+exclusive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
+from miniclaw_sessions.history.conversation import Conversation, Snapshot
+from miniclaw_sessions.persistence.committer import Committer, SessionLog
+from miniclaw_sessions.persistence.flusher import Flusher
+from miniclaw_sessions.protocol.encoding import encode_entry, encode_message
+from miniclaw_sessions.protocol.entries import (
+    METADATA,
+    Custom,
+    EntryBase,
+    LeafMove,
+    MessageEntry,
+    ModelChange,
+    SessionInfo,
+    ThinkingLevelChange,
+)
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.stores.base import SessionHead, StoredEntry
+from miniclaw_sessions.turn import Turn
+
+ACCESS_RESOLUTION = timedelta(hours=1)
+"""An access that changes nothing is written to disk at most this often."""
+
+E = TypeVar("E", bound=EntryBase)
+_UNSET: Any = object()
+
+
+class SessionStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A session's numbers at one moment."""
+
+    session_id: str
+    messages: int
+    window: int
+    last_sequence: int
+    committed_sequence: int
+    evicted: int
+    dirty: bool
+    in_turn: bool
+
+
+class Services(msgspec.Struct, frozen=True):
+    """What every session of a manager shares."""
+
+    clock: Clock
+    committer: Committer
+    flusher: Flusher
+    max_message_bytes: int
+
+
+class Session:
+    """A conversation that is held in memory, saved to the store and checkpointed to its file.
+
+    Made by `SessionManager`, which hands out the same object for the same key for as long as it lives.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_accessed_on_disk",
+        "_conversation",
+        "_flushed_revision",
+        "_log",
+        "_retired",
+        "_revision",
+        "_services",
+        "_turn_lock",
+        "evicted",
+        "session_id",
+    )
+
+    def __init__(self, conversation: Conversation, services: Services, *, committed: int, dirty: bool) -> None:
+        self.session_id = conversation.key.session_id
+        self.evicted = 0
+        self._conversation = conversation
+        self._services = services
+        head = SessionHead(self.session_id, conversation.key, conversation.incarnation, conversation.created_at)
+        self._log = SessionLog(head, committed)
+        self._revision = 0
+        self._flushed_revision = 0
+        self._accessed_on_disk = conversation.last_accessed
+        self._turn_lock: anyio.Lock | None = None
+        self._retired = False
+        if dirty:
+            self._changed()
+
+    def __repr__(self) -> str:
+        state = "deleted" if self._retired else "dirty" if self.is_dirty else "clean"
+        return f"<Session {self.session_id} {len(self._conversation.window)} messages, {state}>"
+
+    # --- who it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> SessionKey:
+        """The pair (channel, chat_id)."""
+        return self._conversation.key
+
+    @property
+    def channel(self) -> str:
+        """Where the conversation takes place, such as telegram."""
+        return self._conversation.key.channel
+
+    @property
+    def chat_id(self) -> str:
+        """Which chat of the channel it is."""
+        return self._conversation.key.chat_id
+
+    @property
+    def incarnation(self) -> str:
+        """A random id that a deleted and recreated session does not share with its predecessor."""
+        return self._conversation.incarnation
+
+    @property
+    def created_at(self) -> datetime:
+        """When it began, UTC."""
+        return self._conversation.created_at
+
+    @property
+    def updated_at(self) -> datetime:
+        """When its content last changed, UTC."""
+        return self._conversation.updated_at
+
+    @property
+    def last_accessed(self) -> datetime:
+        """When it was last used, UTC; its time to live counts from here."""
+        return self._conversation.last_accessed
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of its newest entry; 0 when it has none."""
+        return self._conversation.last_sequence
+
+    @property
+    def committed_sequence(self) -> int:
+        """The sequence number up to which the store has acknowledged it."""
+        return self._log.committed
+
+    # --- what was said -----------------------------------------------------------------------------------------------
+
+    def append(self, message: Message, *, idempotency_key: str | None = None) -> MessageEntry:
+        """Accept a message: in memory, in order, and on its way to the store. Returns at once.
+
+        Accepted is not acknowledged: a crash can still lose it until `saved` returns. A message whose idempotency key
+        was seen before (among the last 256) is not appended again; its first entry is returned if the window still
+        has it, and an entry with the first one's id if not.
+
+        Raises:
+            InvalidMessage: it cannot be stored faithfully, or is larger than `max_message_bytes`.
+            UnsavedLimit: too much waits for the store already.
+            SessionDeleted: the session was deleted or has expired.
+        """
+        if idempotency_key is not None and (known := self.find_duplicate(idempotency_key)) is not None:
+            return known
+        now = self._services.clock.now()
+        if message.timestamp is None:
+            message = msgspec.structs.replace(message, timestamp=now)
+        return self._append(
+            MessageEntry(
+                id=self._services.clock.new_id(),
+                parent_id=self._conversation.leaf_id,
+                timestamp=now,
+                sequence=self._conversation.last_sequence + 1,
+                message=message,
+                idempotency_key=idempotency_key,
+            )
+        )
+
+    async def add_message(self, message: Message, *, idempotency_key: str | None = None) -> MessageEntry:
+        """Append a message and return when it is acknowledged: the store has committed it, as safely as it promises.
+
+        While the store cannot be written this refuses at once and accepts nothing. When the store fails under this very
+        message, the error is raised and the message stays accepted: it is committed when the store recovers, and
+        repeating the call with the same idempotency key waits for that instead of appending it twice.
+
+        Raises:
+            StoreFull: no space on the store's disk.
+            StoreUnavailable: the store cannot be written.
+            InvalidMessage, UnsavedLimit, SessionDeleted: as for `append`.
+        """
+        if self._services.committer.failure is not None:
+            raise self._services.committer.failure
+        entry = self.append(message, idempotency_key=idempotency_key)
+        await self._services.committer.wait(self._log, entry.sequence)
+        return entry
+
+    async def saved(self) -> None:
+        """Return when everything accepted so far is acknowledged.
+
+        Raises:
+            StoreUnavailable: the store cannot be written; what was accepted stays in memory and is tried again.
+        """
+        await self._services.committer.wait(self._log, self._conversation.last_sequence)
+
+    def messages(self) -> list[Message]:
+        """The window, oldest first: a new list of immutable messages."""
+        return [entry.message for entry in self._conversation.window]
+
+    def entries(self) -> list[MessageEntry]:
+        """The window with ids, sequence numbers and times: a new list of immutable entries."""
+        return list(self._conversation.window)
+
+    def clear(self) -> None:
+        """Start over with an empty window; accepted like a message. The transcript and the metadata stay."""
+        self._append(LeafMove(**self._next(), target_id=None))
+
+    def turn(self, message: Message, *, idempotency_key: str | None = None) -> Turn:
+        """One exchange, exclusively: `async with session.turn(message) as turn`. See `Turn`."""
+        return Turn(self, message, idempotency_key=idempotency_key)
+
+    def find_duplicate(self, idempotency_key: str) -> MessageEntry | None:
+        """The entry that was accepted with this idempotency key, if it is remembered."""
+        entry_id = (self._conversation.idempotency_keys or {}).get(idempotency_key)
+        if entry_id is None:
+            return None
+        for entry in self._conversation.window:
+            if entry.id == entry_id:
+                return entry
+        return MessageEntry(id=entry_id, parent_id=None, timestamp=self.updated_at, message=Message.user(""))
+
+    # --- what is known about it --------------------------------------------------------------------------------------
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Title, agent_id, model, provider, thinking_level and whatever else was set; read-only."""
+        return self._conversation.metadata
+
+    @property
+    def title(self) -> str | None:
+        """The display name; setting it is accepted like a message."""
+        return self.metadata.get("title")
+
+    @title.setter
+    def title(self, title: str | None) -> None:
+        self.update(title=title)
+
+    @property
+    def agent_id(self) -> str | None:
+        """The agent that this session belongs to; setting it is accepted like a message."""
+        return self.metadata.get("agent_id")
+
+    @agent_id.setter
+    def agent_id(self, agent_id: str | None) -> None:
+        self.update(agent_id=agent_id)
+
+    def update(
+        self,
+        *,
+        title: str | None = _UNSET,
+        model: str | None = _UNSET,
+        provider: str | None = _UNSET,
+        thinking_level: str | None = _UNSET,
+        **metadata: Any,
+    ) -> None:
+        """Set metadata, each change an entry of the transcript; None removes. Accepted like a message.
+
+        Raises:
+            InvalidMessage: a value is not JSON.
+            UnsavedLimit, SessionDeleted: as for `append`.
+        """
+        if title is not _UNSET:
+            self._append(SessionInfo(**self._next(), name=title or ""))
+        if model is not _UNSET or provider is not _UNSET:
+            model = self.metadata.get("model") if model is _UNSET else model
+            provider = self.metadata.get("provider") if provider is _UNSET else provider
+            self._append(ModelChange(**self._next(), provider=provider or "", model_id=model or ""))
+        if thinking_level is not _UNSET:
+            self._append(ThinkingLevelChange(**self._next(), thinking_level=thinking_level or ""))
+        if metadata:
+            self._append(Custom(**self._next(), custom_type=METADATA, data=metadata))
+
+    def touch(self) -> None:
+        """The session is being used: its time to live starts again."""
+        now = self._services.clock.now()
+        self._conversation.last_accessed = max(self._conversation.last_accessed, now)
+        if now - self._accessed_on_disk >= ACCESS_RESOLUTION:
+            self._changed()
+
+    def forgive(self, jump: timedelta, *, before: datetime) -> None:
+        """The wall clock jumped: unless it was used since, the session is as idle as it was."""
+        if self._conversation.last_accessed <= before:
+            self._conversation.last_accessed += jump
+            self._changed()
+
+    def statistics(self) -> SessionStatistics:
+        """Its numbers at this moment."""
+        return SessionStatistics(
+            session_id=self.session_id,
+            messages=len(self._conversation.window),
+            window=self._conversation.window.capacity,
+            last_sequence=self.last_sequence,
+            committed_sequence=self.committed_sequence,
+            evicted=self.evicted,
+            dirty=self.is_dirty,
+            in_turn=self.in_turn,
+        )
+
+    # --- for the manager, the flusher and turns ----------------------------------------------------------------------
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether a turn is open or waited for."""
+        return self._turn_lock is not None and self._turn_lock.locked()
+
+    @property
+    def turn_lock(self) -> anyio.Lock:
+        """Held by the open turn; made when first needed, because most sessions sleep."""
+        if self._turn_lock is None:
+            self._turn_lock = anyio.Lock()
+        return self._turn_lock
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether its file lacks something."""
+        return self._revision != self._flushed_revision
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether it accepts nothing more."""
+        return self._retired
+
+    @property
+    def log(self) -> SessionLog:
+        """Its way to the store."""
+        return self._log
+
+    def check(self, message: Message) -> None:
+        """Whether a message could be appended.
+
+        Raises:
+            InvalidMessage: it cannot be stored faithfully, or is too large.
+        """
+        self._check_size(len(encode_message(message)))
+
+    def now(self) -> datetime:
+        """The manager's wall clock."""
+        return self._services.clock.now()
+
+    def capture(self) -> tuple[int, Snapshot] | None:
+        """Its revision and the snapshot that may be written now, in one step between two awaits (rule R10)."""
+        snapshot = None if self._retired else self._conversation.capture(self._log.committed)
+        if snapshot is None:
+            return None
+        return (self._revision if snapshot.complete else self._revision - 1), snapshot
+
+    def retire(self) -> None:
+        """Accept nothing more: the session is about to be deleted or replaced."""
+        self._retired = True
+
+    def revive(self) -> None:
+        """Accept again: the deletion failed."""
+        self._retired = False
+        self._changed()
+
+    def flushed(self, revision: int) -> None:
+        """The snapshot of this revision is safe."""
+        self._flushed_revision = max(self._flushed_revision, revision)
+        self._accessed_on_disk = self._conversation.last_accessed
+
+    def _append(self, entry: E) -> E:
+        """Encode once, fold in, hand over: the path of every entry."""
+        if self._retired:
+            raise SessionDeleted(f"session {self.session_id} was deleted; get_or_create makes a new one")
+        if self._log.rejected is not None:
+            raise self._log.rejected
+        encoded = encode_entry(entry)  # type: ignore[arg-type]
+        services = self._services
+        self._check_size(len(encoded))
+        services.committer.check_room(len(encoded))
+        self.evicted += self._conversation.apply(entry)  # type: ignore[arg-type]
+        services.committer.submit(self._log, StoredEntry(entry.sequence, entry.id, encoded))
+        self._changed()
+        return entry
+
+    def _check_size(self, size: int) -> None:
+        limit = self._services.max_message_bytes
+        if size > limit:
+            raise InvalidMessage(f"the message has {size} bytes as JSON, the limit is {limit} (max_message_bytes)")
+
+    def _next(self) -> dict[str, Any]:
+        """What the next entry has in common with every other."""
+        return {
+            "id": self._services.clock.new_id(),
+            "parent_id": self._conversation.leaf_id,
+            "timestamp": self._services.clock.now(),
+            "sequence": self._conversation.last_sequence + 1,
+        }
+
+    def _changed(self) -> None:
+        self._revision += 1
+        self._services.flusher.add(self)

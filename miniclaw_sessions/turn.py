@@ -1,0 +1,163 @@
+"""A turn: one exchange of a session, exclusive and saved as one unit.
+
+The user's message is committed before the turn body runs, because it is what must never be lost. What the agent
+produces is staged and joins the session when the turn ends, in one piece. A turn that fails keeps the user's message
+and every complete call-and-result, and closes a call that got no answer with an error result, so that the history stays
+legal and shows what happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import anyio
+import msgspec
+
+from miniclaw_sessions.errors import DuplicateMessage, SessionDeleted, StoreError, TurnInProgress
+from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.messages import Message
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.session import Session
+
+INTERRUPTED = "The tool call was interrupted; it has no result."
+
+_open_turns: ContextVar[tuple[Turn, ...]] = ContextVar("open_turns", default=())
+
+
+class Turn:
+    """`async with session.turn(message) as turn`: waits, commits `message`, and saves what is staged at the end.
+
+    Entering waits for the turn that is under way, first come first served; the wait can be cancelled. Leaving commits
+    even when the task is being cancelled. A message whose idempotency key is known and that has not been answered yet
+    (the gateway died in between) is taken up again instead of being appended twice.
+
+    Raises, on entering:
+        TurnInProgress: this very task, or one that started it, holds the session's turn.
+        DuplicateMessage: a message with this idempotency key was answered already, or is long gone.
+        StoreUnavailable, StoreFull: the message cannot be acknowledged.
+        SessionDeleted, InvalidMessage, UnsavedLimit: as for `Session.append`.
+
+    Raises, on leaving:
+        StoreUnavailable, StoreFull: the reply is in memory but not acknowledged.
+    """
+
+    def __init__(self, session: Session, message: Message, *, idempotency_key: str | None) -> None:
+        self.session = session
+        self.is_open = False
+        self._request = message
+        self._idempotency_key = idempotency_key
+        self._message: MessageEntry | None = None
+        self._staged: list[Message] = []
+
+    def __repr__(self) -> str:
+        return (
+            f"<Turn of {self.session.session_id}, {'open' if self.is_open else 'closed'}, {len(self._staged)} staged>"
+        )
+
+    @property
+    def message(self) -> MessageEntry:
+        """The user's message, committed."""
+        if self._message is None:
+            raise TurnInProgress("the turn has not been entered; use `async with session.turn(message)`")
+        return self._message
+
+    def append(self, message: Message) -> None:
+        """Stage a message; it joins the session when the turn ends.
+
+        Raises:
+            InvalidMessage: it cannot be stored faithfully.
+        """
+        self.session.check(message)
+        if message.timestamp is None:
+            message = msgspec.structs.replace(message, timestamp=self.session.now())
+        self._staged.append(message)
+
+    def messages(self) -> list[Message]:
+        """What has been said, the staged messages included: what the model's context is built from."""
+        return [*self.session.messages(), *self._staged]
+
+    async def __aenter__(self) -> Self:
+        held = _open_turns.get()
+        if any(turn.is_open and turn.session is self.session for turn in held):
+            raise TurnInProgress(
+                f"session {self.session.session_id} is in a turn that this task belongs to; "
+                "use that turn, or start the other one from a task of its own"
+            )
+        await self.session.turn_lock.acquire()
+        try:
+            self._message = await self._begin()
+        except BaseException:
+            self.session.turn_lock.release()
+            raise
+        self.is_open = True
+        _open_turns.set((*held, self))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._finish(failed=error is not None)
+        except (StoreError, SessionDeleted):
+            if error is None:
+                raise
+        finally:
+            self.is_open = False
+            _open_turns.set(tuple(turn for turn in _open_turns.get() if turn is not self))
+            self.session.turn_lock.release()
+
+    async def _begin(self) -> MessageEntry:
+        """Commit the user's message, or take up the one that a former process left unanswered."""
+        if self.session.is_deleted:
+            raise SessionDeleted(f"session {self.session.session_id} was deleted while its turn was waited for")
+        key = self._idempotency_key
+        known = self.session.find_duplicate(key) if key is not None else None
+        if known is None:
+            return await self.session.add_message(self._request, idempotency_key=key)
+        if not is_unanswered(known, self.session.entries()):
+            raise DuplicateMessage(self.session.session_id, key or "", known.id)
+        await self.session.saved()
+        return known
+
+    async def _finish(self, *, failed: bool) -> None:
+        messages = close_open_calls(self._staged) if failed else self._staged
+        for message in messages:
+            self.session.append(message)
+        self.session.touch()
+        await self.session.saved()
+
+
+def close_open_calls(messages: Sequence[Message]) -> list[Message]:
+    """The same messages, with an error result for every call that has none, right behind the results that it has."""
+    closed: list[Message] = []
+    for index, message in enumerate(messages):
+        closed.append(message)
+        is_last_of_unit = index + 1 == len(messages) or not messages[index + 1].is_tool_result
+        if is_last_of_unit:
+            closed.extend(_missing_results(closed))
+    return closed
+
+
+def is_unanswered(asked: MessageEntry, entries: Sequence[MessageEntry]) -> bool:
+    """Whether nothing but unfinished tool use follows this message in the window."""
+    ids = [entry.id for entry in entries]
+    if asked.id not in ids:
+        return False
+    later = [entry.message for entry in entries[ids.index(asked.id) + 1 :]]
+    return all(message.is_tool_result or (message.is_assistant and message.tool_calls) for message in later)
+
+
+def _missing_results(messages: Sequence[Message]) -> list[Message]:
+    """Error results for the unanswered calls of the last unit."""
+    answered: set[str | None] = set()
+    for message in reversed(messages):
+        if not message.is_tool_result:
+            calls = [call for call in message.tool_calls or () if call.id not in answered]
+            return [Message.tool_result(call, INTERRUPTED, is_error=True) for call in calls]
+        answered.add(message.tool_call_id)
+    return []
