@@ -365,6 +365,7 @@ class Session:
         """Accept again: the deletion failed."""
         self._retired = False
         self._changed()
+        self._services.flusher.add(self)
 
     def flushed(self, revision: int) -> None:
         """The snapshot of this revision is safe."""
@@ -401,5 +402,6 @@ class Session:
         }
 
     def _changed(self) -> None:
+        if self._revision == self._flushed_revision:
+            self._services.flusher.add(self)
         self._revision += 1
-        self._services.flusher.add(self)

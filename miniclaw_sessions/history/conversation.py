@@ -107,15 +107,18 @@ class Conversation:
     def apply(self, entry: Entry) -> int:
         """Fold one more entry in; return how many messages left the window for it."""
         self.last_sequence = entry.sequence
-        self.leaf_id = entry.target_id if isinstance(entry, LeafMove) else entry.id
-        self.updated_at = max(self.updated_at, entry.timestamp)
-        self.last_accessed = max(self.last_accessed, entry.timestamp)
+        self.leaf_id = entry.id
+        if entry.timestamp > self.updated_at:
+            self.updated_at = entry.timestamp
+        if entry.timestamp > self.last_accessed:
+            self.last_accessed = entry.timestamp
         if isinstance(entry, MessageEntry):
             if entry.idempotency_key is not None:
                 self._remember(entry.idempotency_key, entry.id)
             return self.window.push(entry)
         self.state_sequence = entry.sequence
         if isinstance(entry, LeafMove):
+            self.leaf_id = entry.target_id
             if entry.target_id is None:
                 self.window.clear()
         else:

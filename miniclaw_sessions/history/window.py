@@ -52,13 +52,19 @@ class Window:
     def push(self, entry: MessageEntry) -> int:
         """Append a message and return how many left for it."""
         entries = self._entries
-        if not entries and entry.message.is_tool_result:
+        role = entry.message.role
+        if not entries and role is Role.TOOL_RESULT:
             return 1  # its call is gone already: it stays in the transcript only
         entries.append(entry)
-        if entry.message.is_user:
+        if role is Role.USER:
             self._last_user = entry
+        if len(entries) <= self.capacity:
+            return 0
+        if entries[0] is not self._last_user and entries[1].message.role is not Role.TOOL_RESULT:
+            entries.popleft()  # the usual case: a plain message leaves
+            return 1
         evicted = 0
-        while len(entries) > self.capacity:
+        while len(self._entries) > self.capacity:
             evicted += self._evict()
         return evicted
 

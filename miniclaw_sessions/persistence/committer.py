@@ -40,12 +40,13 @@ class SessionLog:
         """Accepted entries that no commit has taken up yet."""
         return self._waiting or ()
 
-    def add(self, entry: StoredEntry) -> None:
-        """Let an entry wait for the next commit."""
-        if self._waiting is None:
-            self._waiting = [entry]
-        else:
+    def add(self, entry: StoredEntry) -> bool:
+        """Let an entry wait for the next commit; whether it is the first that waits."""
+        if self._waiting:
             self._waiting.append(entry)
+            return False
+        self._waiting = [entry]
+        return True
 
     def take(self) -> Append:
         """Everything that waits, now on its way."""
@@ -120,8 +121,8 @@ class Committer:
 
     def submit(self, session: SessionLog, entry: StoredEntry) -> None:
         """Accept an entry; it goes with the next commit."""
-        session.add(entry)
-        self._queued[session] = None
+        if session.add(entry):
+            self._queued[session] = None
         self._unsaved_entries += 1
         self._unsaved_bytes += len(entry.encoded)
         if not self._wake.is_set():

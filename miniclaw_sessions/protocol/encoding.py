@@ -60,11 +60,13 @@ def encode_entry(entry: Entry) -> bytes:
         InvalidMessage: it holds something that JSON cannot (a lone surrogate, NaN, an integer over 64 bits).
     """
     try:
-        if isinstance(entry, OtherEntry):
-            return bytes(entry.encoded)
-        if isinstance(entry, MessageEntry) and not _is_plain(entry.message):
+        if isinstance(entry, MessageEntry):
+            if entry.extra is None and _is_plain(entry.message):
+                return _encoder.encode(entry)
             fields = _flatten(msgspec.structs.replace(entry, message=_EMPTY))
             return _encoder.encode({**fields, "message": message_to_dict(entry.message)})
+        if isinstance(entry, OtherEntry):
+            return bytes(entry.encoded)
         return _encoder.encode(entry if entry.extra is None else _flatten(entry))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidMessage(f"a {type(entry).__name__} cannot be stored as JSON: {error}") from None
