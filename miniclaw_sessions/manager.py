@@ -20,7 +20,6 @@ from typing import Self
 
 import anyio
 import msgspec
-import structlog
 from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock, SystemClock, sleep_unless
@@ -35,6 +34,7 @@ from miniclaw_sessions.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.history.window import MAX_MESSAGES, Window
 from miniclaw_sessions.persistence.archive import archive
@@ -58,7 +58,7 @@ DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
 FIRST_SWEEP_S = 600.0
 """The first sweep for expired sessions comes this long after the start, so that frequent restarts do not prevent it."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,6 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-import aiofiles
 from anyio import to_thread
 
 from miniclaw_sessions.persistence.disk import Directory
@@ -25,6 +24,8 @@ async def archive(path: Path, session_id: str, entries: AsyncIterator[Entry], *,
     Raises:
         OSError: it could not be written; no file is left.
     """
+    import aiofiles  # noqa: PLC0415 - only sweeping needs it, and importing this package must stay light
+
     directory = await to_thread.run_sync(Directory, path)
     try:
         temporary, fd = await to_thread.run_sync(directory.open_temporary)

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import anyio
-import structlog
 
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.errors import ManagerClosed, StoreError, StoreUnavailable, UnsavedLimit
+from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 10.0
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class SessionLog:

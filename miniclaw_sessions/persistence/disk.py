@@ -2,8 +2,8 @@
 
 One protocol, in one order: temporary file in the same directory, created 0600, written whole, synced; renamed;
 directory synced (rules R1-R5). `Directory.replace` does it for many files at once: write all, sync once, rename all,
-sync the directory once, which is five to ten times faster than a sync per file. Whatever fails leaves the old file whole.
-Everything here blocks: call it in a worker thread, a whole durable step at a time.
+sync the directory once, which is five to ten times faster than a sync per file. Whatever fails leaves the old file
+whole. Everything here blocks: call it in a worker thread, a whole durable step at a time.
 """
 
 from __future__ import annotations

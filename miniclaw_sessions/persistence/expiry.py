@@ -2,8 +2,8 @@
 
 A session expires when it has been idle for strictly longer than its time to live; every use renews it. A wrong clock
 must not expire everything at once (requirement W40). While the process runs, a forward jump of the wall clock against
-the monotonic one is added to every session's last access. When no session at all was used for over a day before the start,
-either the clock is wrong or the gateway was down; in both cases people get one sweep interval to come back.
+the monotonic one is added to every session's last access. When no session at all was used for over a day before the
+start, either the clock is wrong or the gateway was down; in both cases people get one sweep interval to come back.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from typing import Protocol
 
 import anyio
 import msgspec
-import structlog
 
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.errors import StoreUnavailable
+from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.conversation import Snapshot
 from miniclaw_sessions.persistence.committer import Committer
 from miniclaw_sessions.persistence.recovery import Progress
@@ -25,7 +25,7 @@ from miniclaw_sessions.persistence.snapshots import CHUNK, Snapshots, Written
 PERSISTENCE_INTERVAL_SECS = 30.0
 """Seconds between two flushes unless told otherwise (document 004)."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Flushable(Protocol):

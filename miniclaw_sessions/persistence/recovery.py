@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
-import structlog
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
 from miniclaw_sessions.persistence.disk import Found, TooLarge
@@ -36,7 +36,7 @@ PAGE = 500
 RESTORED = "restored_from_snapshot"
 """Stands in an entry that recovery wrote after a store was lost; sequence numbers before it may have gaps."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -1,0 +1,59 @@
+"""What all benchmarks share: the same messages, the same tables, each measurement in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from miniclaw_sessions import Message, Role
+
+WORDS = "the quick brown fox jumps over the lazy dog and tells everybody in the channel about it at some length "
+
+
+class Row(NamedTuple):
+    """One line of the table: ours beside the floor that was measured in the same run."""
+
+    name: str
+    unit: str
+    ours: float
+    floor: float | None = None
+    target: str = ""
+    met: bool | None = None
+
+
+def text(number: int) -> str:
+    """A message's text of about 300 characters, no two alike."""
+    return f"message {number}: " + WORDS[: 285 - len(str(number))] if number % 2 else f"reply {number}: " + WORDS * 3
+
+
+def message(number: int) -> Message:
+    """Users and assistants in turn."""
+    return Message(Role.USER if number % 2 else Role.ASSISTANT, text(number)[:300])
+
+
+def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a measurement in a fresh process, so that no garbage of another one is in it."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+def in_turns(rounds: int, *functions: Callable[[], float]) -> list[float]:
+    """Measure several things alternately and give the median of each, so that a slow spell hits all of them."""
+    results: list[list[float]] = [[] for _ in functions]
+    for _ in range(rounds):
+        for index, function in enumerate(functions):
+            results[index].append(function())
+    return [statistics.median(values) for values in results]
+
+
+def fresh(directory: Path, name: str) -> Path:
+    """A new empty directory below `directory`."""
+    number = 0
+    while (path := directory / f"{name}-{number}").exists():
+        number += 1
+    path.mkdir(parents=True)
+    return path

@@ -1,0 +1,36 @@
+"""Loggers that cost nothing until something is logged, and never stop what they report.
+
+structlog brings the terminal library for its pretty output with it, twice as much as this whole package takes to
+import; most processes that import the package log nothing, or only later. And a log that cannot be written (its disk is
+full, its pipe is gone) must not end the committer that wanted to say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+
+class _LazyLogger:
+    """Becomes structlog's logger of this name at each call, so that a later configuration counts too."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        def write(*arguments: Any, **fields: Any) -> None:
+            import structlog  # noqa: PLC0415 - see the module's docstring
+
+            with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
+                getattr(structlog.get_logger(self._name), method)(*arguments, **fields)
+
+        return write
+
+
+def get_logger(name: str) -> FilteringBoundLogger:
+    """A structlog logger for a module, loaded at its first call; errors of the log's stream are swallowed."""
+    return cast("FilteringBoundLogger", _LazyLogger(name))
