@@ -25,6 +25,7 @@ from anyio import to_thread
 from miniclaw_sessions.clock import Clock, SystemClock, sleep_unless
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import (
+    ConfigError,
     ManagerClosed,
     SessionLimit,
     SessionNotFound,
@@ -128,7 +129,7 @@ class SessionManager:
             clock: time and ids; the machine's by default.
             on_progress: called during recovery, flushes and checks, on the event loop.
         """
-        self.workspace = Path(workspace or DEFAULT_WORKSPACE).expanduser().absolute()
+        self.workspace = Path(workspace or DEFAULT_WORKSPACE).expanduser().resolve()
         self.settings = settings or SessionSettings()
         self.clock = clock or SystemClock()
         self.on_progress = on_progress or _ignore
@@ -156,11 +157,10 @@ class SessionManager:
             DirectoryInUse: another process has the directory.
             SnapshotUnreadable, SchemaTooNew, QuarantineFull: something is there that must not be touched; it was not.
             StoreError: the store cannot be opened.
-            ConfigError: the store's URL is not one.
+            ConfigError: the store's URL is not one, or the directory cannot be used.
         """
         async with AsyncExitStack() as stack:
-            await to_thread.run_sync(self._take_directory, stack)
-            self._snapshots = await to_thread.run_sync(self._open_snapshots, stack)
+            self._snapshots = await to_thread.run_sync(self._open_directory, stack)
             self._store = await self._open_store(stack)
             self._committer = Committer(
                 self._store, clock=self.clock, max_unsaved_bytes=self.settings.max_unsaved_bytes
@@ -229,10 +229,16 @@ class SessionManager:
         kind = StoreFull if is_full else StoreUnavailable
         raise kind(f"closed with {unsaved} messages and {dirty} snapshots unsaved in {self.workspace}: {cause}")
 
-    def _take_directory(self, stack: AsyncExitStack) -> None:
-        directory = Directory(self.workspace)
-        stack.callback(directory.close)
-        stack.callback(DirectoryLock(self.workspace).release)
+    def _open_directory(self, stack: AsyncExitStack) -> Snapshots:
+        """Make the workspace if needed, lock it, and open what is in it."""
+        try:
+            Directory(self.workspace).close()
+            stack.callback(DirectoryLock(self.workspace).release)
+            return self._open_snapshots(stack)
+        except OSError as error:
+            raise ConfigError(
+                f"the workspace {self.workspace} cannot be used: {error.strerror}; mend it or choose another one"
+            ) from error
 
     def _open_snapshots(self, stack: AsyncExitStack) -> Snapshots:
         settings = self.settings

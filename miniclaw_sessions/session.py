@@ -8,7 +8,7 @@ exclusive.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import anyio
@@ -169,6 +169,8 @@ class Session:
         now = self._services.clock.now()
         if message.timestamp is None:
             message = msgspec.structs.replace(message, timestamp=now)
+        elif message.timestamp.tzinfo is not UTC:
+            message = msgspec.structs.replace(message, timestamp=_in_utc(message.timestamp))
         return self._append(
             MessageEntry(
                 id=self._services.clock.new_id(),
@@ -405,3 +407,8 @@ class Session:
         if self._revision == self._flushed_revision:
             self._services.flusher.add(self)
         self._revision += 1
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """The same moment in UTC; one without a time zone is taken to be UTC already."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
