@@ -321,10 +321,15 @@ def _nearest(name: str, known: list[str]) -> str:
     return f"; did you mean {same[0]}?" if same else "; `config show` lists all options"
 
 
+def masked(value: Any) -> Any:
+    """The value, with a password inside a URL masked."""
+    return re.sub(r"(://[^/@:\s]*):[^@/\s]*@", r"\1:***@", value) if isinstance(value, str) else value
+
+
 def show_value(value: Any) -> str:
     """A value as one short line for people, in TOML's notation; a password inside a URL is masked."""
     if isinstance(value, str):
-        return _shown(re.sub(r"(://[^/@:\s]*):[^@/\s]*@", r"\1:***@", value))
+        return _shown(masked(value))
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
