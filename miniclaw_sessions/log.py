@@ -1,0 +1,288 @@
+"""How logging works: one line per record on standard error, and never what anybody said.
+
+As a service each record is one JSON object in ASCII, so that nothing in it can end the line, colour a terminal or forge
+another record (rule S20); in a terminal it is one readable, escaped line. Records of the standard library's loggers
+(uvicorn, SQLAlchemy, ...) come the same way. The package logs facts: a sentence, an `action` of the vocabulary below,
+and keys such as `session_id`. Keys that could hold message text or secrets are refused, values that are not plain are
+replaced by the name of their type, long ones are cut, and a warning that repeats itself is counted instead of written
+(rule S21). This module decides how a record looks; who calls it (the command line) decides when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import MutableMapping
+from pathlib import PurePath
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor
+
+from miniclaw_sessions.clock import Clock, SystemClock
+from miniclaw_sessions.config import LogSettings
+from miniclaw_sessions.protocol.printable import printable
+
+ACTIONS = {
+    "clock.jumped": "the wall clock was set; no session ages by the jump",
+    "commit.failed": "the store cannot be written; the committer goes on trying",
+    "commit.recovered": "the store can be written again",
+    "commit.rejected": "the store refused one session's entries for good",
+    "daemon.failed": "the daemon ends because something failed",
+    "daemon.ready": "sessions are recovered and the listeners answer",
+    "daemon.stopped": "everything was saved and closed",
+    "daemon.stopping": "a stop signal came; no new requests are taken",
+    "flush.done": "dirty snapshots were written",
+    "flush.failed": "snapshots could not be written; the flusher goes on trying",
+    "flush.partial": "some snapshots could not be written; the next flush tries them again",
+    "flush.recovered": "snapshots can be written again",
+    "http.broke_off": "a reply failed after it had begun",
+    "http.disconnected": "a client went away before its request was complete",
+    "http.failed": "a request failed in a way nobody foresaw",
+    "http.stalled": "a client did not take its reply",
+    "library": "a record of another library's own logger",
+    "listener.unlink_failed": "the socket file could not be removed",
+    "notify.failed": "systemd could not be notified",
+    "recovery.done": "startup has loaded all sessions",
+    "recovery.entry_damaged": "an entry in the store cannot be read and was passed over",
+    "recovery.ignored": "something in the sessions directory is not a file",
+    "recovery.quarantined": "a damaged snapshot was set aside, whole",
+    "recovery.renamed": "a snapshot got its canonical name",
+    "recovery.store_quarantined": "a damaged store was set aside, whole",
+    "session.deleted": "a session was deleted by request",
+    "session.reloaded": "a session went on from what the store has",
+    "shutdown.unsaved": "closing could not save everything that was accepted",
+    "sweep.done": "idle sessions were looked for and expired",
+    "sweep.failed": "an expired session could not be removed; it is tried again",
+    "sweep.postponed": "expiry waits because the clock is in doubt",
+    "tool.failed": "a tool raised an error; the model was told and goes on",
+    "turn.cut_off": "an agent's turn took too long after its client had gone",
+    "turn.failed": "an agent's turn failed after its client had gone",
+    "watchdog.silent": "nothing makes progress; systemd is not told that all is well",
+}
+"""Every value that the key `action` takes, and what it means. Alerts may rely on these names."""
+
+REFUSED_KEYS = frozenset(
+    {
+        *("content", "text", "message", "messages", "message_text", "body", "payload", "prompt", "system_prompt"),
+        *("reply", "arguments", "output", "result", "delta", "summary", "title", "data", "encoded", "headers"),
+        *("token", "api_key", "key", "password", "secret", "authorization", "credential", "cookie"),
+    }
+)
+"""Keys under which only numbers are written: anything else could be what somebody said, or a secret."""
+
+MAX_VALUE_LENGTH = 300
+"""Characters of one value that are written; the sentence itself may have more."""
+
+REPEATS = 10
+"""How many equal warnings are written within `REPEAT_INTERVAL_S`; the rest are counted."""
+
+REPEAT_INTERVAL_S = 60.0
+
+_MAX_EVENT_LENGTH = 1_000
+_MAX_ITEMS = 20
+_MAX_FRAMES = 20
+_FIRST_KEYS = ("time", "level", "event", "action", "session_id")
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, clock: Clock | None = None) -> None:
+    """Send all records of this process to one stream; may be called again.
+
+    Args:
+        settings: level and format; `auto` is pretty when the stream is a terminal.
+        stream: where to; standard error by default.
+        clock: stamps the records and times the repetitions.
+    """
+    stream = stream or sys.stderr
+    clock = clock or SystemClock()
+    is_pretty = settings.format == "pretty" or (settings.format == "auto" and stream.isatty())
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.stdlib.add_log_level,
+            RepeatFilter(clock),
+            _Stamp(clock),
+            confine,
+            *(_pretty_steps(stream) if is_pretty else [render_json]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.level]),
+        logger_factory=_Lines(stream).logger,
+        cache_logger_on_first_use=False,  # tests capture what already existing loggers write
+    )
+    _adopt_standard_library(settings.level)
+
+
+def _adopt_standard_library(level: str) -> None:
+    """Route `logging` into structlog. Foreign libraries may only warn: below that, some log statements and bodies."""
+    root = logging.getLogger()
+    for handler in [one for one in root.handlers if isinstance(one, _ToStructlog)]:
+        root.removeHandler(handler)
+    root.addHandler(_ToStructlog())
+    root.setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(max(_LEVELS[level], logging.INFO))
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "alembic", "sqlalchemy"):
+        logging.getLogger(name).handlers.clear()
+        logging.getLogger(name).propagate = True
+    logging.captureWarnings(capture=True)
+
+
+class _ToStructlog(logging.Handler):
+    """Hands records of the standard library's loggers over."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sentence = record.getMessage()
+        except (TypeError, ValueError):  # arguments that do not fit the format
+            sentence = str(record.msg)
+        level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
+        log = structlog.get_logger(record.name)
+        log.log(level, sentence, action="library", logger=record.name, exc_info=record.exc_info or None)
+
+
+# --- processors ------------------------------------------------------------------------------------------------------
+
+
+class RepeatFilter:
+    """Drops warnings and errors that repeat themselves, and tells how many with the next one that passes."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def __call__(self, logger: Any, method: str, record: EventDict) -> EventDict:
+        """Pass the record, or raise structlog.DropEvent."""
+        del logger
+        if method not in ("warning", "error"):
+            return record
+        # Equal means equal action and reason: an id in the sentence or the keys must not make a flood unique.
+        key = (str(record.get("action", record["event"])), str(record.get("reason", record.get("error", "")))[:80])
+        now = self._clock.monotonic()
+        since, count = self._seen.get(key, (now, 0))
+        if now - since >= REPEAT_INTERVAL_S:
+            since, count = now, max(0, count - REPEATS)
+            if count:
+                record["suppressed"], count = count, 0
+        if len(self._seen) >= 1_000:  # noqa: PLR2004 - bounds memory when strangers can vary the reason
+            self._seen.clear()
+        self._seen[key] = (since, count + 1)
+        if count >= REPEATS:
+            raise structlog.DropEvent
+        return record
+
+
+class _Stamp:
+    """Adds the time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def __call__(self, logger: Any, method: str, record: EventDict) -> EventDict:
+        del logger, method
+        record["time"] = self._clock.now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return record
+
+
+def confine(logger: Any, method: str, record: EventDict) -> EventDict:
+    """Keep message text, secrets and endless values out of a record (rules S19 to S21)."""
+    del logger, method
+    record.pop("stack_info", None)
+    failure = _failure(record.pop("exc_info", None))
+    safe: dict[str, Any] = {name: record[name] for name in _FIRST_KEYS if name in record}
+    safe["event"] = _cut(str(record.get("event", "")), _MAX_EVENT_LENGTH)
+    for name, value in record.items():
+        if name != "event":
+            is_refused = name.lower() in REFUSED_KEYS and not isinstance(value, int | float | None)
+            safe[name] = "<refused>" if is_refused else _plain(value)
+    return {**safe, **failure}
+
+
+def _plain(value: Any, *, nested: bool = False) -> Any:
+    """A value that cannot surprise: a number, a short text, or a short list of these; else the name of its type."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, BaseException):
+        return _cut(f"{type(value).__name__}: {value}", MAX_VALUE_LENGTH)
+    if isinstance(value, str | PurePath):
+        return _cut(str(value), MAX_VALUE_LENGTH)
+    if isinstance(value, list | tuple | set | frozenset) and not nested:
+        items = [_plain(item, nested=True) for item in list(value)[:_MAX_ITEMS]]
+        return items if len(value) <= _MAX_ITEMS else [*items, f"and {len(value) - _MAX_ITEMS} more"]
+    return f"<{type(value).__name__}>"
+
+
+def _failure(exc_info: Any) -> dict[str, Any]:
+    """An exception as its type, the first line of its text, and where it happened; no source lines, no values."""
+    if exc_info is True:
+        exc_info = sys.exc_info()
+    error = exc_info[1] if isinstance(exc_info, tuple) else exc_info
+    if not isinstance(error, BaseException):
+        return {}
+    frames = traceback.extract_tb(error.__traceback__)[-_MAX_FRAMES:]
+    return {
+        "error_type": type(error).__name__,
+        "error": _cut(str(error), MAX_VALUE_LENGTH),
+        "where": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+    }
+
+
+def _cut(text: str, length: int) -> str:
+    """The first line, shortened: database errors quote statements and parameters on the lines after it."""
+    line, more, _ = text.partition("\n")
+    return f"{line[: length - 3]}..." if more or len(line) > length else line
+
+
+# --- output ----------------------------------------------------------------------------------------------------------
+
+
+def render_json(logger: Any, method: str, record: EventDict) -> str:
+    """The record as one line of ASCII JSON."""
+    del logger, method
+    return json.dumps(record, ensure_ascii=True, default=lambda value: f"<{type(value).__name__}>").replace(
+        "\x7f", "\\u007f"
+    )
+
+
+def _pretty_steps(stream: TextIO) -> list[Processor]:
+    from rich.console import Console  # noqa: PLC0415 - a service never needs it
+
+    colors = stream.isatty() and not Console(file=stream).no_color
+    renderer = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=40, sort_keys=False, timestamp_key="time")
+    return [_escape, renderer]
+
+
+def _escape(logger: Any, method: str, record: EventDict) -> MutableMapping[str, Any]:
+    del logger, method
+    return {
+        name: printable(value)
+        if isinstance(value, str)
+        else [printable(str(item)) for item in value]
+        if isinstance(value, list)
+        else value
+        for name, value in record.items()
+    }
+
+
+class _Lines:
+    """Writes finished records, a whole line at a time; a stream that is full or gone never hurts who logs."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def logger(self, *name: Any) -> _Lines:
+        """The logger factory: all names write to the same stream."""
+        del name
+        return self
+
+    def write(self, line: str) -> None:
+        """One record."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+
+    debug = info = warning = error = critical = exception = msg = write
