@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, NamedTuple, Self
 
@@ -26,6 +27,11 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Transcript] = {}
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """None."""
+        return ()
 
     async def __aenter__(self) -> Self:
         """Nothing to open."""

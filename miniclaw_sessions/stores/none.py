@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
@@ -15,6 +16,11 @@ class NoStore:
 
     durable: ClassVar[bool] = False
     keeps_entries: ClassVar[bool] = False
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """None."""
+        return ()
 
     async def __aenter__(self) -> Self:
         """Nothing to open."""

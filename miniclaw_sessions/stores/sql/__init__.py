@@ -1,0 +1,1 @@
+"""Transcripts in a relational database: one schema and one set of statements, and a store per engine."""

@@ -1,0 +1,80 @@
+"""What went wrong, in the words of `errors`: the one place that knows SQLite's error codes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+
+from sqlalchemy.exc import DBAPIError
+
+from miniclaw_sessions.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
+
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_PROBE_BYTES = 64 * 1024
+
+
+def store_error(error: Exception, *, path: Path, attempted: str) -> StoreError:
+    """The store's error for a failure of the database or the file system.
+
+    Args:
+        error: from SQLAlchemy, sqlite3 or the operating system.
+        path: the database file.
+        attempted: what was to be done, to follow "cannot".
+    """
+    if isinstance(error, StoreError):
+        return error
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    what = f"cannot {attempted} {path}: {cause}"
+    if _is_damage(cause):
+        return StoreCorrupt(f"{what}; set the file aside, and the sessions go on from their snapshots")
+    if _is_full(cause, path):
+        return StoreFull(f"{what}; free space on its disk or quota, nothing that was acknowledged is lost")
+    return StoreUnavailable(f"{what}; see that the disk works, and that the file is ours alone and writable")
+
+
+def is_full(error: Exception) -> bool:
+    """Whether SQLite itself found no space, and so took the transaction back in good order."""
+    return _code(error.orig if isinstance(error, DBAPIError) else error) == sqlite3.SQLITE_FULL
+
+
+def _code(cause: BaseException | None) -> int | None:
+    """SQLite's primary error code; the upper bytes of what Python reports tell the details."""
+    code: int | None = getattr(cause, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def _is_damage(cause: BaseException | None) -> bool:
+    code = _code(cause)
+    if code is None:  # Python's own complaint that stored text is not UTF-8
+        return isinstance(cause, sqlite3.OperationalError)
+    return code in _DAMAGED
+
+
+def _is_full(cause: BaseException | None, path: Path) -> bool:
+    if isinstance(cause, OSError):
+        return cause.errno in _NO_SPACE
+    code = _code(cause)
+    return code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _has_no_space(path))
+
+
+def _has_no_space(path: Path) -> bool:
+    """Whether the disk, a quota or a size limit refuses more bytes: SQLite calls all but the first an I/O error.
+
+    Written to a file without a name, at the end of what the database's largest file has reached.
+    """
+    try:
+        end = max((file.stat().st_size for file in path.parent.glob(f"{path.name}*")), default=0)
+        fd = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        return error.errno in _NO_SPACE
+    try:
+        written = os.pwrite(fd, bytes(_PROBE_BYTES), end)
+        os.fsync(fd)
+    except OSError as error:
+        return error.errno in _NO_SPACE
+    finally:
+        os.close(fd)
+    return written < _PROBE_BYTES

@@ -1,0 +1,135 @@
+"""The database file and the connections to it.
+
+The file exists, 0600 and empty, before SQLite opens it; SQLite gives its -wal and -shm files the same mode, whatever
+the umask (rule R33). Every connection is set up here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from pathlib import Path
+from urllib.parse import quote
+
+from miniclaw_sessions.errors import ConfigError, StoreUnavailable
+
+CHECKPOINT_BYTES = 32 * 1024 * 1024
+"""How far the -wal file grows before it moves to the database; larger is faster, with longer pauses."""
+
+WAL_LIMIT_BYTES = 64 * 1024 * 1024
+"""To this size the -wal file is cut back after a burst."""
+
+BUSY_TIMEOUT_S = 5.0
+"""How long to wait for another program's transaction before giving up."""
+
+_PAGE_BYTES = 4096
+_MODE = 0o600
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def database_files(path: Path) -> tuple[Path, Path, Path]:
+    """All files that a database may consist of; the last two only exist while it is open, or after a crash."""
+    return path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")
+
+
+def create_file(path: Path) -> None:
+    """Make sure that the database file exists and is ours alone, durably.
+
+    Raises:
+        StoreUnavailable: the name is taken by something that is not a regular file.
+        OSError: it cannot be created or opened.
+    """
+    try:
+        fd = os.open(path, _CREATE, _MODE)
+    except FileExistsError:
+        for file in database_files(path):
+            _make_private(file)
+        return
+    try:
+        os.fchmod(fd, _MODE)  # a umask of 0777 would have taken even the owner's bits
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def schema_version(path: Path) -> str | None:
+    """The version of the schema in the database, or None when there is nothing in it yet. Changes nothing.
+
+    Raises:
+        ConfigError: the database is another program's.
+        sqlite3.Error: it cannot be read.
+    """
+    connection = connect(path, writing=False)
+    try:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not tables:
+            return None
+        if "alembic_version" not in tables or "entries" not in tables:
+            raise ConfigError(f"cannot open {path} as a store: it is another program's database; choose another path")
+        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+        return str(row[0]) if row else None
+    finally:
+        connection.close()
+
+
+def connect(path: Path, *, writing: bool) -> sqlite3.Connection:
+    """One connection: to write, or to read only.
+
+    Raises:
+        StoreUnavailable: the file system does not support SQLite's write-ahead log.
+        sqlite3.Error: it cannot be opened.
+    """
+    connection = sqlite3.connect(
+        f"file:{quote(str(path))}?mode={'rw' if writing else 'ro'}",
+        uri=True,
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,  # transactions are begun by the store, not guessed by the driver
+        check_same_thread=False,
+    )
+    try:
+        connection.execute("PRAGMA temp_store = MEMORY")  # no conversations in temporary files
+        connection.execute("PRAGMA trusted_schema = OFF")
+        if writing:
+            _set_up_writing(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _set_up_writing(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise StoreUnavailable(
+            f"cannot open {path}: its file system does not support SQLite's write-ahead log (the journal mode stays "
+            f"{mode}); put the workspace on a local disk"
+        )
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA secure_delete = ON")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // _PAGE_BYTES}")
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+
+
+def _make_private(file: Path) -> None:
+    """Nobody else may read an existing file; it must be a file, for a pipe would make SQLite wait for ever."""
+    try:
+        fd = os.open(file, _OPEN)
+    except FileNotFoundError:
+        return
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise StoreUnavailable(f"cannot open {file}: it is not a regular file; remove it or choose another path")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            os.fchmod(fd, _MODE)
+    finally:
+        os.close(fd)

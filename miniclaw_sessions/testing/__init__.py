@@ -1,0 +1,29 @@
+"""The public test kit: what this package's own tests use, and yours may. It needs no test framework.
+
+`FakeClock` moves time, `FaultyStore` fails on request, and `check_store` proves the promises of a store of your own.
+"""
+
+from __future__ import annotations
+
+from miniclaw_sessions.testing.clock import FakeClock
+from miniclaw_sessions.testing.faults import FaultyStore, Hold
+from miniclaw_sessions.testing.stores import (
+    STORE_CHECKS,
+    StoreCheck,
+    StoreMaker,
+    check_store,
+    sample_entries,
+    sample_head,
+)
+
+__all__ = [
+    "STORE_CHECKS",
+    "FakeClock",
+    "FaultyStore",
+    "Hold",
+    "StoreCheck",
+    "StoreMaker",
+    "check_store",
+    "sample_entries",
+    "sample_head",
+]

@@ -1,0 +1,171 @@
+"""A store that fails when a test wants it to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+import anyio
+
+from miniclaw_sessions.errors import StoreConflict, StoreError, StoreUnavailable
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
+
+T = TypeVar("T")
+Method = Literal["append", "heads", "head", "read", "read_newest", "delete", "check"]
+
+
+class FaultyStore:
+    """A real store with faults on request; without any it does what the real one does.
+
+    Attributes:
+        calls: how often each method was called.
+    """
+
+    durable: ClassVar[bool] = False
+    keeps_entries: ClassVar[bool] = True
+
+    def __init__(self, store: Store) -> None:
+        vars(self).update(durable=store.durable, keeps_entries=store.keeps_entries)  # what the real store promises
+        self.calls: Counter[Method] = Counter()
+        self._store = store
+        self._failures: dict[Method, list[tuple[Exception, bool]]] = {}
+        self._failing: dict[Method, Exception] = {}
+        self._refused: dict[str, StoreError] = {}
+        self._hold: Hold | None = None
+
+    def __repr__(self) -> str:
+        return f"<FaultyStore {self._store!r}>"
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    def fail_next(
+        self, count: int = 1, error: Exception | None = None, *, method: Method = "append", stored: bool = False
+    ) -> None:
+        """Let the next calls of a method raise.
+
+        Args:
+            count: how many calls.
+            error: what they raise; None is a StoreUnavailable.
+            method: which method.
+            stored: True: the call does its work and only the answer is lost.
+        """
+        self._failures.setdefault(method, []).extend([(error or _unavailable(), stored)] * count)
+
+    def fail(self, error: Exception | None = None, *, method: Method = "append") -> None:
+        """Let a method raise until `heal`."""
+        self._failing[method] = error or _unavailable()
+
+    def refuse(self, session_id: str, error: StoreError | None = None) -> None:
+        """Let appends to one session have this outcome, a StoreConflict if None, until `heal`; others succeed."""
+        self._refused[session_id] = error or StoreConflict(f"session {session_id} is refused, as the test wants")
+
+    def hold(self) -> Hold:
+        """Let the appends from now on wait until the hold is released."""
+        self._hold = Hold()
+        return self._hold
+
+    def heal(self) -> None:
+        """No more faults; what is held goes on."""
+        self._failures.clear()
+        self._failing.clear()
+        self._refused.clear()
+        if self._hold is not None:
+            self._hold.release()
+            self._hold = None
+
+    # --- the contract ------------------------------------------------------------------------------------------------
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The real store's."""
+        return self._store.files
+
+    async def __aenter__(self) -> Self:
+        """Open the real store."""
+        await self._store.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the real store."""
+        await self._store.__aexit__(kind, error, trace)
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        """Append, but for the faults."""
+        hold = self._hold
+        if hold is not None:
+            hold.reached.set()
+            await hold.released.wait()
+        after = self._begin("append")
+        taken = [item for item in appends if item.head.session_id not in self._refused]
+        outcomes = iter(await self._store.append(taken))
+        if after is not None:
+            raise after
+        return [self._refused.get(item.head.session_id) or next(outcomes) for item in appends]
+
+    async def heads(self) -> AsyncIterator[StoredHead]:
+        """The real store's, but for the faults."""
+        after = self._begin("heads")
+        async for stored in self._store.heads():
+            yield stored
+        if after is not None:
+            raise after
+
+    async def head(self, session_id: str) -> StoredHead | None:
+        """The real store's, but for the faults."""
+        return await self._call("head", lambda: self._store.head(session_id))
+
+    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """The real store's, but for the faults."""
+        return await self._call("read", lambda: self._store.read(session_id, after=after, limit=limit))
+
+    async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
+        """The real store's, but for the faults."""
+        return await self._call("read_newest", lambda: self._store.read_newest(session_id, limit))
+
+    async def delete(self, session_id: str) -> bool:
+        """The real store's, but for the faults."""
+        return await self._call("delete", lambda: self._store.delete(session_id))
+
+    async def check(self) -> list[str]:
+        """The real store's, but for the faults."""
+        return await self._call("check", self._store.check)
+
+    async def _call(self, method: Method, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        after = self._begin(method)
+        result = await work()
+        if after is not None:
+            raise after
+        return result
+
+    def _begin(self, method: Method) -> Exception | None:
+        """Count the call and raise its fault, or return the fault that is to be raised when the work is done."""
+        self.calls[method] += 1
+        if (failing := self._failing.get(method)) is not None:
+            raise failing
+        if not (planned := self._failures.get(method)):
+            return None
+        error, stored = planned.pop(0)
+        if not stored:
+            raise error
+        return error
+
+
+class Hold:
+    """Appends that wait; `reached` is set as soon as there is one."""
+
+    def __init__(self) -> None:
+        self.reached = anyio.Event()
+        self.released = anyio.Event()
+
+    def release(self) -> None:
+        """Let them go on."""
+        self.released.set()
+
+
+def _unavailable() -> StoreUnavailable:
+    return StoreUnavailable("the store fails, as the test wants; heal it")

@@ -1,0 +1,556 @@
+"""What only SQLite can get wrong: files, schema, full and failing disks, other programs, crashes."""
+
+# ruff: noqa: ASYNC220, ASYNC240 - nothing else runs on the loop while a test looks at its files
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import anyio
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+
+from miniclaw_sessions.errors import (
+    ConfigError,
+    SchemaTooNew,
+    StoreConflict,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+from miniclaw_sessions.stores.base import Append, StoredEntry
+from miniclaw_sessions.stores.sql import files, migrations, sqlite
+from miniclaw_sessions.stores.sql.models import Base
+from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.testing import sample_entries, sample_head
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "sessions.db"
+
+
+async def append(store: SQLiteStore, chat_id: int, first: int, last: int, *, text: str = "hello") -> StoreError | None:
+    (outcome,) = await store.append([Append(sample_head(chat_id), sample_entries(first, last, text=text))])
+    return outcome
+
+
+async def filled(path: Path, *, sessions: int = 3, entries: int = 5) -> None:
+    async with SQLiteStore(path) as store:
+        for chat_id in range(1, sessions + 1):
+            assert await append(store, chat_id, 1, entries) is None
+
+
+def modes(directory: Path) -> dict[str, int]:
+    return {file.name: stat.S_IMODE(file.stat().st_mode) for file in directory.iterdir()}
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """All that SQLite keeps there; its -shm file is scratch space that reading writes to."""
+    return {file.name: file.read_bytes() for file in directory.iterdir() if not file.name.endswith("-shm")}
+
+
+def run_python(program: str, *arguments: object) -> str:
+    """Run a program in a process of its own, and return what it prints."""
+    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0, 0o777])
+async def test_all_files_are_0600_whatever_the_umask(umask: int, path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        async with SQLiteStore(path) as store:
+            await append(store, 1, 1, 5)
+            while_open = modes(path.parent)
+    finally:
+        os.umask(before)
+    assert while_open == {"sessions.db": 0o600, "sessions.db-wal": 0o600, "sessions.db-shm": 0o600}
+    assert modes(path.parent) == {"sessions.db": 0o600}
+
+
+async def test_a_file_that_others_could_read_is_made_private(path: Path) -> None:
+    await filled(path)
+    path.chmod(0o644)
+    async with SQLiteStore(path) as store:
+        assert set(modes(path.parent).values()) == {0o600}
+        assert len(await store.read("telegram_1")) == 5
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
+async def test_what_is_not_a_regular_file_is_refused(kind: str, path: Path) -> None:
+    target = path.parent / "elsewhere"
+    if kind == "link":
+        path.symlink_to(target)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(StoreUnavailable, match="cannot open"):
+        async with SQLiteStore(path):
+            pass
+    assert not target.exists()
+
+
+async def test_a_missing_directory_is_not_created(path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="cannot open"):
+        async with SQLiteStore(path.parent / "missing" / "sessions.db"):
+            pass
+
+
+@pytest.mark.parametrize("name", ["a b.db", "50%25.db", "what?mode=memory#x.db", "ä.db"])
+async def test_any_file_name_will_do(name: str, tmp_path: Path) -> None:
+    await filled(tmp_path / name)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+async def test_a_store_that_is_not_open_says_so(path: Path) -> None:
+    store = SQLiteStore(path)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="not open"):
+            await store.read("telegram_1")
+        with pytest.raises(StoreUnavailable, match="not open"):
+            await append(store, 1, 1, 1)
+        async with store:
+            pass
+
+
+async def test_a_deleted_session_leaves_no_bytes_behind(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await append(store, 1, 1, 100, text="a secret that must go")
+        await append(store, 2, 1, 1)
+        assert await store.delete("telegram_1")
+    assert b"a secret that must go" not in b"".join(contents(path.parent).values())
+
+
+async def test_commits_are_synced_and_integrity_is_enforced(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await append(store, 1, 1, 1)
+        writer = store._writer
+        assert writer is not None
+        settings = ("journal_mode", "synchronous", "foreign_keys", "secure_delete", "temp_store")
+        values = [writer.exec_driver_sql(f"PRAGMA {name}").scalar() for name in settings]
+        writer.rollback()
+        assert values == ["wal", 2, 1, 1, 2]
+
+
+# --- schema ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_migrations_make_the_tables_of_the_models(path: Path) -> None:
+    await filled(path)
+    engine = SQLiteStore(path)._engine(writing=True)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+    scripts = ScriptDirectory(str(Path(migrations.__file__).parent))
+    assert [script.revision for script in scripts.walk_revisions()][::-1] == list(migrations.REVISIONS)
+
+
+async def test_an_empty_file_becomes_a_database(path: Path) -> None:
+    path.touch()
+    await filled(path)
+    assert files.schema_version(path) == migrations.REVISIONS[-1]
+    assert set(modes(path.parent).values()) == {0o600}
+
+
+async def test_a_migration_that_fails_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_at_the_end(connection: Connection) -> None:
+        migrations.upgrade(connection)
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite, "upgrade", fail_at_the_end)
+        with pytest.raises(StoreUnavailable):
+            async with SQLiteStore(path):
+                pass
+    assert files.schema_version(path) is None
+    await filled(path)
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+async def test_a_newer_schema_is_refused_and_left_byte_for_byte(crashed: bool, tmp_path: Path) -> None:
+    original = tmp_path / "original" / "sessions.db"
+    original.parent.mkdir()
+    await filled(original)
+    path = tmp_path / "copy" / "sessions.db"
+    path.parent.mkdir()
+    with closing(sqlite3.connect(original, isolation_level=None)) as newer:
+        newer.execute("UPDATE alembic_version SET version_num = '9999'")
+        if not crashed:
+            newer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        for file in original.parent.iterdir():  # what is there when the process is killed now
+            if not file.name.endswith("-shm"):
+                path.with_name(file.name).write_bytes(file.read_bytes())
+    before = contents(path.parent)
+    assert (len(before["sessions.db-wal"]) > 0) is crashed
+    for _ in range(2):
+        with pytest.raises(SchemaTooNew, match="9999"):
+            async with SQLiteStore(path):
+                pass
+    assert contents(path.parent) == before
+
+
+async def test_another_programs_database_is_refused_and_left_alone(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE entries (recipe TEXT)")
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="another program's"):
+        async with SQLiteStore(path):
+            pass
+    assert path.read_bytes() == before
+
+
+def test_opening_an_existing_store_does_not_import_alembic(path: Path) -> None:
+    anyio.run(filled, path)
+    program = """
+        import sys, anyio
+        from pathlib import Path
+        import miniclaw_sessions.stores, miniclaw_sessions.testing
+        assert "sqlalchemy" not in sys.modules
+        async def main():
+            async with miniclaw_sessions.stores.open_store("sqlite:", Path(sys.argv[1])) as store:
+                print(len(await store.read("telegram_1")))
+        anyio.run(main)
+        assert "alembic" not in sys.modules
+    """
+    assert run_python(program, path.parent) == "5\n"
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_not_a_database_is_corrupt_and_left_alone(path: Path) -> None:
+    path.write_bytes(b"this was never a database, and is long enough for a header" * 200)
+    before = path.read_bytes()
+    with pytest.raises(StoreCorrupt, match="cannot open"):
+        async with SQLiteStore(path):
+            pass
+    assert path.read_bytes() == before
+
+
+async def test_damaged_pages_are_reported_and_the_files_can_be_moved(path: Path) -> None:
+    await filled(path, sessions=20, entries=100)
+    damaged = bytearray(path.read_bytes())
+    damaged[8 * 4096 :] = os.urandom(len(damaged) - 8 * 4096)
+    path.write_bytes(damaged)
+    async with SQLiteStore(path) as store:
+        assert await store.check() != []
+        with pytest.raises(StoreCorrupt, match="cannot read"):
+            await read_all(store)
+    for file in store.files:
+        if file.exists():
+            file.rename(file.with_suffix(".damaged"))
+    await filled(path)
+
+
+async def read_all(store: SQLiteStore) -> None:
+    async for stored in store.heads():
+        await store.read(stored.head.session_id)
+
+
+async def test_an_entry_without_a_session_and_a_false_name_are_reported(path: Path) -> None:
+    await filled(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("UPDATE entries SET session = 77 WHERE session = 1 AND sequence = 5")
+        other.execute("UPDATE sessions SET chat_id = '5' WHERE session_id = 'telegram_2'")
+    async with SQLiteStore(path) as store:
+        problems = await store.check()
+    assert len(problems) == 2
+    assert "belongs to no row of sessions" in problems[0]
+    assert "telegram_5" in problems[1]
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "small"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", disk], check=False)
+    if mounted.returncode:
+        pytest.skip("a disk of its own needs root and mount")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+async def fill_until_refused(store: SQLiteStore) -> int:
+    """Append one entry after the other until the disk is full; how many were acknowledged."""
+    for sequence in range(1, 10_000):
+        try:
+            assert await append(store, 1, sequence, sequence, text="x" * 3000) is None
+        except StoreFull:
+            return sequence - 1
+    pytest.fail("the disk never was full")
+
+
+@pytest.mark.root
+async def test_a_full_disk_refuses_appends_goes_on_reading_and_recovers_by_itself(small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    async with SQLiteStore(small_disk / "sessions.db") as store:
+        ballast.write_bytes(bytes(300_000))
+        acknowledged = await fill_until_refused(store)
+        assert acknowledged > 10
+        with pytest.raises(StoreFull, match="free space"):
+            await append(store, 2, 1, 50, text="x" * 3000)
+        assert len(await store.read("telegram_1")) == acknowledged
+        ballast.unlink()
+        assert await append(store, 1, acknowledged + 1, acknowledged + 1) is None
+        assert await append(store, 2, 1, 3) is None
+    async with SQLiteStore(small_disk / "sessions.db") as store:
+        assert len(await store.read("telegram_1")) == acknowledged + 1
+        assert await store.check() == []
+
+
+def fill(ballast: Path) -> None:
+    """Take all the space that there is."""
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.mark.root
+async def test_a_store_that_finds_no_space_to_open_says_that_the_disk_is_full(small_disk: Path) -> None:
+    await filled(small_disk / "sessions.db")
+    ballast = small_disk / "ballast"
+    fill(ballast)
+    with pytest.raises(StoreFull, match="free space"):
+        async with SQLiteStore(small_disk / "sessions.db"):
+            pass
+    ballast.unlink()
+    async with SQLiteStore(small_disk / "sessions.db") as store:
+        assert await store.check() == []
+
+
+def test_a_file_size_limit_counts_as_a_full_disk_and_passes_when_it_is_raised(path: Path) -> None:
+    program = """
+        import resource, sys, anyio
+        from pathlib import Path
+        from miniclaw_sessions.errors import StoreFull
+        from miniclaw_sessions.stores.base import Append
+        from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
+        from miniclaw_sessions.testing import sample_entries, sample_head
+        async def main():
+            async with SQLiteStore(Path(sys.argv[1])) as store:
+                unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, unlimited[1]))
+                sequence = 0
+                try:
+                    while True:
+                        await store.append([Append(sample_head(), sample_entries(sequence + 1, sequence + 9))])
+                        sequence += 9
+                except StoreFull:
+                    pass
+                assert len(await store.read("telegram_1")) == sequence > 100
+                resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+                assert await store.append([Append(sample_head(), sample_entries(sequence + 1, sequence + 9))]) == [None]
+                assert len(await store.read("telegram_1")) == sequence + 9
+                print(await store.check())
+        anyio.run(main)
+    """
+    assert run_python(program, path) == "[]\n"
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+# --- a failing disk --------------------------------------------------------------------------------------------------
+
+
+class FailingConnection(sqlite3.Connection):
+    """Its commits fail as long as `failures` lasts, as if the sync had failed."""
+
+    failures = 0
+    opened = 0
+
+    def __init__(self, *arguments: object, **settings: object) -> None:
+        super().__init__(*arguments, **settings)  # type: ignore[arg-type]
+        type(self).opened += 1
+
+    def commit(self) -> None:
+        if self.total_changes and type(self).failures > 0:
+            type(self).failures -= 1
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise error
+        super().commit()
+
+
+async def test_after_a_failed_sync_nothing_is_acknowledged_and_the_connection_is_never_used_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(path)
+    original = sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda *args, **settings: original(*args, factory=FailingConnection, **settings)
+    )
+    async with SQLiteStore(path) as store:
+        FailingConnection.failures, opened = 2, FailingConnection.opened
+        for attempt in (1, 2):
+            with pytest.raises(StoreUnavailable, match="disk I/O error") as caught:
+                await append(store, 1, 6, 7)
+            assert not isinstance(caught.value, StoreFull)
+            assert FailingConnection.opened == opened + attempt - 1
+            assert len(await store.read("telegram_1")) == 5
+        assert await append(store, 1, 6, 7) is None
+        assert FailingConnection.opened == opened + 2
+        assert len(await store.read("telegram_1")) == 7
+        assert await store.check() == []
+
+
+# --- other programs --------------------------------------------------------------------------------------------------
+
+
+async def test_two_stores_on_one_file_never_overwrite_each_other(path: Path) -> None:
+    async with SQLiteStore(path) as one, SQLiteStore(path) as two:
+        for store in (one, two):  # both know now where the sessions stand
+            assert await append(store, 1, 1, 2) is None
+            assert await append(store, 2, 1, 2) is None
+        assert await append(one, 1, 3, 3) is None
+        outcomes = await two.append(
+            [
+                Append(sample_head(1), sample_entries(3, 4, prefix="other")),
+                Append(sample_head(2), sample_entries(3, 4)),
+                Append(sample_head(3), sample_entries(1, 1)),
+            ]
+        )
+        assert [type(outcome) for outcome in outcomes] == [StoreConflict, type(None), type(None)]
+        assert await two.read("telegram_1") == sample_entries(1, 3)
+        assert len(await one.read("telegram_2")) == 4
+        assert await append(two, 1, 4, 4) is None
+        assert await append(one, 1, 4, 5) is None
+        assert await one.check() == []
+
+
+async def test_a_session_that_another_store_deleted_can_begin_anew(path: Path) -> None:
+    async with SQLiteStore(path) as one, SQLiteStore(path) as two:
+        assert await append(one, 1, 1, 2) is None
+        assert await two.delete("telegram_1")
+        assert await append(two, 2, 1, 1) is None
+        assert await append(one, 1, 3, 3) is None
+        assert await one.read("telegram_1") == sample_entries(3, 3)
+        assert await one.read("telegram_2") == sample_entries(1, 1)
+
+
+async def test_a_lock_that_another_program_keeps_is_unavailability_that_passes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "BUSY_TIMEOUT_S", 0.01)
+    await filled(path)
+    async with SQLiteStore(path) as store:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreUnavailable, match="locked"):
+                await append(store, 1, 6, 6)
+            assert len(await store.read("telegram_1")) == 5
+        assert await append(store, 1, 6, 6) is None
+
+
+# --- one bad append --------------------------------------------------------------------------------------------------
+
+
+async def test_a_value_that_sqlite_cannot_hold_fails_its_own_session_only(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        outcomes = await store.append(
+            [
+                Append(sample_head(1), sample_entries(1, 2)),
+                Append(sample_head(2), [StoredEntry(1, "\ud800", b"private words")]),
+                Append(sample_head(3), [StoredEntry(2**80, "entry", b"private words")]),
+                Append(sample_head(4), sample_entries(1, 2)),
+            ]
+        )
+        assert [outcome is None for outcome in outcomes] == [True, False, False, True]
+        assert all("private" not in str(outcome) for outcome in outcomes)
+        assert [stored.head.session_id async for stored in store.heads()] == ["telegram_1", "telegram_4"]
+
+
+async def test_more_sessions_than_are_remembered_are_looked_up_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "MAX_KNOWN_POSITIONS", 2)
+    async with SQLiteStore(path) as store:
+        for sequence in range(1, 5):
+            for chat_id in range(1, 6):
+                assert await append(store, chat_id, sequence, sequence) is None
+                assert len(store._positions) <= 3
+        assert await store.check() == []
+
+
+# --- cancellation and crashes ----------------------------------------------------------------------------------------
+
+
+async def test_an_append_whose_caller_is_cancelled_runs_to_its_end_and_closing_waits_for_it(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        assert await append(store, 1, 1, 1) is None
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            call = asyncio.create_task(append(store, 1, 2, 100), name="append")
+            while store._writing.acquire(blocking=False):  # until the thread has begun
+                store._writing.release()
+                await asyncio.sleep(0)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            other.execute("COMMIT")
+    async with SQLiteStore(path) as store:
+        assert await store.read("telegram_1") == sample_entries(1, 100)
+        assert await store.check() == []
+
+
+WRITER = """
+    import sys, anyio
+    from pathlib import Path
+    from miniclaw_sessions.stores.base import Append
+    from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
+    from miniclaw_sessions.testing import sample_entries, sample_head
+    async def main():
+        async with SQLiteStore(Path(sys.argv[1])) as store:
+            last = {chat_id: stored.last_sequence if (stored := await store.head(f"telegram_{chat_id}")) else 0
+                    for chat_id in range(10)}
+            while True:
+                appends = [Append(sample_head(chat_id), sample_entries(last[chat_id] + 1, last[chat_id] + 1 + chat_id))
+                           for chat_id in last]
+                assert await store.append(appends) == [None] * 10
+                for append in appends:
+                    last[int(append.head.key.chat_id)] = append.entries[-1].sequence
+                print(*last.values(), flush=True)
+    anyio.run(main)
+"""
+
+
+async def test_kill_9_in_the_middle_of_appends_loses_nothing_that_was_acknowledged(path: Path) -> None:
+    for round_number in range(1, 4):
+        command = [sys.executable, "-c", textwrap.dedent(WRITER), str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for _ in range(20 * round_number):
+                assert process.stdout.readline()
+            process.send_signal(signal.SIGKILL)
+            acknowledged = [line for line in process.stdout.read().splitlines() if line.count(" ") == 9]
+        assert process.returncode == -signal.SIGKILL
+        async with SQLiteStore(path) as store:
+            for chat_id, last in enumerate(map(int, acknowledged[-1].split() if acknowledged else [])):
+                entries = await store.read(f"telegram_{chat_id}")
+                assert len(entries) >= last
+                assert entries == sample_entries(1, len(entries))
+            assert await store.check() == []
