@@ -4,6 +4,7 @@ from miniclaw_sessions.config import SessionSettings as SessionSettings
 from miniclaw_sessions.errors import SessionNotFound as SessionNotFound
 from miniclaw_sessions.errors import SessionsError as SessionsError
 from miniclaw_sessions.errors import StoreError as StoreError
+from miniclaw_sessions.history.context import build_context as build_context
 from miniclaw_sessions.history.window import MAX_MESSAGES as MAX_MESSAGES
 from miniclaw_sessions.manager import SessionManager as SessionManager
 from miniclaw_sessions.persistence.flusher import PERSISTENCE_INTERVAL_SECS as PERSISTENCE_INTERVAL_SECS

@@ -1,0 +1,288 @@
+"""What may be sent to a model: any history in, a legal one out.
+
+`build_context` is the one function that repairs conversations, for every provider and adapter. A window that was cut
+anywhere, a turn that was interrupted, a file of another program, results that came late, twice or for nothing: what
+comes out is always acceptable, and the stored history is not touched. `is_legal` says the same thing the other way
+round, written on its own so that each can be tested against the other.
+
+The rules: every tool call is answered exactly once, by the results right behind its assistant message, in the order of
+the calls; a call that nothing answered gets an error result; a result that belongs to no call is left out. A call that
+broke off while it was streamed is left out, and an assistant message that says and calls nothing too. The first message
+that is not a system message is a user's. Only a system message is ever sent as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.protocol.encoding import parse_json
+from miniclaw_sessions.protocol.messages import Message, Part, Role, TextPart, ThinkingPart, ToolCall
+
+NO_RESULT = "error: no result of this tool call was recorded"
+"""What a model is told about a call that nothing answered."""
+
+BEGINNING_MISSING = "(The beginning of this conversation is no longer available.)"
+"""What stands in the user's place when a history holds no user message at all."""
+
+_HALF_STREAMED = "partialJson"  # what pi leaves on a call whose stream broke off
+_BRANCH_SUMMARY = "Summary of a branch of this conversation that was left:\n\n"
+_COMPACTION_SUMMARY = "Summary of the conversation before this point:\n\n"
+
+
+class _Unit:
+    """A message, and the results that answer its calls."""
+
+    __slots__ = ("answers", "message")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.answers: dict[str, Message] = {}
+
+    def next_unanswered(self) -> ToolCall | None:
+        return next((call for call in self.message.tool_calls or () if call.id not in self.answers), None)
+
+    def messages(self) -> Iterator[Message]:
+        """The message, and one result for each of its calls, in the order of the calls."""
+        yield self.message
+        for call in self.message.tool_calls or ():
+            yield _result_for(call, self.answers.get(call.id))
+
+
+def build_context(messages: Sequence[Message]) -> list[Message]:
+    """Make a history legal for a model.
+
+    Doing it twice changes nothing more. What needs no repair is passed on as the same objects. An empty history gives
+    an empty context; any other gives one that holds at least a user message.
+
+    Args:
+        messages: a history in order, cut anywhere, from anywhere; it is not changed.
+    """
+    units = _pair(presentable for message in messages for presentable in _presented(message))
+    context = [message for unit in units for message in unit.messages()]
+    return _begun_by_user(context) if messages else []
+
+
+# --- one message at a time -------------------------------------------------------------------------------------------
+
+
+def _presented(message: Message) -> Iterable[Message]:
+    """The message as a model may see it: itself, nothing, or something that says the same."""
+    match message.role:
+        case Role.ASSISTANT:
+            return _without_broken_calls(message)
+        case Role.TOOL_RESULT:
+            return _one_by_one(message)
+        case Role.USER | Role.SYSTEM:
+            return (_without_calls(message),)
+        case _:
+            return _as_user(message)
+
+
+def _without_broken_calls(message: Message) -> Iterable[Message]:
+    """The assistant's message with its whole calls; nothing if it neither says nor calls anything."""
+    calls: dict[str, ToolCall] = {}
+    for call in message.tool_calls or ():
+        if _is_whole(call):
+            calls.setdefault(call.id, call)  # the first of several with one id
+    if not calls and _is_blank(message.content):
+        return ()
+    if message.tool_calls is None or len(calls) == len(message.tool_calls) > 0:
+        return (message,)
+    return (msgspec.structs.replace(message, tool_calls=tuple(calls.values()) or None),)
+
+
+def _is_whole(call: ToolCall) -> bool:
+    """Whether a call arrived complete; empty arguments are those of a tool that takes none."""
+    if not call.id or not call.name or _HALF_STREAMED in (call.extra or {}):
+        return False
+    if not call.arguments.strip():
+        return True
+    try:
+        parse_json(call.arguments.encode())
+    except (InvalidMessage, UnicodeEncodeError):
+        return False
+    return True
+
+
+def _one_by_one(message: Message) -> Iterable[Message]:
+    """A result; one for each of its calls, where a source keeps several on one message (document 002)."""
+    if not message.tool_calls:
+        return (_without_calls(message),)
+    return [
+        msgspec.structs.replace(
+            message,
+            content=message.content if call.output is None else call.output,
+            tool_call_id=call.id,
+            name=call.name,
+            tool_calls=None,
+        )
+        for call in message.tool_calls
+    ]
+
+
+def _without_calls(message: Message) -> Message:
+    return message if message.tool_calls is None else msgspec.structs.replace(message, tool_calls=None)
+
+
+def _as_user(message: Message) -> Iterable[Message]:
+    """A message of any other role, told by the user: what stands in a file must not become an instruction."""
+    content = _told(message)
+    if _is_blank(content):
+        return ()
+    return (Message(Role.USER, content, timestamp=message.timestamp, name=message.name),)
+
+
+def _told(message: Message) -> str | tuple[Part, ...]:
+    extra = message.extra or {}
+    text = message.text or str(extra.get("summary", ""))
+    match message.role:
+        case Role.BASH_EXECUTION if extra.get("excludeFromContext") is True:
+            return ""
+        case Role.BASH_EXECUTION if "command" in extra:
+            return f"Ran `{extra['command']}`:\n\n{extra.get('output') or text}".rstrip()
+        case Role.BRANCH_SUMMARY if text:
+            return _BRANCH_SUMMARY + text
+        case Role.COMPACTION_SUMMARY if text:
+            return _COMPACTION_SUMMARY + text
+        case _:
+            return message.content
+
+
+def _is_blank(content: str | tuple[Part, ...]) -> bool:
+    """Whether content says nothing: thinking alone is not an answer, and white space is refused by some providers."""
+    if isinstance(content, str):
+        return not content.strip()
+    return all(
+        isinstance(part, ThinkingPart) or (isinstance(part, TextPart) and not part.text.strip()) for part in content
+    )
+
+
+# --- calls and results -----------------------------------------------------------------------------------------------
+
+
+def _pair(messages: Iterable[Message]) -> list[_Unit]:
+    """Bring every result to the nearest call before it that it can answer, and leave out those that answer none."""
+    units: list[_Unit] = []
+    waiting: dict[str, list[_Unit]] = {}  # the units with an unanswered call of this id, oldest first
+    by_position: list[tuple[Message, _Unit]] = []
+    last_calling: _Unit | None = None
+    for message in messages:
+        if not message.is_tool_result:
+            unit = _Unit(message)
+            units.append(unit)
+            for call in message.tool_calls or ():
+                waiting.setdefault(call.id, []).append(unit)
+                last_calling = unit
+        elif not message.tool_call_id:
+            if last_calling is not None:
+                by_position.append((message, last_calling))
+        elif asking := waiting.get(message.tool_call_id):
+            asking.pop().answers[message.tool_call_id] = message
+    _pair_by_position(by_position)
+    return units
+
+
+def _pair_by_position(results: Iterable[tuple[Message, _Unit]]) -> None:
+    """Document 004's sample has no ids: such results answer, in order, what no result with an id has answered."""
+    for result, unit in results:
+        if (call := unit.next_unanswered()) is not None:
+            unit.answers[call.id] = result
+
+
+def _result_for(call: ToolCall, answer: Message | None) -> Message:
+    if answer is None:
+        if call.output is not None:
+            return Message.tool_result(call, call.output)
+        return Message.tool_result(call, NO_RESULT, is_error=True)
+    if answer.tool_call_id == call.id and answer.name is not None:
+        return answer
+    return msgspec.structs.replace(answer, tool_call_id=call.id, name=answer.name or call.name)
+
+
+# --- the beginning ---------------------------------------------------------------------------------------------------
+
+
+def _begun_by_user(context: list[Message]) -> list[Message]:
+    """Leave out what stands before the first user message; without any, let a short one begin."""
+    first_user = next((index for index, message in enumerate(context) if message.is_user), None)
+    if first_user is not None:
+        return [message for message in context[:first_user] if message.role is Role.SYSTEM] + context[first_user:]
+    systems = next((index for index, message in enumerate(context) if message.role is not Role.SYSTEM), len(context))
+    return [*context[:systems], Message.user(BEGINNING_MISSING), *context[systems:]]
+
+
+# --- the check -------------------------------------------------------------------------------------------------------
+
+
+def is_legal(messages: Sequence[Message]) -> list[str]:
+    """What is wrong with a context, one sentence each; an empty list means that a model may be sent it.
+
+    The sentences name positions and tool names, never what was said.
+    """
+    problems: list[str] = []
+    expected: list[ToolCall] = []  # the calls that must be answered next
+    begun = False
+    for index, message in enumerate(messages):
+        if message.is_tool_result:
+            problems += _result_problems(index, message, expected.pop(0) if expected else None)
+            continue
+        problems += [f"message {index} comes before the result of {call.name}" for call in expected]
+        expected = list(message.tool_calls or ()) if message.is_assistant else []
+        problems += _message_problems(index, message)
+        if message.role is not Role.SYSTEM:
+            if not begun and not message.is_user:
+                problems.append(f"message {index} begins the conversation, and is not a user's")
+            begun = True
+    problems += [f"the conversation ends before the result of {call.name}" for call in expected]
+    if messages and not begun:
+        problems.append("there is no user message")
+    return problems
+
+
+def _message_problems(index: int, message: Message) -> Iterator[str]:
+    if message.role not in (Role.SYSTEM, Role.USER, Role.ASSISTANT):
+        yield f"message {index} has the role {message.role.value}, which no model knows"
+    if message.tool_calls and not message.is_assistant:
+        yield f"message {index} calls tools, and is not the assistant's"
+    if message.is_assistant and not message.tool_calls and not _says_something(message):
+        yield f"message {index} is the assistant's, and empty"
+    seen: set[str] = set()
+    for call in message.tool_calls or ():
+        if not call.id or not call.name:
+            yield f"message {index} has a call without id or name"
+        elif call.id in seen:
+            yield f"message {index} has two calls with the same id"
+        seen.add(call.id)
+        if not _is_json_or_empty(call.arguments) or "partialJson" in (call.extra or {}):
+            yield f"message {index} has a call of {call.name} whose arguments are not complete"
+
+
+def _result_problems(index: int, result: Message, call: ToolCall | None) -> Iterator[str]:
+    if call is None:
+        yield f"message {index} is a result, and answers no call"
+    elif result.tool_call_id != call.id:
+        yield f"message {index} is not the result of {call.name}, which is due"
+    if result.tool_calls:
+        yield f"message {index} is a result, and calls tools"
+
+
+def _says_something(message: Message) -> bool:
+    if isinstance(message.content, str):
+        return message.content.strip() != ""
+    return any(
+        part.text.strip() != "" if isinstance(part, TextPart) else not isinstance(part, ThinkingPart)
+        for part in message.content
+    )
+
+
+def _is_json_or_empty(text: str) -> bool:
+    if text.strip() == "":
+        return True
+    try:
+        msgspec.json.decode(text)
+    except (ValueError, RecursionError):  # msgspec's errors, and a lone surrogate's, are ValueErrors
+        return False
+    return True
