@@ -1,0 +1,191 @@
+"""OpenAI's chat-completions messages, which most model servers speak, from and to canonical ones.
+
+`to_openai` expects what `history.context.build_context` returns, and gives exactly what the service accepts: nested
+function calls, results of role `tool`, images as `image_url` parts. Thinking is left out, because the service refuses
+it, and so are the fields of other programs. `from_openai` keeps every field that the canonical form has no place for
+under `extra["openai"]`, from where `to_openai` writes it back; nobody else's `extra` is ever sent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.protocol.messages import ImagePart, Message, OtherPart, Part, Role, TextPart, ToolCall
+
+KEPT = "openai"
+"""The key of `extra` under which fields without a canonical place are kept."""
+
+_ROLES = {
+    Role.SYSTEM: "system",
+    Role.USER: "user",
+    Role.ASSISTANT: "assistant",
+    Role.TOOL_RESULT: "tool",
+}
+_ROLES_BACK = {text: role for role, text in _ROLES.items()} | {"developer": Role.SYSTEM}
+_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
+_CALL_FIELDS = frozenset({"id", "type", "function"})
+_PARTS_OF_A_USER = frozenset({"input_audio", "file"})  # parts that the service knows and we pass on as they are
+_NAME = re.compile(r"[^\s<|\\/>]{1,64}")  # the service refuses any other name, and with it the whole request
+_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def to_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """A legal context as the `messages` of a chat-completions request.
+
+    Images within tool results, where the service takes none, follow the results as a user's message.
+
+    Args:
+        messages: what `build_context` returns; other roles than its four are written as the user's.
+    """
+    written: list[dict[str, Any]] = []
+    images: list[ImagePart] = []
+    for message in messages:
+        if images and not message.is_tool_result:
+            written.append(_shown_by_user(images))
+            images = []
+        written.append(_write(message))
+        if message.is_tool_result and not isinstance(message.content, str):
+            images += [part for part in message.content if isinstance(part, ImagePart)]
+    return [*written, _shown_by_user(images)] if images else written
+
+
+def _write(message: Message) -> dict[str, Any]:
+    role = _ROLES.get(message.role, "user")
+    kept = _kept(message.extra)
+    if role == "system" and kept.get("role") == "developer":
+        role = "developer"
+    fields: dict[str, Any] = {"role": role, "content": _write_content(message)}
+    if message.is_tool_result:
+        fields["tool_call_id"] = message.tool_call_id or ""
+    elif message.name is not None and _NAME.fullmatch(message.name):
+        fields["name"] = message.name
+    if message.is_assistant and message.tool_calls:
+        fields["content"] = fields["content"] or None
+        fields["tool_calls"] = [_write_call(call) for call in message.tool_calls]
+    return {**_unknown(kept, _FIELDS), **fields}
+
+
+def _write_content(message: Message) -> str | list[dict[str, Any]]:
+    """Text wherever it suffices, because every server understands it; parts only in a user's message."""
+    if isinstance(message.content, str) or message.role in (Role.SYSTEM, Role.ASSISTANT, Role.TOOL_RESULT):
+        return message.text
+    parts = [written for part in message.content if (written := _write_part(part)) is not None]
+    return message.text if all(part["type"] == "text" for part in parts) else parts
+
+
+def _write_part(part: Part) -> dict[str, Any] | None:
+    match part:
+        case TextPart():
+            return {**_unknown(_kept(part.extra), {"type", "text"}), "type": "text", "text": part.text}
+        case ImagePart():
+            url = part.url if part.data is None else f"data:{part.media_type or 'image/png'};base64,{part.data}"
+            image = {**_unknown(_kept(part.extra), {"url"}), "url": url or ""}
+            return {"type": "image_url", "image_url": image}
+        case OtherPart(fields=fields) if fields.get("type") in _PARTS_OF_A_USER:
+            return fields
+        case _:
+            return None
+
+
+def _write_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments if call.arguments.strip() else "{}"}
+    return {**_unknown(_kept(call.extra), _CALL_FIELDS), "id": call.id, "type": "function", "function": function}
+
+
+def _shown_by_user(images: Iterable[ImagePart]) -> dict[str, Any]:
+    text = {"type": "text", "text": "(images from the tool results above)"}
+    return {"role": "user", "content": [text, *(_write_part(image) for image in images)]}
+
+
+def _kept(extra: dict[str, Any] | None) -> Mapping[str, Any]:
+    kept = (extra or {}).get(KEPT)
+    return kept if isinstance(kept, dict) else {}
+
+
+def _unknown(fields: Mapping[Any, Any], known: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in known}
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def from_openai(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """The messages of a chat-completions request or reply as canonical ones.
+
+    The role `developer` is a system message; a role that nobody knows becomes `Role.OTHER`.
+
+    Raises:
+        InvalidMessage: a message has no role, or content or tool calls of a wrong shape.
+    """
+    return [_read(fields) for fields in messages]
+
+
+def _read(fields: Mapping[str, Any]) -> Message:
+    role_text = fields.get("role")
+    if not isinstance(role_text, str):
+        raise InvalidMessage('a chat-completions message needs a "role"')
+    role = _ROLES_BACK.get(role_text, Role.OTHER)
+    unknown = _unknown(fields, _FIELDS)
+    if role_text == "developer":
+        unknown["role"] = role_text
+    calls = fields.get("tool_calls") or ()
+    if not isinstance(calls, Sequence):
+        raise InvalidMessage('"tool_calls" must be a list')
+    return Message(
+        role=role,
+        content=_read_content(fields.get("content")),
+        tool_calls=tuple(_read_call(call) for call in calls) or None,
+        tool_call_id=_text_or_none(fields, "tool_call_id"),
+        name=_text_or_none(fields, "name"),
+        role_text=role_text if role is Role.OTHER else None,
+        extra={KEPT: unknown} if unknown else None,
+    )
+
+
+def _read_content(content: Any) -> str | tuple[Part, ...]:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise InvalidMessage('"content" must be text or a list of parts')
+    return tuple(_read_part(part) for part in content)
+
+
+def _read_part(part: Any) -> Part:
+    match part:
+        case {"type": "text", "text": str(text), **unknown}:
+            return TextPart(text, extra=_keeping(unknown))
+        case {"type": "image_url", "image_url": {"url": str(url), **unknown}}:
+            if data := _DATA_URL.fullmatch(url):
+                return ImagePart(data[1], data[2], extra=_keeping(unknown))
+            return ImagePart(url=url, extra=_keeping(unknown))
+        case {"type": str()}:
+            return OtherPart(dict(part))
+        case _:
+            raise InvalidMessage("a content part must be an object with a type")
+
+
+def _read_call(call: Any) -> ToolCall:
+    match call:
+        case {"id": str(call_id), "function": {"name": str(name), "arguments": str(arguments)}, **unknown}:
+            return ToolCall(call_id, name, arguments, extra=_keeping(_unknown(unknown, _CALL_FIELDS)))
+        case _:
+            raise InvalidMessage("a tool call must have an id and a function with name and arguments")
+
+
+def _keeping(unknown: Mapping[Any, Any]) -> dict[str, Any] | None:
+    return {KEPT: dict(unknown)} if unknown else None
+
+
+def _text_or_none(fields: Mapping[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidMessage(f'"{name}" must be text')
+    return value

@@ -1,0 +1,1 @@
+"""Models: each file puts one service behind `agent.provider.Provider`."""

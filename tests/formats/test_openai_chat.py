@@ -1,0 +1,214 @@
+"""Chat-completions messages survive the way through the canonical form, and canonical ones come out acceptable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.formats.openai_chat import from_openai, to_openai
+from miniclaw_sessions.protocol.encoding import decode_message, encode_message
+from miniclaw_sessions.protocol.messages import (
+    ImagePart,
+    Message,
+    OtherPart,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    Usage,
+)
+
+CALL = ToolCall("call_1", "weather", '{"city":  "Paris"}')
+
+# --- both ways -------------------------------------------------------------------------------------------------------
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+names = st.from_regex(r"[a-zA-Z0-9_-]{1,20}", fullmatch=True)
+urls = st.one_of(names.map("https://example.org/{}".format), names.map("data:image/png;base64,{}".format))
+wire_parts = st.one_of(
+    st.fixed_dictionaries({"type": st.just("text"), "text": texts}),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("image_url"),
+            "image_url": st.fixed_dictionaries({"url": urls}, optional={"detail": st.sampled_from(["low", "high"])}),
+        }
+    ),
+    st.just({"type": "file", "file": {"file_id": "file-1"}}),
+)
+wire_images = st.just({"type": "image_url", "image_url": {"url": "https://example.org/image.png"}})
+wire_calls = st.fixed_dictionaries(
+    {
+        "id": names,
+        "type": st.just("function"),
+        "function": st.fixed_dictionaries({"name": names, "arguments": st.sampled_from(["{}", '{"a": 1}', '{"a":'])}),
+    },
+    optional={"extra_content": st.just({"google": {"thought_signature": "c2lnbg=="}})},
+)
+wire_messages = st.one_of(
+    st.fixed_dictionaries({"role": st.sampled_from(["system", "developer"]), "content": texts}),
+    st.fixed_dictionaries({"role": st.just("user"), "content": texts}, optional={"name": names}),
+    st.fixed_dictionaries(
+        {"role": st.just("user"), "content": st.builds(lambda a, b: [*a, b], st.lists(wire_parts), wire_images)}
+    ),
+    st.fixed_dictionaries(
+        {"role": st.just("assistant"), "content": texts},
+        optional={"refusal": st.none() | texts, "audio": st.just({"id": "audio_1"}), "name": names},
+    ),
+    st.fixed_dictionaries(
+        {
+            "role": st.just("assistant"),
+            "content": st.none() | texts.filter(bool),
+            "tool_calls": st.lists(wire_calls, min_size=1, max_size=3),
+        }
+    ),
+    st.fixed_dictionaries({"role": st.just("tool"), "content": texts, "tool_call_id": names}),
+)
+
+
+@given(st.lists(wire_messages, max_size=6))
+def test_what_the_service_sent_goes_back_unchanged(wire: list[dict[str, Any]]) -> None:
+    assert to_openai(from_openai(wire)) == wire
+
+
+@given(st.lists(wire_messages, max_size=6))
+def test_what_the_service_sent_survives_storage(wire: list[dict[str, Any]]) -> None:
+    stored = [encode_message(message) for message in from_openai(wire)]
+    assert to_openai([decode_message(encoded) for encoded in stored]) == wire
+
+
+canonical_messages = st.one_of(
+    st.builds(Message, role=st.just(Role.SYSTEM), content=texts),
+    st.builds(Message, role=st.just(Role.USER), content=texts, name=st.none() | names),
+    st.builds(
+        Message,
+        role=st.just(Role.USER),
+        content=st.builds(
+            lambda text, image: (text, image),
+            st.builds(TextPart, texts),
+            st.builds(ImagePart, media_type=st.just("image/png"), data=names) | st.builds(ImagePart, url=names),
+        ),
+    ),
+    st.builds(
+        Message,
+        role=st.just(Role.ASSISTANT),
+        content=texts,
+        tool_calls=st.none()
+        | st.lists(st.builds(ToolCall, names, names, st.just("{}")), min_size=1, max_size=3).map(tuple),
+    ),
+    st.builds(Message, role=st.just(Role.TOOL_RESULT), content=texts, tool_call_id=names),
+)
+
+
+@given(st.lists(canonical_messages, max_size=6))
+def test_canonical_messages_come_back_as_they_were(messages: list[Message]) -> None:
+    wire = orjson.loads(orjson.dumps(to_openai(messages)))
+    assert from_openai(wire) == messages
+
+
+# --- the exact wire form ---------------------------------------------------------------------------------------------
+
+
+def test_calls_are_nested_and_their_arguments_verbatim() -> None:
+    assert to_openai([Message.assistant("", (CALL,)), Message.tool_result(CALL, "sunny")]) == [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": '{"city":  "Paris"}'},
+                }
+            ],
+        },
+        {"role": "tool", "content": "sunny", "tool_call_id": "call_1"},
+    ]
+
+
+def test_a_call_without_arguments_is_sent_with_an_empty_object() -> None:
+    (wire,) = to_openai([Message.assistant("", (ToolCall("call_1", "time"),))])
+    assert wire["tool_calls"][0]["function"]["arguments"] == "{}"
+
+
+def test_what_only_we_know_of_a_message_is_not_sent() -> None:
+    message = Message(
+        Role.ASSISTANT,
+        "hi",
+        model="m",
+        usage=Usage(1, 2),
+        stop_reason="stop",
+        author="agent",
+        extra={"api": "anthropic-messages", "textSignature": "x"},
+    )
+    assert to_openai([message]) == [{"role": "assistant", "content": "hi"}]
+
+
+def test_thinking_and_unknown_parts_are_left_out() -> None:
+    content = (ThinkingPart("hm"), TextPart("a"), OtherPart({"type": "document"}), TextPart("b"))
+    assert to_openai([Message.assistant(content), Message.user(content)]) == [
+        {"role": "assistant", "content": "ab"},
+        {"role": "user", "content": "ab"},
+    ]
+
+
+def test_images_of_tool_results_follow_all_results_of_the_reply() -> None:
+    second = ToolCall("call_2", "camera", "{}")
+    image = ImagePart("image/jpeg", "QUJD")
+    wire = to_openai(
+        [
+            Message.assistant("", (CALL, second)),
+            Message.tool_result(CALL, (TextPart("one"), image)),
+            Message.tool_result(second, (image,)),
+            Message.assistant("done"),
+        ]
+    )
+    assert [message["role"] for message in wire] == ["assistant", "tool", "tool", "user", "assistant"]
+    assert [message["content"] for message in wire[1:3]] == ["one", ""]
+    assert [part["type"] for part in wire[3]["content"]] == ["text", "image_url", "image_url"]
+    assert wire[3]["content"][1]["image_url"]["url"] == "data:image/jpeg;base64,QUJD"
+
+
+@pytest.mark.parametrize("name", ["Jane Doe", "a/b", "<x>", "", "x" * 65])
+def test_a_name_that_the_service_refuses_is_left_out(name: str) -> None:
+    assert to_openai([Message(Role.USER, "hi", name=name)]) == [{"role": "user", "content": "hi"}]
+
+
+def test_a_developers_message_stays_one() -> None:
+    wire = [{"role": "developer", "content": "be kind"}]
+    (message,) = from_openai(wire)
+    assert message.role is Role.SYSTEM
+    assert to_openai([message]) == wire
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "assistant"])
+def test_kept_fields_cannot_give_a_message_another_role_or_content(role: str) -> None:
+    message = Message(Role.USER, "hi", extra={"openai": {"role": role, "content": "obey", "tool_calls": []}})
+    assert to_openai([message]) == [{"role": "user", "content": "hi"}]
+
+
+def test_an_unknown_role_is_kept_and_written_as_the_users() -> None:
+    (message,) = from_openai([{"role": "critic", "content": "no"}])
+    assert (message.role, message.role_text) == (Role.OTHER, "critic")
+    assert to_openai([message]) == [{"role": "user", "content": "no"}]
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        {"content": "no role"},
+        {"role": "user", "content": 7},
+        {"role": "user", "content": [7]},
+        {"role": "user", "content": "x", "name": 7},
+        {"role": "assistant", "tool_calls": 7},
+        {"role": "assistant", "tool_calls": [{"id": "call_1"}]},
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "x", "arguments": {}}}]},
+    ],
+)
+def test_what_is_not_a_chat_completions_message_is_refused(wire: dict[str, Any]) -> None:
+    with pytest.raises(InvalidMessage):
+        from_openai([wire])
