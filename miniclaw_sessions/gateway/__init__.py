@@ -1,0 +1,1 @@
+"""The daemon: sockets, HTTP, signals and systemd around one `SessionManager`."""

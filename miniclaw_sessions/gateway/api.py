@@ -1,0 +1,301 @@
+"""The handlers: each reads a request, calls the manager, and shapes what it returns.
+
+They hold no state and no policy. A change is acknowledged in the reply only after the store has committed it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from miniclaw_sessions.config import ListenSettings
+from miniclaw_sessions.errors import SessionNotFound
+from miniclaw_sessions.gateway import metrics
+from miniclaw_sessions.gateway.replies import RequestError, json_reply, shown
+from miniclaw_sessions.gateway.requests import (
+    CreateSession,
+    UpdateSession,
+    checked_metadata,
+    idempotency_header,
+    incoming_messages,
+    query_number,
+    read_json,
+    session_id_of,
+    shaped,
+)
+from miniclaw_sessions.gateway.streaming import ByteStream, with_first
+from miniclaw_sessions.history.context import build_context
+from miniclaw_sessions.manager import SessionManager, SessionSummary
+from miniclaw_sessions.protocol.encoding import encode_entry
+from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
+
+MAX_PAGE = 1000
+"""Sessions or messages in one reply."""
+
+_CHUNK_BYTES = 65_536
+T = TypeVar("T")
+
+
+class Api:
+    """The routes over one manager."""
+
+    def __init__(self, manager: SessionManager, limits: ListenSettings, registry: CollectorRegistry) -> None:
+        self._manager = manager
+        self._limits = limits
+        self._registry = registry
+        self._started = time.monotonic()
+
+    def routes(self) -> list[Route]:
+        """Everything but the chat."""
+        one = "/v1/sessions/{session_id}"
+        return [
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/v1/sessions", self.list_sessions),
+            Route("/v1/sessions", self.create_session, methods=["POST"]),
+            Route(one, self.show_session),
+            Route(one, self.update_session, methods=["PATCH"]),
+            Route(one, self.delete_session, methods=["DELETE"]),
+            Route(f"{one}/clear", self.clear_session, methods=["POST"]),
+            Route(f"{one}/messages", self.show_messages),
+            Route(f"{one}/messages", self.add_messages, methods=["POST"]),
+            Route(f"{one}/context", self.show_context),
+            Route(f"{one}/transcript", self.show_transcript),
+            Route("/v1/flush", self.flush, methods=["POST"]),
+            Route("/v1/check", self.check, methods=["POST"]),
+            Route("/v1/statistics", self.statistics),
+        ]
+
+    # --- the service -------------------------------------------------------------------------------------------------
+
+    async def health(self, request: Request) -> Response:
+        """Whether messages are accepted and saved."""
+        del request
+        health = self._manager.health()
+        statistics = self._manager.statistics()
+        reply = {
+            "status": "ok" if health.ok else "failing",
+            "problems": self._without_paths(health.problems),
+            "version": version("miniclaw-sessions"),
+            "pid": os.getpid(),
+            "uptime_s": round(time.monotonic() - self._started, 3),
+            "sessions": statistics.sessions,
+            "store": statistics.store,
+            "store_state": statistics.store_state,
+        }
+        return json_reply(reply, status=200 if health.ok else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """Numbers for Prometheus."""
+        del request
+        return Response(metrics.render(self._registry), media_type=metrics.CONTENT_TYPE)
+
+    async def statistics(self, request: Request) -> Response:
+        """The manager's numbers."""
+        del request
+        return json_reply(msgspec.to_builtins(self._manager.statistics()))
+
+    async def flush(self, request: Request) -> Response:
+        """Commit and write everything that is dirty."""
+        del request
+        report = await self._manager.flush()
+        return json_reply(
+            {
+                "written": report.written,
+                "failed": report.failed,
+                "bytes_written": report.bytes_written,
+                "seconds": report.seconds,
+            }
+        )
+
+    async def check(self, request: Request) -> Response:
+        """Compare snapshots and store."""
+        del request
+        report = await self._manager.check()
+        return json_reply(
+            {
+                "sound": report.sound,
+                "sessions": report.sessions,
+                "entries": report.entries,
+                "problems": self._without_paths(report.problems),
+            }
+        )
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    async def list_sessions(self, request: Request) -> Response:
+        """A page of sessions, newest first."""
+        limit = query_number(request, "limit", default=100, most=MAX_PAGE)
+        after = request.query_params.get("after")
+        summaries = await self._manager.list(channel=request.query_params.get("channel") or None)
+        first = 0 if after is None else 1 + _index_of(summaries, after)
+        page = summaries[first : first + limit]
+        is_last = first + limit >= len(summaries)
+        reply = {
+            "sessions": [msgspec.to_builtins(summary) for summary in page],
+            "next": None if is_last else page[-1].session_id,
+        }
+        return json_reply(reply)
+
+    async def create_session(self, request: Request) -> Response:
+        """The session of a key, made if there is none."""
+        wanted = shaped(await read_json(request, self._limits), CreateSession)
+        metadata = checked_metadata(wanted.metadata)
+        is_new = not await self._exists(wanted.channel, wanted.chat_id)
+        session = await self._manager.get_or_create(wanted.channel, wanted.chat_id, agent_id=wanted.agent_id)
+        if is_new and (wanted.title is not None or metadata):
+            session.update(**({} if wanted.title is None else {"title": wanted.title}), **metadata)
+            await self._acknowledged(session.saved())
+        return json_reply(_detail(session), status=201 if is_new else 200)
+
+    async def show_session(self, request: Request) -> Response:
+        """One session."""
+        return json_reply(_detail(await self._find(request)))
+
+    async def update_session(self, request: Request) -> Response:
+        """Change title, model and other metadata."""
+        session = await self._find(request)
+        wanted = shaped(await read_json(request, self._limits), UpdateSession)
+        changes = {**wanted.changes(), **checked_metadata(wanted.metadata)}
+        if changes:
+            session.update(**changes)
+            await self._acknowledged(session.saved())
+        return json_reply(_detail(session))
+
+    async def delete_session(self, request: Request) -> Response:
+        """Forget a session and its transcript."""
+        session_id = session_id_of(request)
+        if not await self._manager.delete(session_id):
+            raise SessionNotFound(session_id)
+        return json_reply({"deleted": True})
+
+    async def clear_session(self, request: Request) -> Response:
+        """Empty the window; the transcript stays."""
+        session = await self._find(request)
+        session.clear()
+        await self._acknowledged(session.saved())
+        return json_reply(_detail(session))
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    async def show_messages(self, request: Request) -> Response:
+        """The newest messages of the window, oldest first."""
+        limit = query_number(request, "limit", default=50, most=MAX_PAGE)
+        entries = (await self._find(request)).entries()[-limit:]
+        return json_reply({"messages": [_with_identity(entry) for entry in entries]})
+
+    async def add_messages(self, request: Request) -> Response:
+        """Append one message or several, and reply when they are acknowledged."""
+        session_id = session_id_of(request)
+        header_key = idempotency_header(request)
+        incoming = incoming_messages(await read_json(request, self._limits), header_key)
+        session = await self._find_or_create(session_id)
+        for message, _ in incoming:
+            session.check(message)  # all or none
+        last = session.last_sequence
+        entries = await self._acknowledged(self._append(session, incoming))
+        reply = [{"id": e.id, "sequence": e.sequence, "duplicate": e.sequence <= last} for e in entries]
+        return json_reply({"entries": reply}, status=201)
+
+    async def _append(self, session: Session, incoming: Sequence[tuple[Message, str | None]]) -> list[MessageEntry]:
+        """Append everything in one step, so that one commit carries it; the last message waits for it."""
+        if not self._manager.health().ok:  # each must be refused or acknowledged by itself
+            return [await session.add_message(message, idempotency_key=key) for message, key in incoming]
+        *others, (last, last_key) = incoming
+        entries = [session.append(message, idempotency_key=key) for message, key in others]
+        return [*entries, await session.add_message(last, idempotency_key=last_key)]
+
+    async def show_context(self, request: Request) -> Response:
+        """The window as it may be sent to a model."""
+        context = build_context((await self._find(request)).messages())
+        return json_reply({"messages": [shown(message) for message in context]})
+
+    async def show_transcript(self, request: Request) -> Response:
+        """Every entry, one per line."""
+        lines = self._transcript_lines(session_id_of(request))
+        first = await anext(lines, b"")  # a session that does not exist is known before the reply begins
+        stall_s = self._limits.request_timeout_s
+        return ByteStream(with_first(first, lines), "application/x-ndjson", stall_s=stall_s)
+
+    async def _transcript_lines(self, session_id: str) -> AsyncGenerator[bytes, None]:
+        chunk = bytearray()
+        async for entry in self._manager.read_transcript(session_id):
+            chunk += encode_entry(entry) + b"\n"
+            if len(chunk) >= _CHUNK_BYTES:
+                yield bytes(chunk)
+                chunk.clear()
+        yield bytes(chunk)
+
+    # --- looking up --------------------------------------------------------------------------------------------------
+
+    async def _exists(self, channel: str, chat_id: str | int) -> bool:
+        try:
+            await self._manager.get(channel, chat_id)
+        except SessionNotFound:
+            return False
+        return True
+
+    async def _find(self, request: Request) -> Session:
+        return await self._manager.find(session_id_of(request))
+
+    async def _find_or_create(self, session_id: str) -> Session:
+        try:
+            key = (await self._manager.find(session_id)).key
+        except SessionNotFound:
+            key = SessionKey.parse(session_id)
+        return await self._manager.get_or_create(key.channel, key.chat_id)
+
+    async def _acknowledged(self, commit: Awaitable[T]) -> T:
+        """Wait for the store, but not for ever: a client learns that it does not answer."""
+        with anyio.fail_after(self._limits.request_timeout_s):
+            return await commit
+
+    def _without_paths(self, problems: list[str]) -> list[str]:
+        return [problem.replace(str(self._manager.workspace), "<workspace>") for problem in problems]
+
+
+def _index_of(summaries: list[SessionSummary], session_id: str) -> int:
+    for index, summary in enumerate(summaries):
+        if summary.session_id == session_id:
+            return index
+    raise RequestError(404, "session_not_found", "the session to go on after is gone; begin again", param="after")
+
+
+def _detail(session: Session) -> dict[str, Any]:
+    statistics = session.statistics()
+    metadata: Mapping[str, Any] = session.metadata
+    return {
+        "session_id": session.session_id,
+        "channel": session.channel,
+        "chat_id": session.chat_id,
+        "title": session.title,
+        "agent_id": session.agent_id,
+        "messages": statistics.messages,
+        "window": statistics.window,
+        "entries": session.last_sequence,
+        "committed_sequence": session.committed_sequence,
+        "dirty": statistics.dirty,
+        "created_at": msgspec.to_builtins(session.created_at),
+        "last_accessed": msgspec.to_builtins(session.last_accessed),
+        "updated_at": msgspec.to_builtins(session.updated_at),
+        "incarnation": session.incarnation,
+        "metadata": dict(metadata),
+    }
+
+
+def _with_identity(entry: MessageEntry) -> dict[str, Any]:
+    """A message with its entry's id and sequence, which win over fields of these names in the message."""
+    return {**shown(entry.message), "id": entry.id, "sequence": entry.sequence}

@@ -1,0 +1,144 @@
+"""Request bodies: bounded, on time, and strict JSON (rules S8-S12).
+
+What passes can be stored and read back equal. Refused are: too many bytes, too many elements, too deep nesting,
+anything that is not UTF-8, a byte order mark, duplicate keys, NaN, infinities, numbers that no 64-bit integer or double
+holds, and lone surrogates. Each of these is silently altered by one JSON parser or another.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import anyio
+import orjson
+from starlette.requests import Request
+
+from miniclaw_sessions.gateway.replies import RequestError
+
+MAX_DEPTH = 32
+"""Levels of nesting; the interpreter's own limit differs between its versions."""
+
+MAX_ELEMENTS = 100_000
+"""Objects, lists and commas; three bytes of `{}` and a comma cost 70 bytes of memory each."""
+
+_MAX_INTEGER_DIGITS = 20
+_DRAIN_S = 1.0
+_DRAIN_FACTOR = 4
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
+
+
+async def read_body(request: Request, *, limit: int, timeout_s: float) -> bytes:
+    """The whole body, at most `limit` bytes, within `timeout_s` seconds.
+
+    Raises:
+        RequestError: it is too long (413) or comes too slowly (408).
+    """
+    chunks = request.stream()
+    declared = request.headers.get("content-length", "")
+    try:
+        with anyio.fail_after(timeout_s):
+            body = None if declared.isdigit() and int(declared) > limit else await _collect(chunks, limit)
+    except TimeoutError:
+        raise RequestError(408, "timeout", f"the body did not arrive within {timeout_s:g} s", close=True) from None
+    if body is None:
+        if "expect" not in request.headers:  # a client that asked first is told without sending it
+            await _drain(chunks, limit)
+        raise RequestError(413, "body_too_large", f"the body is longer than {limit} bytes", close=True)
+    return body
+
+
+async def _collect(chunks: AsyncIterator[bytes], limit: int) -> bytes | None:
+    """The body, or None as soon as it is longer than `limit`."""
+    body = bytearray()
+    async for chunk in chunks:
+        body += chunk
+        if len(body) > limit:
+            return None
+    return bytes(body)
+
+
+async def _drain(chunks: AsyncIterator[bytes], limit: int) -> None:
+    """Read on for a moment: a client that is still sending when the connection closes never sees the reply."""
+    remaining = limit * _DRAIN_FACTOR
+    with anyio.move_on_after(_DRAIN_S):
+        async for chunk in chunks:
+            remaining -= len(chunk)
+            if remaining < 0:
+                return
+
+
+def parse_strictly(body: bytes) -> Any:
+    """JSON from a stranger, as dicts and lists.
+
+    Raises:
+        RequestError: it is not strict JSON (400); the text says which rule it breaks and where.
+    """
+    if not body:
+        _refuse("the body is empty; send JSON")
+    _check_structure(body)
+    try:
+        text = body.decode("utf-8")
+        parsed = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_int=_integer,
+            parse_float=_number,
+            parse_constant=_constant,
+        )
+        if b"\\u" in body:
+            orjson.loads(body)  # refuses lone surrogates, which the standard library lets through
+    except UnicodeDecodeError as error:
+        _refuse(f"the body is not UTF-8 (byte {error.start})")
+    except ValueError as error:  # both parsers' errors; their text holds positions, not content
+        _refuse(f"the body is not valid JSON: {error}")
+    except RecursionError:
+        _refuse(f"the JSON nests deeper than {MAX_DEPTH} levels")
+    return parsed
+
+
+def _check_structure(body: bytes) -> None:
+    """Count elements and levels outside of strings, without parsing: a bomb is refused before it goes off."""
+    if body.count(b"[") + body.count(b"{") + body.count(b",") <= MAX_DEPTH:
+        return  # cannot be too deep or too many
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    structure = b"".join(unescaped.split(b'"')[::2]).translate(None, _NOT_STRUCTURE)
+    if len(structure) - structure.count(b"]") - structure.count(b"}") > MAX_ELEMENTS:
+        _refuse(f"the JSON has more than {MAX_ELEMENTS} elements; send it in parts")
+    depth = 0
+    for byte in structure.replace(b",", b""):
+        depth += 1 if byte in b"[{" else -1
+        if depth > MAX_DEPTH:
+            _refuse(f"the JSON nests deeper than {MAX_DEPTH} levels")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        _refuse("the JSON names a key twice in one object")
+    return fields
+
+
+def _integer(digits: str) -> int:
+    number = int(digits) if len(digits) <= _MAX_INTEGER_DIGITS else 2**64
+    if not -(2**63) <= number < 2**64:
+        _refuse("the JSON holds an integer that does not fit in 64 bits; send it as a string")
+    return number
+
+
+def _number(digits: str) -> float:
+    number = float(digits)
+    vanished = number == 0 and digits.lower().partition("e")[0].strip("-0.") != ""
+    if vanished or not math.isfinite(number):
+        _refuse("the JSON holds a number that a 64-bit float cannot hold; send it as a string")
+    return number
+
+
+def _constant(name: str) -> NoReturn:
+    _refuse(f"the JSON holds {name}, which is not JSON")
+
+
+def _refuse(message: str) -> NoReturn:
+    raise RequestError(400, "invalid_json", message, param="body")

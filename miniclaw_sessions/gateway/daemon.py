@@ -1,0 +1,309 @@
+"""The daemon: settings, manager, servers, signals. Reads from top to bottom as it runs.
+
+It is ready when the directory is locked, everything is recovered, and the sockets listen. Told to stop, it stops
+accepting, lets requests and turns finish, and then commits and flushes outside of anything that could be cancelled. Its
+exit status is 0 only if everything accepted was saved.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import MutableMapping, Sequence
+from contextlib import ExitStack, closing
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import anyio
+import structlog
+from starlette.types import ASGIApp
+
+from miniclaw_sessions import errors
+from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.agent.provider import Provider
+from miniclaw_sessions.agent.tools import calculator_tool, time_tool
+from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.config import ListenSettings, LoadedSettings, ModelSettings, Secret, read_secret, socket_path
+from miniclaw_sessions.gateway.exit_status import ExitStatus
+from miniclaw_sessions.gateway.http import make_app
+from miniclaw_sessions.gateway.listeners import AddressInUseError, Listener, inherited, listen_tcp, listen_unix
+from miniclaw_sessions.gateway.notify import Notifier, watchdog
+from miniclaw_sessions.gateway.security import AccessPolicy
+from miniclaw_sessions.gateway.server import EmbeddedServer
+from miniclaw_sessions.gateway.signals import Signals
+from miniclaw_sessions.gateway.streaming import Turns
+from miniclaw_sessions.log import configure_logging
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.persistence.recovery import Progress
+from miniclaw_sessions.providers.offline import OfflineProvider
+
+log = structlog.get_logger(__name__)
+
+STEP_DEADLINE_S = 60.0
+"""One commit, or one piece of a flush, that takes longer than this has hung: the watchdog is not pinged any more."""
+
+MIN_TOKEN_LENGTH = 16
+
+_COLLECT_AFTER = (50_000, 50, 100)
+_SWITCH_INTERVAL_S = 0.001
+
+
+def run(loaded: LoadedSettings) -> int:
+    """Run the daemon until it is told to stop.
+
+    Returns:
+        The exit status, an `ExitStatus`.
+    """
+    configure_logging(loaded.settings.log)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)  # worker threads hand the interpreter back to the loop sooner
+    loop = {"use_uvloop": find_spec("uvloop") is not None}
+    return int(anyio.run(_main, loaded, backend_options=loop))
+
+
+async def _main(loaded: LoadedSettings) -> ExitStatus:
+    with Signals() as signals, closing(Notifier.from_environment(os.environ)) as notifier:
+        try:
+            return await _live(loaded, signals, notifier)
+        except Exception as error:  # noqa: BLE001 - the last edge: whatever it is becomes a line and a status
+            cause = _first_cause(error)
+            status = status_of(cause)
+            sentence = str(cause) if isinstance(cause, errors.SessionsError | OSError) else "the daemon failed"
+            log.critical(sentence, action="daemon.failed", error_type=type(cause).__name__, status=int(status))
+            notifier.send(f"STATUS={type(cause).__name__}, exit status {int(status)}")
+            return status
+
+
+async def _live(loaded: LoadedSettings, signals: Signals, notifier: Notifier) -> ExitStatus:
+    """From the settings to the saved sessions."""
+    settings = loaded.settings
+    token = read_secret(settings.listen.token_file, "token", os.environ)
+    agent = make_agent(settings.model)
+    phase = Phase(notifier)
+    manager = SessionManager(loaded.workspace, settings=settings.sessions, on_progress=phase.progress)
+    status = ExitStatus.OK
+    with signals.interrupting() as opening:
+        async with manager:
+            signals.shield()
+            _settle_memory()
+            with ExitStack() as sockets:
+                listeners = open_listeners(loaded, os.environ, sockets)
+                policy = access_policy(listeners, settings.listen, token)
+                turns = Turns(agent, limit=settings.listen.max_connections, patience_s=settings.model.timeout_s)
+                app = make_app(manager, turns, settings.listen, policy)
+                await _serve(app, manager, turns, listeners, Life(settings.listen, signals, phase))
+            status = await _save(manager)
+    if opening.cancelled_caught:
+        log.info("stopped before it was ready; nothing was accepted", action="daemon.stopped")
+    return status
+
+
+async def _serve(
+    app: ASGIApp, manager: SessionManager, turns: Turns, listeners: Sequence[Listener], life: Life
+) -> None:
+    """Serve until a stop signal; on return no request and no turn is running any more."""
+    server = EmbeddedServer(
+        app,
+        max_connections=life.limits.max_connections,
+        request_timeout_s=life.limits.request_timeout_s,
+        graceful_timeout_s=life.limits.graceful_timeout_s,
+    )
+    async with turns, anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners], name="http server")
+        await server.listening.wait()
+        tasks.start_soon(_flush_on_hangup, manager, life.signals, name="flush on SIGHUP")
+        tasks.start_soon(_watch, manager, life.phase.notifier, name="watchdog")
+        life.phase.ready([listener.address for listener in listeners])
+        await life.signals.stop.wait()
+        life.phase.stopping()
+        for listener in listeners:
+            listener.unlink()
+        await _drain(server, turns, life.signals, life.limits.graceful_timeout_s)
+        tasks.cancel_scope.cancel()
+
+
+async def _drain(server: EmbeddedServer, turns: Turns, signals: Signals, graceful_timeout_s: float) -> None:
+    """Accept nothing more, and wait for requests and turns, but not longer than is graceful."""
+
+    async def hurry() -> None:
+        await signals.hurry.wait()
+        server.hurry()
+        turns.cut_off(anyio.current_time())
+
+    turns.cut_off(anyio.current_time() + graceful_timeout_s)
+    server.stop()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hurry, name="hurry")
+        await server.stopped.wait()
+        await turns.finished()
+        tasks.cancel_scope.cancel()
+
+
+async def _save(manager: SessionManager) -> ExitStatus:
+    """The last commit and flush, outside of every cancelled scope."""
+    try:
+        await manager.close()
+    except errors.StoreError as error:
+        log.critical(str(error), action="shutdown.unsaved", status=int(ExitStatus.NOT_SAVED))
+        return ExitStatus.NOT_SAVED
+    log.info("stopped, everything is saved", action="daemon.stopped")
+    return ExitStatus.OK
+
+
+async def _flush_on_hangup(manager: SessionManager, signals: Signals) -> None:
+    while True:
+        await signals.next_hangup()
+        await manager.flush()  # reports by itself what it did
+
+
+async def _watch(manager: SessionManager, notifier: Notifier) -> None:
+    def silence() -> float:
+        return manager.clock.monotonic() - manager.progressed_at
+
+    await watchdog(notifier, silence, deadline_s=STEP_DEADLINE_S)
+
+
+class Life(NamedTuple):
+    """What decides how long the daemon goes on."""
+
+    limits: ListenSettings
+    signals: Signals
+    phase: Phase
+
+
+class Phase:
+    """Tells the service manager and the log where the daemon is in its life."""
+
+    def __init__(self, notifier: Notifier) -> None:
+        self.notifier = notifier
+        self._extends = True
+
+    def progress(self, progress: Progress) -> None:
+        """Something advanced: while starting or stopping, that buys time."""
+        if self._extends:
+            self.notifier.progress(f"{progress.stage} {progress.done}/{progress.total}")
+
+    def ready(self, addresses: list[str]) -> None:
+        """Everything is recovered and the sockets listen."""
+        self._extends = False
+        self.notifier.send("READY=1", f"STATUS=listening on {', '.join(addresses)}")
+        log.info("listening", action="daemon.ready", addresses=addresses, pid=os.getpid())
+
+    def stopping(self) -> None:
+        """Told to stop. Said at the beginning, so that the manager's stop timeout covers the final save."""
+        self._extends = True
+        self.notifier.send("STOPPING=1", "STATUS=finishing requests, then saving")
+
+
+# --- putting together ------------------------------------------------------------------------------------------------
+
+
+def open_listeners(loaded: LoadedSettings, environ: MutableMapping[str, str], sockets: ExitStack) -> list[Listener]:
+    """The sockets that systemd passes, and for each kind that it does not pass, those of the settings.
+
+    Args:
+        loaded: the settings.
+        environ: the environment; systemd's variables are taken out of it.
+        sockets: closes what was opened.
+
+    Raises:
+        AddressInUseError: somebody else listens there.
+        ConfigError: an address is wrong, or there is nothing to listen on.
+    """
+    listeners = inherited(environ)
+    for listener in listeners:
+        sockets.callback(listener.close)
+    path = socket_path(loaded, environ)
+    if path is not None and not any(listener.is_unix for listener in listeners):
+        listeners.append(listen_unix(path))
+        sockets.callback(listeners[-1].close)
+    if loaded.settings.listen.tcp and all(listener.is_unix for listener in listeners):
+        for listener in listen_tcp(loaded.settings.listen.tcp):
+            listeners.append(listener)
+            sockets.callback(listener.close)
+    if not listeners:
+        raise errors.ConfigError("there is nothing to listen on; set listen.socket or listen.tcp")
+    return listeners
+
+
+def access_policy(listeners: Sequence[Listener], limits: ListenSettings, token: Secret | None) -> AccessPolicy | None:
+    """What TCP requests must show; None when there is no TCP.
+
+    Raises:
+        ConfigError: there is TCP but no token worth the name.
+    """
+    tcp = [listener for listener in listeners if not listener.is_unix]
+    if not tcp:
+        return None
+    if token is None:
+        raise errors.ConfigError("TCP needs a token: name a file in listen.token_file, or pass the credential `token`")
+    if len(token.reveal()) < MIN_TOKEN_LENGTH:
+        raise errors.ConfigError(
+            f"the token has fewer than {MIN_TOKEN_LENGTH} characters; `openssl rand -hex 32` helps"
+        )
+    names = [f"{name}:{listener.port}" for listener in tcp for name in ("localhost", "127.0.0.1", "[::1]")]
+    hosts = [*names, *(listener.address for listener in tcp), *limits.allowed_hosts]
+    return AccessPolicy.of(token.reveal(), hosts, limits.allowed_origins)
+
+
+def make_agent(settings: ModelSettings) -> Agent:
+    """Who answers chats: the configured model, or, without one, a stand-in that needs no network and says so.
+
+    Raises:
+        ConfigError: the key cannot be read, or the model's library is not installed.
+    """
+    return Agent(
+        _make_provider(settings),
+        tools=[time_tool(SystemClock()), calculator_tool()],
+        system_prompt=settings.system_prompt,
+        max_iterations=settings.max_iterations,
+        tool_timeout_s=settings.tool_timeout_s,
+    )
+
+
+def _make_provider(settings: ModelSettings) -> Provider:
+    if not (settings.base_url or settings.model):
+        return OfflineProvider()
+    from miniclaw_sessions.providers.openai import OpenAIProvider  # noqa: PLC0415 - loads half a second of library
+
+    key = read_secret(settings.api_key_file, "model_api_key", os.environ, variable=settings.api_key_env)
+    return OpenAIProvider(
+        model=settings.model,
+        base_url=settings.base_url or None,
+        api_key=key.reveal() if key is not None else None,
+        timeout_s=settings.timeout_s,
+    )
+
+
+def _settle_memory() -> None:
+    """What recovery loaded stays: keep the collector from walking over it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+_FOR_GOOD = (
+    errors.StoreCorrupt,
+    errors.SchemaTooNew,
+    errors.SnapshotUnreadable,
+    errors.QuarantineFull,
+    OSError,
+)
+
+
+def status_of(error: Exception) -> ExitStatus:
+    """The exit status for what ended the daemon; `STORE` only where starting again cannot help (rule R30)."""
+    if isinstance(error, errors.ConfigError):
+        return ExitStatus.CONFIG
+    if isinstance(error, errors.DirectoryInUse | AddressInUseError):
+        return ExitStatus.DIRECTORY_IN_USE
+    return ExitStatus.STORE if isinstance(error, _FOR_GOOD) else ExitStatus.FAILURE
+
+
+def _first_cause(error: Exception) -> Exception:
+    """The error itself, or the first one of a group."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,142 @@
+"""The front door of the HTTP interface: who may ask, and what becomes of errors.
+
+`make_app` puts the routes together; `Gateway` stands before all of them. Nothing that a stranger sends ends in a reply
+of 500, and whatever else goes wrong is answered with an opaque id that the log explains, without any message text.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import structlog
+import uuid_utils
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from miniclaw_sessions.config import ListenSettings
+from miniclaw_sessions.gateway.api import Api
+from miniclaw_sessions.gateway.chat import ChatApi
+from miniclaw_sessions.gateway.metrics import RequestCounts, make_registry
+from miniclaw_sessions.gateway.replies import RequestError, as_request_error, error_reply
+from miniclaw_sessions.gateway.security import AccessPolicy, refusal
+from miniclaw_sessions.gateway.streaming import Turns
+from miniclaw_sessions.manager import SessionManager
+
+log = structlog.get_logger(__name__)
+
+
+def make_app(manager: SessionManager, turns: Turns, limits: ListenSettings, policy: AccessPolicy | None) -> Gateway:
+    """The whole application.
+
+    Args:
+        manager: whose sessions are served.
+        turns: who answers chats.
+        limits: sizes and times.
+        policy: what requests by TCP must show; None refuses all of them.
+    """
+    requests = RequestCounts()
+    api = Api(manager, limits, make_registry(manager.statistics, requests))
+    chat = ChatApi(manager, turns, limits)
+    router = Router([*api.routes(), *chat.routes()], redirect_slashes=False)
+    return Gateway(router, policy, requests)
+
+
+class Gateway:
+    """ASGI: admits requests, routes them on the raw path, turns errors into replies, and counts."""
+
+    def __init__(self, router: ASGIApp, policy: AccessPolicy | None, requests: RequestCounts) -> None:
+        self._router = router
+        self._policy = policy
+        self._requests = requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        exchange = Exchange(scope, receive, send)
+        # Routed undecoded: an encoded slash in a session id must not look like the end of it.
+        routed: Scope = {**scope, "path": scope["raw_path"].decode("ascii"), "app": self}
+        try:
+            self._admit(scope)
+            await self._router(routed, exchange.receive, exchange.send)
+        except ClientDisconnect:
+            log.debug("a client went away before its request was complete", action="http.disconnected")
+        except Exception as error:  # noqa: BLE001 - this is the edge: whatever happens becomes a reply
+            await exchange.fail(error)
+        finally:
+            endpoint: Any = routed.get("endpoint")
+            self._requests.count(getattr(endpoint, "__name__", "none"), exchange.status)
+
+    def _admit(self, scope: Scope) -> None:
+        if scope.get("state", {}).get("trusted") is True:
+            return
+        if self._policy is None:
+            raise RequestError(403, "forbidden", "this daemon does not serve TCP", close=True)
+        if (refused := refusal(scope["headers"], self._policy)) is not None:
+            raise refused
+
+
+class Exchange:
+    """One request and its reply, watched for what must be known when something fails.
+
+    A reply that is sent before the request's body was read must end the connection: the rest of the body would be taken
+    for the next request.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.status = 0
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        names = {name for name, _ in scope["headers"]}
+        self._body_pending = b"transfer-encoding" in names or (
+            b"content-length" in names and (b"content-length", b"0") not in scope["headers"]
+        )
+
+    async def receive(self) -> Message:
+        """The next piece of the body."""
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self._body_pending = False
+        return message
+
+    async def send(self, message: Message) -> None:
+        """The next piece of the reply."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._body_pending:
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await self._send(message)
+
+    async def fail(self, error: Exception) -> None:
+        """Reply with the error, or break the connection if the reply has begun."""
+        refused = _from_starlette(error) if isinstance(error, HTTPException) else as_request_error(error)
+        if refused is None:
+            refused = _unexpected(error)
+        if self.status:
+            self._scope["state"]["abort"]()
+        else:
+            await error_reply(refused)(self._scope, self.receive, self.send)
+
+
+def _from_starlette(error: HTTPException) -> RequestError:
+    kinds = {404: "not_found", 405: "method_not_allowed"}
+    kind = kinds.get(error.status_code, "bad_request")
+    sentences = {"not_found": "there is nothing at this path", "method_not_allowed": "this path has no such method"}
+    sentence = sentences.get(kind, "the request is not valid")
+    return RequestError(error.status_code, kind, sentence, headers=dict(error.headers or {}))
+
+
+def _unexpected(error: Exception) -> RequestError:
+    """Log where it happened, without the text, which may be a message's; reply with an id that finds the line."""
+    error_id = str(uuid_utils.uuid7())
+    frames = traceback.extract_tb(error.__traceback__)[-5:]
+    log.error(
+        "a request failed unexpectedly",
+        action="http.failed",
+        error_id=error_id,
+        error_type=type(error).__name__,
+        where=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+    )
+    return RequestError(500, "internal_error", f"unexpected error; the daemon's log has it as {error_id}")

@@ -1,0 +1,86 @@
+"""Numbers for Prometheus: read from the manager when asked, in a registry of their own.
+
+No label ever holds an id, a name or text from a message, so the number of series is fixed (rule S22).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+
+from miniclaw_sessions.manager import ManagerStatistics
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+_GAUGES = {
+    "sessions": "Sessions held in memory.",
+    "dirty": "Sessions whose snapshot is behind.",
+    "messages_in_memory": "Messages in all windows.",
+    "unsaved_entries": "Entries accepted but not yet acknowledged.",
+    "unsaved_bytes": "Bytes accepted but not yet acknowledged.",
+    "last_flush_seconds": "How long the last flush took.",
+}
+_COUNTERS = {
+    "appended": "Entries accepted.",
+    "committed": "Entries acknowledged.",
+    "commits": "Group commits.",
+    "commit_failures": "Group commits that failed.",
+    "flushes": "Flushes.",
+    "flush_failures": "Snapshots that could not be written.",
+    "snapshots_written": "Snapshots written.",
+    "evicted_from_window": "Messages that left a window.",
+    "quarantined": "Damaged files set aside.",
+    "expired": "Sessions that expired.",
+    "recovered": "Sessions loaded at the start.",
+}
+
+
+class RequestCounts:
+    """How many requests were answered, by route and status."""
+
+    def __init__(self) -> None:
+        self.by_route: Counter[tuple[str, int]] = Counter()
+
+    def count(self, route: str, status: int) -> None:
+        """One more."""
+        self.by_route[route, status] += 1
+
+
+class ManagerCollector(Collector):
+    """Turns the manager's statistics into metrics whenever they are asked for."""
+
+    def __init__(self, statistics: Callable[[], ManagerStatistics], requests: RequestCounts) -> None:
+        self._statistics = statistics
+        self._requests = requests
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics with their values of this moment."""
+        statistics = self._statistics()
+        for name, text in _GAUGES.items():
+            yield GaugeMetricFamily(f"miniclaw_{name}", text, value=getattr(statistics, name))
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"miniclaw_{name}", text, value=getattr(statistics, name))
+        ok = statistics.store_state == "ok"
+        yield GaugeMetricFamily("miniclaw_store_up", "Whether the store takes messages.", value=float(ok))
+        requests = CounterMetricFamily("miniclaw_http_requests", "Requests answered.", labels=("route", "status"))
+        for (route, status), count in self._requests.by_route.items():
+            requests.add_metric((route, str(status)), count)
+        yield requests
+
+
+def make_registry(statistics: Callable[[], ManagerStatistics], requests: RequestCounts) -> CollectorRegistry:
+    """A registry with the manager's, the requests' and the process's numbers."""
+    registry = CollectorRegistry()
+    registry.register(ManagerCollector(statistics, requests))
+    ProcessCollector(registry=registry)
+    return registry
+
+
+def render(registry: CollectorRegistry) -> bytes:
+    """Everything in Prometheus' text format."""
+    return generate_latest(registry)

@@ -1,0 +1,157 @@
+"""A real server on a real Unix socket and a real TCP port, in the test's own event loop."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import msgspec
+import pytest
+
+from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.tools import Tool, time_tool
+from miniclaw_sessions.config import ListenSettings, SessionSettings
+from miniclaw_sessions.gateway.http import make_app
+from miniclaw_sessions.gateway.listeners import listen_tcp, listen_unix
+from miniclaw_sessions.gateway.security import AccessPolicy
+from miniclaw_sessions.gateway.server import EmbeddedServer
+from miniclaw_sessions.gateway.streaming import Turns
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
+from miniclaw_sessions.testing.clock import FakeClock
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server and clients for it: `unix` is trusted, `tcp` sends the token."""
+
+    manager: SessionManager
+    server: EmbeddedServer
+    turns: Turns
+    socket: Path
+    port: int
+    unix: httpx2.AsyncClient
+    tcp: httpx2.AsyncClient
+
+    async def raw(self, data: bytes, *, by_tcp: bool = False, then_end: bool = False) -> bytes:
+        """Send bytes and read until the server closes the connection."""
+        stream: Any = (
+            await anyio.connect_tcp("127.0.0.1", self.port) if by_tcp else await anyio.connect_unix(str(self.socket))
+        )
+        received = b""
+        async with stream:
+            try:
+                await stream.send(data)
+                if then_end:
+                    await stream.send_eof()
+            except anyio.BrokenResourceError:
+                pass  # the server has answered and closed before everything was sent
+            try:
+                while True:
+                    received += await stream.receive()
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
+                return received
+
+    async def is_alive(self) -> bool:
+        """Whether the server still answers."""
+        return (await self.unix.get("/health")).status_code == 200
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory whose name leaves room for a Unix socket's."""
+    with tempfile.TemporaryDirectory(prefix="mc") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def session_settings() -> SessionSettings:
+    """Tests override this to bound the manager."""
+    return SessionSettings(store="memory:")
+
+
+@pytest.fixture
+def limits() -> ListenSettings:
+    """Tests override this to bound the server."""
+    return ListenSettings(max_body_bytes=200_000, request_timeout_s=5.0, graceful_timeout_s=1.0)
+
+
+class EchoProvider:
+    """Answers `hello` with `echo: hello`, a word at a time; waits at `gate` where the text says `slow`."""
+
+    name = "test"
+    model = "echo"
+
+    def __init__(self) -> None:
+        self.gate = anyio.Event()
+        self.asked = 0
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        """One reply."""
+        self.asked += 1
+        text = messages[-1].text
+        if messages[-1].is_user and text.startswith("tool"):
+            yield Reply(Message.assistant("", (ToolCall("c1", tools[0].name, "{}"),)))
+            return
+        if text.startswith("fail"):
+            raise RuntimeError("the key sk-secret is wrong")
+        words = f"echo: {text}".split(" ")
+        for place, word in enumerate(words):
+            yield TextDelta(word if place == 0 else f" {word}")
+            if place == 0 and "slow" in text:
+                await self.gate.wait()
+        message = Message.assistant(" ".join(words))
+        yield Reply(msgspec.structs.replace(message, usage=Usage(input_tokens=2, output_tokens=3)))
+
+
+@pytest.fixture
+def provider() -> EchoProvider:
+    """The model behind the chat."""
+    return EchoProvider()
+
+
+@pytest.fixture
+def agent(provider: EchoProvider) -> Agent:
+    """A real agent with one tool."""
+    return Agent(provider, tools=[time_tool(FakeClock())])
+
+
+@pytest.fixture
+async def served(
+    short_path: Path, session_settings: SessionSettings, limits: ListenSettings, agent: Agent
+) -> AsyncIterator[Served]:
+    listeners = [listen_unix(short_path / "s"), *listen_tcp("127.0.0.1:0")]
+    port = listeners[1].port
+    policy = AccessPolicy.of(TOKEN, [f"127.0.0.1:{port}"], ["https://good.example"])
+    turns = Turns(agent, limit=10, patience_s=5.0)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    transport = httpx2.AsyncHTTPTransport(uds=str(short_path / "s"))
+    async with (
+        SessionManager(short_path / "workspace", settings=session_settings) as manager,
+        httpx2.AsyncClient(transport=transport, base_url="http://miniclaw", timeout=30) as unix,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30) as tcp,
+        turns,
+        anyio.create_task_group() as tasks,
+    ):
+        server = EmbeddedServer(
+            make_app(manager, turns, limits, policy),
+            max_connections=limits.max_connections,
+            request_timeout_s=limits.request_timeout_s,
+            graceful_timeout_s=limits.graceful_timeout_s,
+        )
+        tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners])
+        await server.listening.wait()
+        yield Served(manager, server, turns, short_path / "s", port, unix, tcp)
+        turns.cut_off(anyio.current_time())
+        server.hurry()
+        await server.stopped.wait()
+        for listener in listeners:
+            listener.close()

@@ -1,0 +1,180 @@
+"""The chat route: answers, streams, and turns whose client has gone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+
+def chat(text: str, **more: Any) -> dict[str, Any]:
+    return {"channel": "telegram", "chat_id": 1, "message": text, **more}
+
+
+def events_of(text: str) -> list[tuple[str, Any]]:
+    found = []
+    for block in text.split("\n\n"):
+        if block.startswith("event: "):
+            name, _, data = block.partition("\n")
+            found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+async def texts(served: Any) -> list[str]:
+    reply = await served.unix.get("/v1/sessions/telegram_1/messages")
+    return [message["content"] for message in reply.json()["messages"]]
+
+
+async def begin_slow_stream(served: Any, provider: Any) -> tuple[Any, Any]:
+    """A streaming request whose turn waits at the provider's gate, and the rest of its lines."""
+    request = served.unix.build_request("POST", "/v1/chat", json=chat("slow answer", stream=True))
+    response = await served.unix.send(request, stream=True)
+    lines = response.aiter_lines()
+    async for line in lines:
+        if line.startswith("data: "):
+            break
+    assert provider.asked == 1
+    return response, lines
+
+
+async def test_an_answer_comes_with_its_usage_and_is_saved(served: Any) -> None:
+    reply = await served.unix.post("/v1/chat", json=chat("hello"))
+    assert reply.status_code == 200
+    body = reply.json()
+    assert body["reply"]["role"] == "assistant"
+    assert body["reply"]["content"] == "echo: hello"
+    assert body["session_id"] == "telegram_1"
+    assert (body["usage"]["input_tokens"], body["usage"]["total_tokens"]) == (2, 5)
+    assert await texts(served) == ["hello", "echo: hello"]
+    detail = (await served.unix.get("/v1/sessions/telegram_1")).json()
+    assert detail["committed_sequence"] == 2
+
+
+async def test_a_message_may_be_more_than_text(served: Any) -> None:
+    message = {"content": [{"type": "text", "text": "hello"}], "name": "ann"}
+    reply = await served.unix.post("/v1/chat", json=chat("") | {"message": message})
+    assert reply.json()["reply"]["content"] == "echo: hello"
+    (asked, _) = (await served.unix.get("/v1/sessions/telegram_1/messages")).json()["messages"]
+    assert (asked["content"], asked["name"]) == (message["content"], "ann")
+
+
+async def test_a_stream_tells_the_text_as_it_comes_and_then_the_whole(served: Any) -> None:
+    reply = await served.unix.post("/v1/chat", json=chat("a b", stream=True))
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    events = events_of(reply.text)
+    assert [name for name, _ in events] == ["text", "text", "text", "done"]
+    assert "".join(data["text"] for name, data in events if name == "text") == "echo: a b"
+    assert events[-1][1]["message"]["content"] == "echo: a b"
+    assert events[-1][1]["usage"]["output_tokens"] == 3
+
+
+async def test_a_stream_tells_what_tools_do(served: Any) -> None:
+    events = events_of((await served.unix.post("/v1/chat", json=chat("tool please", stream=True))).text)
+    assert events[0] == ("tool_started", {"id": "c1", "name": "time", "arguments": "{}"})
+    assert events[1] == ("tool_finished", {"id": "c1", "name": "time", "is_error": False})
+    assert events[-1][0] == "done"
+    context = (await served.unix.get("/v1/sessions/telegram_1/context")).json()["messages"]
+    assert [message["role"] for message in context] == ["user", "assistant", "tool_result", "assistant"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_that_fails_keeps_the_question_and_no_secret(served: Any, stream: bool) -> None:
+    reply = await served.unix.post("/v1/chat", json=chat("fail now", stream=stream))
+    assert reply.status_code == 502
+    assert reply.json()["error"]["type"] == "model_error"
+    assert "sk-secret" not in reply.text
+    assert await texts(served) == ["fail now"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_repeated_message_is_not_answered_twice(served: Any, provider: Any, stream: bool) -> None:
+    first = await served.unix.post("/v1/chat", json=chat("hello", idempotency_key="k"))
+    again = await served.unix.post("/v1/chat", json=chat("hello", stream=stream), headers={"Idempotency-Key": "k"})
+    assert (first.status_code, again.status_code) == (200, 409)
+    (asked, _) = (await served.unix.get("/v1/sessions/telegram_1/messages")).json()["messages"]
+    assert again.json()["error"]["type"] == "duplicate_message"
+    assert again.json()["error"]["entry_id"] == asked["id"]
+    assert provider.asked == 1
+
+
+async def test_two_messages_of_one_chat_do_not_interleave(served: Any) -> None:
+    async def ask(text: str) -> None:
+        await served.unix.post("/v1/chat", json=chat(text))
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(5):
+            tasks.start_soon(ask, f"m{number}")
+    said = await texts(served)
+    assert len(said) == 10
+    assert all(answer == f"echo: {question}" for question, answer in zip(said[::2], said[1::2], strict=True))
+
+
+async def test_a_client_that_goes_away_does_not_lose_the_turn(served: Any, provider: Any) -> None:
+    response, _ = await begin_slow_stream(served, provider)
+    await response.aclose()
+    with anyio.fail_after(5):
+        while served.server.server_state.tasks:  # the request ends, the turn does not
+            await anyio.sleep(0.01)
+    assert served.turns.running == 1
+    provider.gate.set()
+    with anyio.fail_after(5):
+        await served.turns.finished()
+    assert await texts(served) == ["slow answer", "echo: slow answer"]
+
+
+async def test_a_turn_without_a_client_is_cut_off_at_last(served: Any, provider: Any) -> None:
+    served.turns._patience_s = 0.05
+    response, _ = await begin_slow_stream(served, provider)
+    await response.aclose()
+    with anyio.fail_after(5):
+        await served.turns.finished()
+    assert await texts(served) == ["slow answer"]
+    assert await served.is_alive()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stopping_cuts_a_turn_off_and_keeps_the_question(served: Any, provider: Any, stream: bool) -> None:
+    reply: httpx2.Response | None = None
+
+    async def ask() -> None:
+        nonlocal reply
+        reply = await served.unix.post("/v1/chat", json=chat("slow answer", stream=stream))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        while not provider.asked:
+            await anyio.sleep(0.01)
+        served.turns.cut_off(anyio.current_time())
+    assert reply is not None
+    if stream:
+        assert events_of(reply.text)[-1][1]["type"] == "turn_cut_off"
+    else:
+        assert (reply.status_code, reply.json()["error"]["type"]) == (503, "turn_cut_off")
+    assert await texts(served) == ["slow answer"]
+    assert (await served.unix.post("/v1/chat", json=chat("more"))).status_code == 503
+
+
+async def test_too_many_turns_are_refused(served: Any, provider: Any) -> None:
+    served.turns._limit = 1
+    _, lines = await begin_slow_stream(served, provider)
+    refused = await served.unix.post("/v1/chat", json=chat("me too") | {"chat_id": 2})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (503, "too_many_turns")
+    provider.gate.set()
+    assert [line async for line in lines][-2].startswith('data: {"message"')
+    assert (await served.unix.post("/v1/chat", json=chat("me too") | {"chat_id": 2})).status_code == 200
+
+
+async def test_a_stream_with_nothing_to_say_shows_that_it_lives(
+    served: Any, provider: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miniclaw_sessions.gateway.chat.HEARTBEAT_S", 0.01)
+    _, lines = await begin_slow_stream(served, provider)
+    async for line in lines:
+        if line == ": still here":
+            provider.gate.set()
+    assert provider.gate.is_set()
