@@ -1,0 +1,8 @@
+"""`python -m miniclaw_sessions` is the command line."""
+
+import sys
+
+from miniclaw_sessions.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The command line: one command per thing to do, text for people, `--json` for programs.
+
+Exit statuses, for every command:
+
+| Status | Meaning |
+|---|---|
+| 0 | done; for `check`: everything is sound |
+| 1 | it could not be done (one line on standard error says why); for `check`: something is damaged |
+| 2 | the command line is wrong |
+| 130 | interrupted from the keyboard |
+
+`serve` ends with the statuses of `miniclaw_sessions.gateway.exit_status`, which tell a service manager more.
+
+Standard output carries the answer and nothing else; progress, questions, notes and errors go to standard error. Nothing
+heavy is imported before it is known what is asked for.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit status.
+
+    Args:
+        arguments: without the program's name; those of this process by default.
+    """
+    from miniclaw_sessions.cli.app import run  # noqa: PLC0415 - so that an interrupt during the import is handled too
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character shows its code
+    try:
+        status = run(given)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - the last edge: every error becomes one line
+        from miniclaw_sessions.cli.failures import tell  # noqa: PLC0415 - only a failure pays for it
+
+        return tell(error, debug="--debug" in given)
+    return status

@@ -1,0 +1,149 @@
+"""The sessions as a running daemon serves them, over its Unix socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import quote
+
+import httpx2
+
+from miniclaw_sessions.cli.backend import ChatEvent, Document
+from miniclaw_sessions.errors import SessionNotFound, SessionsError
+
+CONNECT_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 60.0
+"""Longer than the daemon's heartbeat in a stream, and than its own limit for a request."""
+
+CHECK_TIMEOUT_S = 3600.0
+
+
+@asynccontextmanager
+async def connect(socket: Path) -> AsyncIterator[DaemonBackend | None]:
+    """The daemon behind a socket, or None when nobody answers there."""
+    transport = httpx2.AsyncHTTPTransport(uds=str(socket), verify=False)  # there is no TLS: load no certificates
+    timeout = httpx2.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=timeout) as client:
+        try:
+            health = (await client.get("/health", timeout=CONNECT_TIMEOUT_S)).json()
+            daemon = DaemonBackend(client, int(health["pid"]))
+        except (httpx2.TransportError, ValueError, KeyError, TypeError):  # nobody, or another program
+            daemon = None
+        yield daemon
+
+
+class DaemonBackend:
+    """Asks the daemon; `pid` is its process id."""
+
+    def __init__(self, client: httpx2.AsyncClient, pid: int) -> None:
+        self.pid = pid
+        self._client = client
+
+    async def sessions(self, channel: str | None) -> list[Document]:
+        """All sessions, a page at a time."""
+        found: list[Document] = []
+        query: dict[str, str] = {"limit": "1000"} | ({} if channel is None else {"channel": channel})
+        while True:
+            page = await self._ask("GET", "/v1/sessions", params=query)
+            found += page["sessions"]
+            if page["next"] is None:
+                return found
+            query["after"] = page["next"]
+
+    async def session(self, session_id: str) -> Document:
+        """One session's description."""
+        return await self._ask("GET", _path(session_id))
+
+    async def messages(self, session_id: str) -> list[Document]:
+        """The messages of the window."""
+        document = await self._ask("GET", _path(session_id, "/messages"), params={"limit": "1000"})
+        return cast("list[Document]", document["messages"])
+
+    async def transcript(self, session_id: str) -> AsyncGenerator[bytes, None]:
+        """Every entry, as it arrives."""
+        rest = b""
+        with self._answering():
+            async with self._client.stream("GET", _path(session_id, "/transcript")) as response:
+                await _refuse(response)
+                async for chunk in response.aiter_bytes():  # not aiter_lines: it ends lines at U+2028 too
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield line
+        if rest:
+            raise SessionsError(f"the transcript of {session_id} broke off in the middle; try again")
+
+    async def clear(self, session_id: str) -> None:
+        """Empty the window."""
+        await self._ask("POST", _path(session_id, "/clear"))
+
+    async def delete(self, session_id: str) -> None:
+        """Forget a session."""
+        await self._ask("DELETE", _path(session_id))
+
+    async def statistics(self) -> Document:
+        """The manager's numbers."""
+        return await self._ask("GET", "/v1/statistics")
+
+    async def check(self) -> Document:
+        """Let the daemon compare snapshots and store."""
+        report = await self._ask("POST", "/v1/check", timeout=CHECK_TIMEOUT_S)
+        return {"notes": [], **report}
+
+    async def chat(self, channel: str, chat_id: str, text: str) -> AsyncGenerator[ChatEvent, None]:
+        """Say something and follow the stream of events."""
+        body = {"channel": channel, "chat_id": chat_id, "message": text, "stream": True}
+        with self._answering():
+            async with self._client.sse("/v1/chat", method="POST", json=body, max_event_size=None) as source:
+                await _refuse(source.response)
+                async for event in source:
+                    data = cast("Document", event.json())
+                    if event.event == "error":
+                        raise SessionsError(data["message"])
+                    yield ChatEvent(event.event, data)
+                    if event.event == "done":
+                        return
+        raise SessionsError("the daemon ended the answer in the middle; what it had completed is saved")
+
+    async def _ask(self, method: str, path: str, **options: Any) -> Document:
+        with self._answering():
+            response = await self._client.request(method, path, **options)
+            await _refuse(response)
+        return cast("Document", response.json())
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Turn what goes wrong on the way into one sentence."""
+        try:
+            yield
+        except httpx2.TransportError as error:
+            raise SessionsError(
+                f"the daemon (process {self.pid}) does not answer ({type(error).__name__}); its log tells why"
+            ) from error
+
+
+def _path(session_id: str, rest: str = "") -> str:
+    return f"/v1/sessions/{quote(session_id, safe='')}{rest}"
+
+
+async def _refuse(response: httpx2.Response) -> None:
+    """Raise what the daemon says is wrong."""
+    if response.is_success:
+        return
+    await response.aread()
+    try:
+        error = response.json()["error"]
+        message, kind = str(error["message"]), error["type"]
+    except (ValueError, KeyError, TypeError):
+        message, kind = f"the daemon answered with HTTP status {response.status_code}", ""
+    if kind == "session_not_found":
+        raise _NotFoundThere(message)
+    raise SessionsError(message)
+
+
+class _NotFoundThere(SessionNotFound):
+    """The daemon knows no such session; the text is its own."""
+
+    def __init__(self, message: str) -> None:
+        SessionsError.__init__(self, message)

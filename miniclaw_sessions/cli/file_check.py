@@ -1,0 +1,64 @@
+"""Looking at a workspace that nobody holds, as it lies there: without the recovery that opening it begins with."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+from anyio import to_thread
+
+from miniclaw_sessions.cli.backend import Document, Report
+from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.config import LoadedSettings
+from miniclaw_sessions.persistence.checking import Check, CheckReport
+from miniclaw_sessions.persistence.disk import DirectoryLock
+from miniclaw_sessions.persistence.quarantine import Quarantine
+from miniclaw_sessions.persistence.snapshots import Snapshots
+from miniclaw_sessions.stores import open_store
+
+
+async def check_files(loaded: LoadedSettings, report: Report) -> Document:
+    """Compare snapshots and store: sound, sessions, entries, problems, notes.
+
+    Nothing is repaired, set aside or written, except that the directory's lock is held meanwhile.
+
+    Raises:
+        DirectoryInUse: another process holds the workspace.
+        SessionsError: something cannot be read.
+    """
+    found = await _check(loaded, report)
+    return {"sound": found.sound, **msgspec.structs.asdict(found)}
+
+
+async def _check(loaded: LoadedSettings, report: Report) -> CheckReport:
+    workspace, settings = loaded.workspace.absolute(), loaded.settings.sessions
+    if not (workspace / "sessions").is_dir():
+        return CheckReport(notes=["the workspace holds no sessions yet"])
+    async with AsyncExitStack() as stack:
+        stack.callback((await to_thread.run_sync(DirectoryLock, workspace)).release)
+        quarantine = Quarantine(
+            workspace / "quarantine", max_files=settings.quarantine_max_files, max_bytes=settings.quarantine_max_bytes
+        )
+        clock = SystemClock()
+        snapshots = Snapshots(workspace / "sessions", quarantine, clock=clock, max_bytes=settings.snapshot_max_bytes)
+        stack.callback(snapshots.close)
+        names = await snapshots.names()
+        if lost := await to_thread.run_sync(_missing_store, settings.store, workspace):
+            return CheckReport(sessions=len(names), problems=[lost] if names else [])
+        store = await stack.enter_async_context(open_store(settings.store, workspace))
+        check = Check(
+            snapshots,
+            store,
+            clock=clock,
+            on_progress=lambda progress: report(progress.stage, progress.done, progress.total),
+        )
+        return await check.run()
+
+
+def _missing_store(url: str, workspace: Path) -> str:
+    """What is wrong when the store's file is not there; opening the store would make an empty one."""
+    files = open_store(url, workspace).files
+    if files and not files[0].exists():
+        return f"the store {files[0]} is missing; the next start writes it anew from the snapshots"
+    return ""

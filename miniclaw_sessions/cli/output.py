@@ -1,0 +1,141 @@
+"""How things look in a terminal: times, messages, tables, progress. What strangers wrote is shown, never obeyed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from miniclaw_sessions.protocol.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.progress import Progress
+
+    from miniclaw_sessions.cli.backend import Report
+
+PATIENCE_S = 0.5
+"""Work that takes longer than this shows a progress bar on a terminal."""
+
+_STAGES = {
+    "recovering": "Reading sessions",
+    "comparing": "Comparing with the store",
+    "checking": "Checking sessions",
+    "flushing": "Saving sessions",
+    "exporting": "Writing entries",
+}
+_ROLES = {"user": ("you", "bold cyan"), "assistant": ("assistant", "bold green"), "system": ("system", "bold magenta")}
+_AGES = ((86_400 * 365, "y"), (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def plain_table(*headings: str, numeric: frozenset[str] = frozenset()) -> Any:
+    """An empty table with these headings, without a frame; the `numeric` columns are right-aligned."""
+    from rich.table import Table  # noqa: PLC0415 - `--json` does not need it
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for heading in headings:
+        is_numeric = heading in numeric
+        table.add_column(heading, justify="right" if is_numeric else "left", no_wrap=is_numeric, overflow="fold")
+    return table
+
+
+def age(moment: str, now: datetime) -> str:
+    """How long ago a time in ISO 8601 was: `3 h`, `now`."""
+    seconds = (now - datetime.fromisoformat(moment)).total_seconds()
+    for size, unit in _AGES:
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return "now"
+
+
+def local_time(moment: str | None) -> str:
+    """A time in ISO 8601 as this machine's wall clock shows it, to the second."""
+    return "" if moment is None else datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def one_line(text: object) -> str:
+    """Text of any origin on one line."""
+    return printable("" if text is None else str(text))
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """A message's content as text; what is not text is named in brackets."""
+    content = message.get("content", "")
+    if isinstance(content, str):
+        return content
+    return "\n".join(
+        str(part["text"]) if part.get("type") == "text" and "text" in part else f"[{part.get('type', 'unknown')}]"
+        for part in content
+    )
+
+
+def message_block(message: Mapping[str, Any]) -> RenderableType:
+    """A message as a heading and an indented text, safe to print."""
+    from rich.console import Group  # noqa: PLC0415 - `--json` does not need it
+    from rich.padding import Padding  # noqa: PLC0415 - same
+    from rich.text import Text  # noqa: PLC0415 - same
+
+    name, style = _ROLES.get(message["role"], (str(message["role"]).replace("_", " "), "bold yellow"))
+    heading = Text(one_line(name), style=style)
+    if message.get("name"):
+        heading.append(f" {one_line(message['name'])}", style="yellow")
+    if message.get("is_error"):
+        heading.append(" failed", style="bold red")
+    heading.append(f"  {local_time(message.get('timestamp'))}", style="dim")
+    body = [Text(printable(text_of(message), lines=True))] if text_of(message) else []
+    calls = [
+        Text(f"→ {one_line(call['name'])} {one_line(call.get('arguments', ''))}", style="yellow")
+        for call in message.get("tool_calls") or ()
+    ]
+    return Group(heading, *(Padding(part, (0, 0, 0, 2), expand=False) for part in (*body, *calls)))
+
+
+@contextmanager
+def progress_on(console: Console) -> Iterator[Report]:
+    """A report that shows itself as a bar when the work takes longer than a moment and somebody watches."""
+    bar = _Bar(console) if console.is_terminal else None
+    try:
+        yield bar.report if bar else _unwatched
+    finally:
+        if bar:
+            bar.stop()
+
+
+class _Bar:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._since = time.monotonic()
+        self._progress: Progress | None = None
+        self._stage = ""
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Show how far the work is."""
+        if stage != self._stage:
+            self.stop()
+            self._stage, self._since = stage, time.monotonic()
+        if self._progress is None:
+            if time.monotonic() - self._since < PATIENCE_S or (total and done >= total):
+                return
+            self._progress = self._start()
+            self._progress.add_task(_STAGES.get(stage, stage), total=total or None)
+        self._progress.update(self._progress.task_ids[0], completed=done, total=total or None)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _start(self) -> Progress:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        progress = Progress(*columns, console=self._console, transient=True)
+        progress.start()
+        return progress
+
+
+def _unwatched(stage: str, done: int, total: int) -> None:
+    """Nobody looks."""

@@ -1,0 +1,78 @@
+"""The command that runs the daemon."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from miniclaw_sessions.cli.invocation import Invocation, command
+from miniclaw_sessions.config import flag_of
+from miniclaw_sessions.errors import ConfigError
+
+_SESSIONS, _LISTEN, _MODEL, _LOG = "Sessions", "Where it listens", "The model", "The log"
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command."""
+    command(
+        app,
+        examples={
+            "serve": "listens on <workspace>/miniclaw.sock",
+            "serve --tcp 127.0.0.1:8080 --token-file token": "and on TCP, for those who know the token",
+            "serve --config /etc/miniclaw-sessions/miniclaw.toml": "as systemd starts it",
+        },
+    )(serve)
+
+
+def _flag(name: str, text: str, panel: str) -> Any:
+    return typer.Option(flag_of(name), help=text, show_default=False, rich_help_panel=panel)
+
+
+def serve(  # noqa: PLR0913 - one parameter per flag
+    invocation: Invocation,
+    *,
+    store: Annotated[
+        str | None, _flag("sessions.store", "Where transcripts live: sqlite:, none:, ...", _SESSIONS)
+    ] = None,
+    window: Annotated[int | None, _flag("sessions.window", "Messages that stay in memory.", _SESSIONS)] = None,
+    flush_interval: Annotated[
+        float | None, _flag("sessions.flush_interval_s", "Seconds between two checkpoints.", _SESSIONS)
+    ] = None,
+    ttl_days: Annotated[
+        float | None, _flag("sessions.ttl_days", "Days until an idle session expires; 0: never.", _SESSIONS)
+    ] = None,
+    socket: Annotated[str | None, _flag("listen.socket", "Path of the Unix socket, or none.", _LISTEN)] = None,
+    tcp: Annotated[str | None, _flag("listen.tcp", "Address such as 127.0.0.1:8080.", _LISTEN)] = None,
+    token_file: Annotated[str | None, _flag("listen.token_file", "File with the token for TCP.", _LISTEN)] = None,
+    base_url: Annotated[str | None, _flag("model.base_url", "The provider's address.", _MODEL)] = None,
+    model: Annotated[str | None, _flag("model.model", "The model's name.", _MODEL)] = None,
+    log_level: Annotated[str | None, _flag("log.level", "debug, info, warning or error.", _LOG)] = None,
+    log_format: Annotated[str | None, _flag("log.format", "auto, json or pretty.", _LOG)] = None,
+) -> None:
+    """Run the daemon until SIGTERM or Ctrl-C. Every setting can also stand in the configuration file."""
+    from miniclaw_sessions.gateway.exit_status import ExitStatus  # noqa: PLC0415 - help does not need it
+
+    invocation.overrides = {
+        "sessions.store": store,
+        "sessions.window": window,
+        "sessions.flush_interval_s": flush_interval,
+        "sessions.ttl_days": ttl_days,
+        "listen.socket": socket,
+        "listen.tcp": tcp,
+        "listen.token_file": token_file,
+        "model.base_url": base_url,
+        "model.model": model,
+        "log.level": log_level or ("debug" if invocation.debug else None),
+        "log.format": log_format,
+    }
+    try:
+        loaded = invocation.loaded
+    except ConfigError as error:
+        from miniclaw_sessions.cli.failures import tell  # noqa: PLC0415 - only a failure pays for it
+
+        tell(error)
+        raise typer.Exit(int(ExitStatus.CONFIG)) from None  # tells systemd that starting again cannot help
+    from miniclaw_sessions.gateway.daemon import run  # noqa: PLC0415 - loads everything
+
+    raise typer.Exit(run(loaded))

@@ -1,0 +1,153 @@
+"""A session as Markdown that people like to read: one way only, it is never read back.
+
+`render_head` and `render_entry` give one piece each, so that a transcript of any length can be written as it is read.
+What strangers and models said stands in block quotes and fences that it cannot end, so that no text can pass itself off
+as another message; control characters are shown, not obeyed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from miniclaw_sessions.protocol.entries import (
+    METADATA,
+    BranchSummary,
+    Compaction,
+    Custom,
+    Entry,
+    Label,
+    LeafMove,
+    MessageEntry,
+    ModelChange,
+    SessionInfo,
+    ThinkingLevelChange,
+)
+from miniclaw_sessions.protocol.messages import (
+    ImagePart,
+    Message,
+    OtherPart,
+    Part,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+)
+from miniclaw_sessions.protocol.printable import printable
+
+_NAMES = {
+    Role.SYSTEM: "System",
+    Role.USER: "User",
+    Role.ASSISTANT: "Assistant",
+    Role.TOOL_RESULT: "Tool result",
+    Role.BASH_EXECUTION: "Shell",
+    Role.CUSTOM: "Note",
+    Role.BRANCH_SUMMARY: "Summary of another branch",
+    Role.COMPACTION_SUMMARY: "Summary of what came before",
+}
+
+
+def render_head(session: Mapping[str, Any]) -> str:
+    """The title and the facts of a session.
+
+    Args:
+        session: its description, as the HTTP API gives it: session_id, channel, chat_id, title, metadata, ...
+    """
+    facts = {
+        "Session": session["session_id"],
+        "Channel": session["channel"],
+        "Chat": session["chat_id"],
+        "Created": session.get("created_at"),
+        "Last used": session.get("last_accessed"),
+        **{str(name): value for name, value in (session.get("metadata") or {}).items() if name != "title"},
+    }
+    rows = [f"- **{_inline(name)}**: {_inline(_plain(value))}" for name, value in facts.items() if value is not None]
+    return "\n".join([f"# {_inline(session.get('title') or session['session_id'])}", "", *rows, ""])
+
+
+def render_entry(entry: Entry) -> str:
+    """One entry with a blank line before it; empty for what has nothing to show."""
+    if isinstance(entry, MessageEntry):
+        return f"\n{_message(entry.message, entry.timestamp)}\n"
+    name, text = _event(entry)
+    if not name:
+        return ""
+    summary = f"\n{_quote(entry.summary)}\n" if isinstance(entry, Compaction | BranchSummary) else ""
+    return f"\n*{name}: {_inline(text)}*\n{summary}"
+
+
+def _event(entry: Entry) -> tuple[str, str]:
+    """What an entry that is not a message says, as a name and a text; an empty name when it says nothing to people."""
+    said = "", ""
+    match entry:
+        case ModelChange(provider=provider, model_id=model):
+            said = "Model", f"{provider} {model}".strip()
+        case ThinkingLevelChange(thinking_level=level):
+            said = "Thinking", level
+        case SessionInfo(name=name):
+            said = "Title", name
+        case Label(label=label, target_id=target):
+            said = "Label", f"{label or '(removed)'} on {target}"
+        case LeafMove(target_id=target):
+            said = ("Branch", f"the conversation goes on from {target}") if target else ("Cleared", "a new beginning")
+        case Compaction(tokens_before=tokens):
+            said = "Compaction", f"{tokens} tokens before"
+        case BranchSummary(from_id=origin):
+            said = "Branch summary", f"from {origin}"
+        case Custom(custom_type=kind, data=data) if kind == METADATA:
+            said = "Metadata", ", ".join(f"{name} = {_plain(value)}" for name, value in data.items())
+    return said
+
+
+def _message(message: Message, logged_at: datetime) -> str:
+    name = _NAMES.get(message.role) or message.role_text or message.role.value
+    about = [name if not message.name else f"{name}: {message.name}"]
+    about += ["failed"] if message.is_error else []
+    about += [str(detail) for detail in (message.author, message.model) if detail]
+    when = (message.timestamp or logged_at).strftime("%Y-%m-%d %H:%M:%S")
+    heading = f"## {' · '.join(map(_inline, about))} · {when}"
+    parts: tuple[Part, ...] = message.content if isinstance(message.content, tuple) else (TextPart(message.content),)
+    is_output = message.role in (Role.TOOL_RESULT, Role.BASH_EXECUTION)
+    blocks = [heading, *(_part(part, is_output=is_output) for part in parts), *map(_call, message.tool_calls or ())]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _part(part: Part, *, is_output: bool) -> str:
+    match part:
+        case TextPart(text=text):
+            return (_fence(text) if is_output else _quote(text)) if text else ""
+        case ThinkingPart(thinking=thinking):
+            return f"*Thinking*\n\n{_quote(thinking)}" if thinking else ""
+        case ImagePart():
+            return f"*Image: {_inline(part.media_type or part.url or 'of unknown type')}*"
+        case OtherPart(fields=fields):
+            return f"*Content of type {_inline(_plain(fields.get('type')))}*"
+
+
+def _call(call: ToolCall) -> str:
+    output = f"\n\n{_fence(call.output)}" if call.output is not None else ""
+    return f"**Calls {_inline(call.name)}**\n\n{_fence(call.arguments, 'json')}{output}"
+
+
+def _quote(text: str) -> str:
+    return "\n".join(f"> {line}" if line else ">" for line in printable(text, lines=True).split("\n"))
+
+
+def _fence(text: str, language: str = "") -> str:
+    """A fenced block whose fence is longer than any run of backticks inside it."""
+    longest = max(map(len, re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{printable(text, lines=True)}\n{fence}"
+
+
+def _inline(text: str) -> str:
+    """Text on one line in which Markdown sees nothing to interpret."""
+    return re.sub(r"([\\`*_\[\]<>#|~&])", r"\\\1", printable(text))
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
