@@ -1,0 +1,72 @@
+"""The power is cut under a live writer, again and again: nothing that was acknowledged is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.crash.conftest import TIER_TRACING
+from tests.crash.filesystem import LoopFilesystem
+from tests.crash.injection import count_injected, lying_about_syncs, reason_not_to_trace
+from tests.crash.launcher import Launcher
+from tests.crash.trials import Crashes, mixed_moments
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
+
+CUTS = 20
+KINDS = ("ext4", "xfs")
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    with Launcher("tests.crash.writer") as launcher:
+        yield launcher
+
+
+def crashes_on(
+    filesystem: LoopFilesystem, launcher: Launcher, store: str, scratch: Path, *, faults: Sequence[str] = ()
+) -> Crashes:
+    return Crashes(
+        launcher,
+        filesystem.path / "workspace",
+        scratch,
+        filesystem=filesystem,
+        store=store,
+        seed=f"{filesystem.kind} {store}",
+        faults=faults,
+    )
+
+
+@pytest.mark.parametrize("filesystem", KINDS, indirect=True)
+def test_no_power_cut_takes_an_acknowledged_message(
+    filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path
+) -> None:
+    crashes = crashes_on(filesystem, launcher, "sqlite:", tmp_path)
+    for moment in mixed_moments(filesystem.kind, CUTS):
+        assert crashes.run(moment) == []
+    assert crashes.tally.acknowledged > CUTS * 20, "hardly anything was acknowledged: this proved nothing"
+
+
+@pytest.mark.parametrize("filesystem", KINDS, indirect=True)
+def test_without_a_store_a_power_cut_takes_nothing_older_than_the_last_flush(
+    filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path
+) -> None:
+    crashes = crashes_on(filesystem, launcher, "none:", tmp_path)
+    for moment in mixed_moments(filesystem.kind, CUTS // 2):
+        assert crashes.run(moment) == []
+    assert crashes.tally.acknowledged > CUTS * 20, "hardly anything was flushed: this proved nothing"
+
+
+@pytest.mark.parametrize("filesystem", KINDS, indirect=True)
+@pytest.mark.parametrize("store", ["sqlite:", "none:"])
+def test_a_writer_whose_syncs_do_nothing_is_caught(
+    filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path, store: str
+) -> None:
+    if (reason := reason_not_to_trace()) is not None:
+        pytest.skip(f"{TIER_TRACING}: {reason}")
+    crashes = crashes_on(filesystem, launcher, store, tmp_path, faults=lying_about_syncs())
+    problems = crashes.run("talking")
+    assert count_injected(tmp_path / "00000.trace"), "nothing was injected"
+    assert problems, "nothing was lost: these cuts would not notice a missing sync"
