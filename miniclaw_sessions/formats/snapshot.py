@@ -13,15 +13,28 @@ from typing import Any
 
 import msgspec
 import orjson
+from msgspec.structs import replace
 
 from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, SessionsError
 from miniclaw_sessions.history.conversation import Snapshot
-from miniclaw_sessions.protocol.encoding import encode_message, message_from_dict, parse_json
+from miniclaw_sessions.protocol.encoding import (
+    STORED_DEPTH,
+    check_json,
+    encode_message,
+    instant,
+    is_plain,
+    may_hold_reserved,
+    message_from_dict,
+    parse_json,
+)
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.messages import Instant, Message
 
 SCHEMA_VERSION = 1
+
+_MAX_SEQUENCE = 2**62
+"""No session has so many entries; a larger number is damage, and would not fit into a store."""
 
 
 class DamagedSnapshot(SessionsError):
@@ -34,12 +47,12 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     session_id: str
     channel: str
     chat_id: str
-    created_at: datetime
-    last_accessed: datetime
+    created_at: Instant
+    last_accessed: Instant
     messages: list[Message]
     schema_version: int
     incarnation: str
-    updated_at: datetime
+    updated_at: Instant
     last_sequence: int
     sequences: list[int]
     ids: list[str]
@@ -75,9 +88,9 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         "sequences": [entry.sequence for entry in snapshot.entries],
         "ids": [entry.id for entry in snapshot.entries],
         "leaf_id": snapshot.leaf_id,
-        "metadata": dict(snapshot.metadata),
+        "metadata": _fragment(dict(snapshot.metadata)),
         "idempotency_keys": dict(snapshot.idempotency_keys),
-        **snapshot.extra,
+        **{name: _fragment(value) for name, value in snapshot.extra.items()},
     }
     try:
         return orjson.dumps(fields, option=orjson.OPT_UTC_Z)
@@ -85,9 +98,16 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         raise InvalidMessage(f"session {snapshot.key.session_id} cannot be written as JSON: {error}") from None
 
 
+def _fragment(value: Any) -> orjson.Fragment:
+    """Encoded as the store encodes it: what one accepts, such as an integer over 64 bits, the other must not refuse."""
+    return orjson.Fragment(msgspec.json.encode(value))
+
+
 def _encode(message: Message) -> bytes:
     encoded = encode_message(message)
-    return encoded if message.tool_calls else encoded[:-1] + b',"tool_calls":null}'  # document 004 writes the null
+    if message.tool_calls is None:  # document 004 writes the null
+        return encoded[:-1] + b',"tool_calls":null}'
+    return encoded
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -110,14 +130,22 @@ def decode_snapshot(data: bytes, *, stem: str, now: datetime, new_id: Callable[[
         file = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _read_tolerantly(data, stem=stem, now=now, new_id=new_id)
+    if may_hold_reserved(data) and not all(is_plain(message) for message in file.messages):
+        return _read_tolerantly(data, stem=stem, now=now, new_id=new_id)
     _refuse_newer(file.schema_version, stem)
-    key = _checked_key(file.channel, file.chat_id, file.session_id, stem)
-    return _assemble(file, key)
+    try:
+        key = _checked_key(file.channel, file.chat_id, file.session_id, stem)
+        return _assemble(file, key)
+    except (InvalidKey, InvalidMessage) as error:
+        raise DamagedSnapshot(str(error)) from None
 
 
 def _assemble(file: _File, key: SessionKey, extra: dict[str, Any] | None = None) -> Snapshot:
     if not len(file.messages) == len(file.sequences) == len(file.ids):
         raise DamagedSnapshot("messages, sequences and ids differ in length")
+    if len(set(file.ids)) < len(file.ids):
+        raise DamagedSnapshot("two of its messages have the same id")
+    keys = {entry_id: key for key, entry_id in file.idempotency_keys.items()}
     entries: list[MessageEntry] = []
     parent_id: str | None = None
     previous = 0
@@ -131,12 +159,13 @@ def _assemble(file: _File, key: SessionKey, extra: dict[str, Any] | None = None)
                 parent_id=parent_id,
                 timestamp=message.timestamp or file.updated_at,
                 sequence=sequence,
-                message=message,
+                message=message if message.timestamp else replace(message, timestamp=file.updated_at),
+                idempotency_key=keys.get(entry_id),
             )
         )
         parent_id = entry_id
-    if previous > file.last_sequence:
-        raise DamagedSnapshot("a message's sequence is beyond last_sequence")
+    if not previous <= file.last_sequence < _MAX_SEQUENCE:
+        raise DamagedSnapshot("its last_sequence is below a message's sequence, or impossibly large")
     return Snapshot(
         key=key,
         incarnation=file.incarnation,
@@ -144,18 +173,18 @@ def _assemble(file: _File, key: SessionKey, extra: dict[str, Any] | None = None)
         updated_at=file.updated_at,
         last_accessed=file.last_accessed,
         entries=tuple(entries),
-        metadata=file.metadata,
+        metadata=check_json(file.metadata),
         idempotency_keys=file.idempotency_keys,
         leaf_id=file.leaf_id,
         last_sequence=file.last_sequence,
-        extra=extra or {},
+        extra=check_json(extra or {}),
     )
 
 
 def _read_tolerantly(data: bytes, *, stem: str, now: datetime, new_id: Callable[[], str]) -> Snapshot:
     """The slow path: foreign files, unknown fields, and everything that is wrong."""
     try:
-        fields = parse_json(data)
+        fields = parse_json(data, depth=STORED_DEPTH)
         if not isinstance(fields, dict):
             raise DamagedSnapshot(f"it holds a JSON {type(fields).__name__}, not an object")
         _refuse_newer(fields.get("schema_version", SCHEMA_VERSION), stem)
@@ -163,6 +192,7 @@ def _read_tolerantly(data: bytes, *, stem: str, now: datetime, new_id: Callable[
         if not isinstance(messages := fields.get("messages"), list):
             raise DamagedSnapshot('it has no list of "messages"')
         known = {name: value for name, value in fields.items() if name in _OWN_FIELDS}
+        known |= {name: instant(known[name]) for name in ("created_at", "last_accessed", "updated_at") if name in known}
         known["messages"] = [message_from_dict(message) for message in messages]
         extra = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
         return _assemble(msgspec.convert(_with_defaults(known, now, new_id), _File), key, extra)
@@ -187,7 +217,7 @@ def _with_defaults(fields: dict[str, Any], now: datetime, new_id: Callable[[], s
     }
     merged = {**defaults, **{name: value for name, value in fields.items() if value is not None}}
     merged.setdefault("ids", [new_id() for _ in messages])
-    if merged["ids"]:
+    if isinstance(merged["ids"], list) and merged["ids"]:
         merged.setdefault("leaf_id", merged["ids"][-1])
     return merged
 

@@ -8,6 +8,7 @@ moment, ready to be written; folding the later entries over it gives the later c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -108,9 +109,9 @@ class Conversation:
         """Fold one more entry in; return how many messages left the window for it."""
         self.last_sequence = entry.sequence
         self.leaf_id = entry.id
-        if entry.timestamp > self.updated_at:
+        if entry.timestamp > self.updated_at:  # noqa: PLR1730 - the path of every append: max() costs twice
             self.updated_at = entry.timestamp
-        if entry.timestamp > self.last_accessed:
+        if entry.timestamp > self.last_accessed:  # noqa: PLR1730 - same
             self.last_accessed = entry.timestamp
         if isinstance(entry, MessageEntry):
             if entry.idempotency_key is not None:
@@ -129,7 +130,8 @@ class Conversation:
         """What a snapshot may say when the store has committed everything up to `committed`.
 
         A snapshot is never ahead of the store: younger messages are left out. None when that cannot be done yet,
-        because a younger entry changed more than the window's tail.
+        because a younger entry changed more than the window's tail, has left the window already (folding it in again
+        would bring back what it answers), or because nothing in a full window is committed.
         """
         if self.state_sequence > committed:
             return None
@@ -138,10 +140,13 @@ class Conversation:
         complete = self.last_sequence <= committed
         leaf_id = self.leaf_id
         if not complete:
-            younger = {entry.id for entry in entries if entry.sequence > committed}
-            entries = tuple(entry for entry in entries if entry.sequence <= committed)
-            keys = {key: entry_id for key, entry_id in keys.items() if entry_id not in younger}
-            leaf_id = entries[-1].id if entries else None
+            younger = [entry for entry in entries if entry.sequence > committed]
+            if len(younger) != self.last_sequence - committed or len(younger) == self.window.capacity:
+                return None
+            entries = entries[: -len(younger)]
+            younger_ids = {entry.id for entry in younger}
+            keys = {key: entry_id for key, entry_id in keys.items() if entry_id not in younger_ids}
+            leaf_id = younger[0].parent_id
         return Snapshot(
             key=self.key,
             incarnation=self.incarnation,
@@ -179,6 +184,6 @@ def _metadata_of(entry: Entry) -> Mapping[str, Any]:
         case ThinkingLevelChange():
             return {"thinking_level": entry.thinking_level or None}
         case Custom(custom_type=custom_type) if custom_type == METADATA:
-            return entry.data
+            return deepcopy(entry.data)  # whoever made the entry may go on changing its lists
         case _:
             return {}

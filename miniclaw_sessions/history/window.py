@@ -3,8 +3,8 @@
 At most `capacity` messages (50). The message that does not fit pushes out the oldest *unit*: a message together with
 the tool results that follow it, so a window never begins with an orphan result. Two things stay as long as anything
 else can go: the last user message (what is being answered) and the newest unit (what is being answered with). When a
-single open unit is larger than the window, its oldest call leaves together with its result. Nothing is lost by this:
-the transcript in the store keeps every message.
+single open unit is larger than the window, its oldest call leaves together with its result; the user's message never
+leaves for it. Nothing is lost by this: the transcript in the store keeps every message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import Role
+from miniclaw_sessions.protocol.messages import Role, ToolCall
 
 MAX_MESSAGES = 50
 """How many messages a window holds unless told otherwise (document 004)."""
@@ -94,32 +94,33 @@ class Window:
     def _evict_from_open_turn(self) -> int:
         """The current turn alone fills the window: keep its user message, drop its oldest complete unit."""
         first = 1 if self._entries[0] is self._last_user else 0
-        size = self._unit_size(first)
-        if first + size < len(self._entries):
-            self._remove(range(first, first + size))
-            return size
-        return self._trim_unit(first) or self._drop_first()
+        end = first + self._unit_size(first)
+        return self._remove(range(first, end)) if end < len(self._entries) else self._trim_unit(first)
 
     def _trim_unit(self, head: int) -> int:
-        """The newest unit alone is too large: drop its oldest answered call together with the answer."""
-        entry = self._entries[head]
-        calls = entry.message.tool_calls or ()
-        places = {self._entries[i].message.tool_call_id: i for i in range(head + 1, len(self._entries))}
-        answered = next((call for call in calls if call.id in places), None)
-        if answered is None or len(calls) == 1:
-            return 0
-        kept = tuple(call for call in calls if call is not answered)
-        trimmed = msgspec.structs.replace(entry.message, tool_calls=kept)
-        self._entries[head] = msgspec.structs.replace(entry, message=trimmed)
-        self._remove((places[answered.id],))
-        return 1
+        """The newest unit alone is too large: drop its oldest answered call together with the answers."""
+        entries = self._entries
+        results = range(head + 1, len(entries))
+        if entries[head].message.is_tool_result:  # nobody's answers, right behind the user's message
+            return self._remove((head,))
+        call = self._oldest_answered(head)
+        calls = entries[head].message.tool_calls or ()
+        kept = tuple(other for other in calls if call is not None and other.id != call.id)
+        if call is None or not kept:  # one call only, answered again and again, or not by these
+            return self._remove(results[:1] if len(results) > 1 else (head, *results))
+        trimmed = msgspec.structs.replace(entries[head].message, tool_calls=kept)
+        entries[head] = msgspec.structs.replace(entries[head], message=trimmed)
+        if entries[head + 1].message.tool_call_id is None:
+            return self._remove(results[:1])
+        return self._remove([index for index in results if entries[index].message.tool_call_id == call.id])
 
-    def _drop_first(self) -> int:
-        """Nothing else can go: the bound is kept, and the oldest message pays."""
-        self._remove(range(1))
-        while self._entries and self._entries[0].message.is_tool_result:
-            self._remove(range(1))
-        return 1
+    def _oldest_answered(self, head: int) -> ToolCall | None:
+        """The first call of this unit that has a result; results without ids (old files) answer in order."""
+        calls = self._entries[head].message.tool_calls or ()
+        ids = {self._entries[index].message.tool_call_id for index in range(head + 1, len(self._entries))}
+        if self._entries[head + 1].message.tool_call_id is None:
+            return calls[0] if calls else None
+        return next((call for call in calls if call.id in ids), None)
 
     def _unit_size(self, head: int) -> int:
         """How many messages the unit that starts at `head` has: it and the tool results right behind it."""
@@ -129,8 +130,7 @@ class Window:
             end += 1
         return end - head
 
-    def _remove(self, indices: Iterable[int]) -> None:
+    def _remove(self, indices: Iterable[int]) -> int:
         gone = set(indices)
-        if any(self._entries[index] is self._last_user for index in gone):
-            self._last_user = None
         self._entries = deque(entry for index, entry in enumerate(self._entries) if index not in gone)
+        return len(gone)

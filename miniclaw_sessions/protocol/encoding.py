@@ -2,18 +2,22 @@
 
 Reading is strict first: msgspec decodes and checks in one pass and refuses any unknown field. Only what it refuses
 takes the slow path, which understands the aliases of other programs and gathers unknown fields into `extra`; if that
-fails too, the error says what is wrong. Writing puts the gathered fields back where they were.
+fails too, the error says what is wrong. Writing puts the gathered fields back where they were, and refuses what would
+come back as something else.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, TypeVar, get_args
 
 import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.protocol.entries import Entry, MessageEntry, OtherEntry
+from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry, OtherEntry
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
     Message,
@@ -30,6 +34,11 @@ from miniclaw_sessions.protocol.messages import (
 MAX_DEPTH = 64
 """How deep JSON from outside may nest; deeper is refused before it is parsed (rule S9)."""
 
+STORED_DEPTH = MAX_DEPTH + 8
+"""How deep an entry or a snapshot may nest: what was accepted from outside lies a few levels further down in it."""
+
+_INTEGERS = range(-(2**63), 2**64)
+
 _encoder = msgspec.json.Encoder(decimal_format="number")
 _entry_decoder = msgspec.json.Decoder(Entry)
 _message_decoder = msgspec.json.Decoder(Message)
@@ -40,9 +49,7 @@ _PARTS: dict[str, type[TextPart | ImagePart | ThinkingPart]] = {
     "thinking": ThinkingPart,
 }
 _ENTRIES: dict[str, type[Entry]] = {
-    kind.__struct_config__.tag: kind  # type: ignore[misc]
-    for kind in get_args(Entry)
-    if kind is not OtherEntry
+    kind.__struct_config__.tag: kind for kind in get_args(Entry) if kind is not OtherEntry
 }
 _STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)  # a whole string, or one bracket
 _OPENING = (b"[", b"{")
@@ -61,12 +68,14 @@ def encode_entry(entry: Entry) -> bytes:
     """
     try:
         if isinstance(entry, MessageEntry):
-            if entry.extra is None and _is_plain(entry.message):
+            if entry.extra is None and is_plain(entry.message):
                 return _encoder.encode(entry)
             fields = _flatten(msgspec.structs.replace(entry, message=_EMPTY))
             return _encoder.encode({**fields, "message": message_to_dict(entry.message)})
         if isinstance(entry, OtherEntry):
             return bytes(entry.encoded)
+        if isinstance(entry, Custom):
+            check_json(entry.data)
         return _encoder.encode(entry if entry.extra is None else _flatten(entry))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidMessage(f"a {type(entry).__name__} cannot be stored as JSON: {error}") from None
@@ -79,41 +88,105 @@ def encode_message(message: Message) -> bytes:
         InvalidMessage: it holds something that JSON cannot.
     """
     try:
-        return _encoder.encode(message if _is_plain(message) else message_to_dict(message))
+        return _encoder.encode(message if is_plain(message) else message_to_dict(message))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidMessage(f"a message cannot be stored as JSON: {error}") from None
 
 
 def message_to_dict(message: Message) -> dict[str, Any]:
-    """A message as JSON-ready data with its unknown fields back in their places."""
+    """A message as JSON-ready data with its unknown fields back in their places.
+
+    Raises:
+        InvalidMessage: an unknown field holds something that JSON cannot.
+    """
     fields = _flatten(message)
     if message.role is Role.OTHER and message.role_text is not None:
         fields["role"] = message.role_text
-    fields.pop("$role", None)
+    if message.timestamp is not None:
+        fields["timestamp"] = msgspec.to_builtins(_in_utc(message.timestamp))
     if message.tool_calls:
         fields["tool_calls"] = [_flatten(call) for call in message.tool_calls]
     if message.usage is not None:
         fields["usage"] = _flatten(message.usage)
     if not isinstance(message.content, str):
-        fields["content"] = [p.fields if isinstance(p, OtherPart) else _flatten(p) for p in message.content]
+        fields["content"] = [check_json(p.fields) if isinstance(p, OtherPart) else _flatten(p) for p in message.content]
     return fields
 
 
-def _is_plain(message: Message) -> bool:
-    """Whether the struct's own encoding is the right one: nothing unknown anywhere in it."""
+def check_json(value: Any, levels: int = MAX_DEPTH) -> Any:
+    """The same value, provided that it is JSON which every reader gets back as it was written.
+
+    Args:
+        value: free-form data: lists, dicts and plain values.
+        levels: how deep it may nest.
+
+    Raises:
+        InvalidMessage: NaN or an infinity, an integer over 64 bits, a key that is not text, another type, or too deep.
+    """
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, int):
+        if value not in _INTEGERS:
+            raise InvalidMessage("an integer has more than 64 bits; send it as text")
+    elif type(value) is float:
+        if not math.isfinite(value):
+            raise InvalidMessage("JSON has no NaN and no infinity; leave the number out or send it as text")
+    elif isinstance(value, dict) or type(value) in (list, tuple):
+        _check_nested(value, levels)
+    else:
+        raise InvalidMessage(f"JSON has no form for a {type(value).__name__}; convert it first")
+    return value
+
+
+def _check_nested(value: Any, levels: int) -> None:
+    if not levels:
+        raise InvalidMessage(f"the JSON nests deeper than {MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        if not all(type(name) is str for name in value):
+            raise InvalidMessage("a JSON object's keys must be text")
+        value = value.values()
+    for item in value:
+        check_json(item, levels - 1)
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """The same moment in UTC; one without a time zone is taken to be UTC already."""
+    if moment.tzinfo is None:
+        return moment.replace(tzinfo=UTC)
+    with suppress(OverflowError):  # hours before the year 1: it stays as it is
+        return moment.astimezone(UTC)
+    return moment
+
+
+def is_plain(message: Message) -> bool:
+    """Whether the struct's own JSON is the right one: nothing unknown anywhere in it, its time in UTC."""
     return (
         message.extra is None
         and message.role_text is None
-        and (isinstance(message.content, str) or not any(isinstance(p, OtherPart) or p.extra for p in message.content))
-        and (message.tool_calls is None or not any(call.extra for call in message.tool_calls))
-        and (message.usage is None or message.usage.extra is None)
+        and (message.timestamp is None or message.timestamp.tzinfo is UTC)
+        and (isinstance(message.content, str) or all(_is_plain_part(part) for part in message.content))
+        and (message.tool_calls is None or all(call.extra is None for call in message.tool_calls))
+        and (message.usage is None or _is_plain_usage(message.usage))
     )
 
 
-def _flatten(value: Value) -> dict[str, Any]:
+def _is_plain_part(part: Part) -> bool:
+    return not isinstance(part, OtherPart) and part.extra is None
+
+
+def _is_plain_usage(usage: Usage) -> bool:
+    return usage.extra is None and (usage.cost is None or math.isfinite(usage.cost))
+
+
+def _flatten(value: Any) -> dict[str, Any]:
+    """A value as a dict with its unknown fields among the known ones, which they never replace."""
+    extra = check_json(value.extra)
     fields: dict[str, Any] = msgspec.to_builtins(value)
-    extra = fields.pop("$extra", None)
-    return {**fields, **extra} if extra else fields
+    fields.pop("$extra", None)
+    fields.pop("$role", None)
+    if isinstance(value, Usage):
+        check_json(value.cost)
+    return {**fields, **extra, **fields} if extra else fields
 
 
 _EMPTY = Message(Role.OTHER)
@@ -129,9 +202,12 @@ def decode_entry(encoded: bytes) -> Entry:
         InvalidMessage: it is not JSON, or it lacks what every entry needs.
     """
     try:
-        return _entry_decoder.decode(encoded)
+        entry: Entry = _entry_decoder.decode(encoded)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return _tolerant_entry(encoded)
+    if may_hold_reserved(encoded) and not _is_plain_entry(entry):
+        return _tolerant_entry(encoded)
+    return entry
 
 
 def decode_message(encoded: bytes) -> Message:
@@ -141,19 +217,36 @@ def decode_message(encoded: bytes) -> Message:
         InvalidMessage: it is not JSON, or it is not a message.
     """
     try:
-        return _message_decoder.decode(encoded)
+        message = _message_decoder.decode(encoded)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return message_from_dict(parse_json(encoded))
+    if may_hold_reserved(encoded) and not is_plain(message):
+        return message_from_dict(parse_json(encoded))
+    return message
 
 
-def parse_json(encoded: bytes) -> Any:
+def may_hold_reserved(encoded: bytes) -> bool:
+    """Whether a key in it may begin with "$", as the places do in which our structs keep what they have no field for.
+
+    The fast decoders would fill those places from outside: an "$extra" with a "role" in it would pass for ours.
+    """
+    return b'"$' in encoded or b'"\\u0024' in encoded
+
+
+def _is_plain_entry(entry: Entry) -> bool:
+    if isinstance(entry, MessageEntry):
+        return entry.extra is None and is_plain(entry.message)
+    return entry.extra is None and not isinstance(entry, OtherEntry)
+
+
+def parse_json(encoded: bytes, *, depth: int = MAX_DEPTH) -> Any:
     """Any JSON from outside, as dicts and lists.
 
     Raises:
-        InvalidMessage: it is not valid UTF-8 JSON, or nests deeper than `MAX_DEPTH`.
+        InvalidMessage: it is not valid UTF-8 JSON, or nests deeper than `depth` levels.
     """
-    if nesting_exceeds(encoded, MAX_DEPTH):
-        raise InvalidMessage(f"the JSON nests deeper than {MAX_DEPTH} levels")
+    if nesting_exceeds(encoded, depth):
+        raise InvalidMessage(f"the JSON nests deeper than {depth} levels")
     try:
         return _any_decoder.decode(encoded)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -187,21 +280,24 @@ def message_from_dict(data: Any) -> Message:
     role_text = fields.get("role")
     if not isinstance(role_text, str) or not role_text:
         raise InvalidMessage('a message needs a "role", such as "user"')
+    unknown_role = None
     try:
         fields["role"] = Role(role_text)
     except ValueError:
-        fields["role"], fields["$role"] = Role.OTHER, role_text
+        fields["role"], unknown_role = Role.OTHER, role_text
     if isinstance(content := fields.get("content"), list):
         fields["content"] = [_part_from(part) for part in content]
     elif content is None:
         fields["content"] = ""
-    if calls := fields.pop("tool_calls", None):
-        if not isinstance(calls, list):
-            raise InvalidMessage('"tool_calls" must be a list')
+    calls = fields.pop("tool_calls", None)
+    if not isinstance(calls, list | None):
+        raise InvalidMessage('"tool_calls" must be a list')
+    if calls:
         fields["tool_calls"] = [_call_from(call) for call in calls]
     if isinstance(usage := fields.get("usage"), dict):
         fields["usage"] = _gather(Usage, usage)
-    return _gather(Message, fields)
+    message = _gather(Message, fields)
+    return message if unknown_role is None else msgspec.structs.replace(message, role_text=unknown_role)
 
 
 def _part_from(part: Any) -> Part:
@@ -209,9 +305,10 @@ def _part_from(part: Any) -> Part:
         return TextPart(part)
     if not isinstance(part, dict):
         raise InvalidMessage("a content part must be an object with a type")
-    known = _PARTS.get(part.get("type", ""))
+    kind = part.get("type")
+    known = _PARTS.get(kind) if isinstance(kind, str) else None
     if known is None:
-        return OtherPart(part)
+        return OtherPart(check_json(part))
     return _gather(known, {name: value for name, value in part.items() if name != "type"})
 
 
@@ -220,32 +317,47 @@ def _call_from(call: Any) -> ToolCall:
         raise InvalidMessage("a tool call must be an object with id, name and arguments")
     fields = dict(call)
     if isinstance(function := fields.get("function"), dict) and "name" not in fields:  # OpenAI's nested spelling
-        fields["name"], fields["arguments"] = function.get("name"), function.get("arguments", "")
-        del fields["function"]
+        fields["name"], fields["arguments"] = function.get("name"), function.get("arguments")
+        fields["function"] = {name: value for name, value in function.items() if name not in ("name", "arguments")}
+        if not fields["function"]:
+            del fields["function"]
         if fields.get("type") == "function":
             del fields["type"]
-    if not isinstance(fields.get("arguments", ""), str):  # some programs store an object; its text is made once
-        fields["arguments"] = _encoder.encode(fields["arguments"]).decode()
+    if not isinstance(fields.get("arguments"), str | None):  # some programs store an object; its text is made once
+        fields["arguments"] = _encoder.encode(check_json(fields["arguments"])).decode()
     return _gather(ToolCall, fields)
 
 
 def _gather(kind: type[T], fields: dict[str, Any]) -> T:
-    """Build a value from a dict, putting what it has no field for into `extra`."""
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}  # type: ignore[arg-type]
-    own = {name: value for name, value in fields.items() if name in known and name != "$extra"}
-    if unknown := {name: value for name, value in fields.items() if name not in known or name == "$extra"}:
-        own["$extra"] = unknown
+    """Build a value from a dict, putting what it has no field for into `extra`; null means absent where it may be."""
+    described = [field for field in msgspec.structs.fields(kind) if field.encode_name[0] != "$"]
+    known = {field.encode_name for field in described}
+    required = {field.encode_name for field in described if field.required}
+    own = {n: value for n, value in fields.items() if n in known and (value is not None or n in required)}
+    if "timestamp" in own:
+        own["timestamp"] = instant(own["timestamp"])
+    if unknown := {name: value for name, value in fields.items() if name not in known}:
+        own["$extra"] = check_json(unknown)
     try:
         return msgspec.convert(own, kind)
     except msgspec.ValidationError as error:
         raise InvalidMessage(f"not a valid {kind.__name__.lower()}: {error}") from None
 
 
+def instant(value: Any) -> Any:
+    """A time from JSON, in UTC, where a time that names no zone is taken to be; what is not a time stays as it is."""
+    try:
+        moment = msgspec.convert(value, datetime)
+    except msgspec.ValidationError:
+        return value
+    return _in_utc(moment)
+
+
 def _tolerant_entry(encoded: bytes) -> Entry:
-    data = parse_json(encoded)
-    if not isinstance(data, dict):
-        raise InvalidMessage("an entry must be a JSON object")
-    kind = _ENTRIES.get(data.get("type", ""))
+    data = parse_json(encoded, depth=STORED_DEPTH)
+    if not isinstance(data, dict) or not isinstance(data.get("type"), str):
+        raise InvalidMessage('an entry must be a JSON object with a "type"')
+    kind = _ENTRIES.get(data["type"])
     fields = {name: value for name, value in data.items() if name != "type"}
     if kind is None:
         base = {name: fields[name] for name in ("id", "parent_id", "timestamp", "sequence") if name in fields}

@@ -8,12 +8,11 @@ session moves it to the root). An entry of a type from a newer version is kept b
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from miniclaw_sessions.protocol.messages import Message, Value
+from miniclaw_sessions.protocol.messages import EXTRA, OTHER, Instant, Message, Value
 
 METADATA = "metadata"
 """The `custom_type` of entries that set a session's free metadata; a value of None removes the key."""
@@ -24,9 +23,9 @@ class EntryBase(Value, frozen=True, gc=False, kw_only=True):
 
     id: str
     parent_id: str | None
-    timestamp: datetime
+    timestamp: Instant
     sequence: int = 0
-    extra: dict[str, Any] | None = msgspec.field(default=None, name="$extra")
+    extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
 
 
 class MessageEntry(EntryBase, frozen=True, gc=False, kw_only=True, tag="message", tag_field="type"):
@@ -90,7 +89,7 @@ class Custom(EntryBase, frozen=True, gc=False, kw_only=True, tag="custom", tag_f
     data: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class OtherEntry(EntryBase, frozen=True, gc=False, kw_only=True, tag="$other", tag_field="type"):
+class OtherEntry(EntryBase, frozen=True, gc=False, kw_only=True, tag=OTHER, tag_field="type"):
     """An entry of a type that this version does not know; `encoded` is its JSON, byte for byte."""
 
     encoded: msgspec.Raw

@@ -37,8 +37,8 @@ class SessionKey(NamedTuple):
             InvalidKey: a half is empty, not text, longer than 4,096 bytes, or holds NUL or a lone surrogate.
         """
         if isinstance(chat_id, int) and not isinstance(chat_id, bool):
-            chat_id = str(chat_id)
-        return cls(_checked("channel", channel), _checked("chat_id", chat_id))
+            chat_id = _decimal(chat_id)
+        return cls(_checked("channel", channel), _checked("chat_id", chat_id))  # type: ignore[arg-type]
 
     @classmethod
     def parse(cls, session_id: str) -> SessionKey:
@@ -72,11 +72,18 @@ class SessionKey(NamedTuple):
 def is_session_id(text: str) -> bool:
     """Whether the text has the form of a session id; says nothing about whether such a session exists."""
     return (
-        "_" in text
+        ("_" in text or "~" in text)  # shortening may cut off a long channel's underscore
         and len(text) <= MAX_SESSION_ID_LENGTH
         and text[0] not in ".-"
         and all(character in _PLAIN or character in "_%~" for character in text)
     )
+
+
+def _decimal(chat_id: int) -> str:
+    try:
+        return str(chat_id)
+    except ValueError:
+        raise InvalidKey("chat_id is a number of thousands of digits; no chat has such an id") from None
 
 
 def _checked(field: str, text: str) -> str:

@@ -7,11 +7,23 @@ frameworks and files are codecs in `formats/`. Whatever a message carries that h
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+_SECRET = os.urandom(8).hex()
+EXTRA, ROLE_TEXT, OTHER = (f"${name}-{_SECRET}" for name in ("extra", "role", "other"))
+"""The JSON names of what our values hold beside their fields: `extra`, `role_text`, and the tag of what is unknown.
+
+They are made anew in every process, never written, and nobody can guess them. With fixed names, the fast decoders would
+let JSON from outside fill these places: an `extra` with a "role" in it would change who is speaking.
+"""
+
+Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+"""A moment with its time zone; UTC wherever we write it."""
 
 
 class Role(StrEnum):
@@ -56,7 +68,7 @@ class TextPart(Value, frozen=True, gc=False, tag="text", tag_field="type"):
     """A piece of text."""
 
     text: str
-    extra: dict[str, Any] | None = msgspec.field(default=None, name="$extra")
+    extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
 
 
 class ImagePart(Value, frozen=True, gc=False, tag="image", tag_field="type"):
@@ -65,7 +77,7 @@ class ImagePart(Value, frozen=True, gc=False, tag="image", tag_field="type"):
     media_type: str = ""
     data: str | None = None
     url: str | None = None
-    extra: dict[str, Any] | None = msgspec.field(default=None, name="$extra")
+    extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
 
 
 class ThinkingPart(Value, frozen=True, gc=False, tag="thinking", tag_field="type"):
@@ -74,10 +86,10 @@ class ThinkingPart(Value, frozen=True, gc=False, tag="thinking", tag_field="type
     thinking: str
     signature: str | None = None
     redacted: bool = False
-    extra: dict[str, Any] | None = msgspec.field(default=None, name="$extra")
+    extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
 
 
-class OtherPart(Value, frozen=True, gc=False, tag="$other", tag_field="type"):
+class OtherPart(Value, frozen=True, gc=False, tag=OTHER, tag_field="type"):
     """A content part of a type that this version does not know, kept as it came."""
 
     fields: dict[str, Any]
@@ -97,7 +109,7 @@ class ToolCall(Value, frozen=True, gc=False):
     name: str
     arguments: str = ""
     output: str | None = None
-    extra: dict[str, Any] | None = msgspec.field(default=None, name="$extra")
+    extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
 
 
 class Usage(Value, frozen=True, gc=False):
@@ -109,7 +121,7 @@ class Usage(Value, frozen=True, gc=False):
     cache_write_tokens: int = 0
     total_tokens: int | None = None
     cost: float | None = None
-    extra: dict[str, Any] | None = msgspec.field(default=None, name="$extra")
+    extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
 
     @property
     def total(self) -> int:
@@ -138,8 +150,8 @@ class Message(Value, frozen=True, gc=False):
     """
 
     role: Role
-    content: str | tuple[Part, ...] = ""
-    timestamp: datetime | None = None
+    content: str | tuple[Part, ...] = msgspec.field(default_factory=str)  # a factory, so that "" is written too
+    timestamp: Instant | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -148,8 +160,8 @@ class Message(Value, frozen=True, gc=False):
     model: str | None = None
     usage: Usage | None = None
     stop_reason: str | None = None
-    role_text: str | None = msgspec.field(default=None, name="$role")
-    extra: dict[str, Any] | None = msgspec.field(default=None, name="$extra")
+    role_text: str | None = msgspec.field(default=None, name=ROLE_TEXT)
+    extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
 
     @classmethod
     def system(cls, content: str) -> Message:
