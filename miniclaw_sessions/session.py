@@ -7,8 +7,10 @@ exclusive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import anyio
@@ -19,10 +21,11 @@ from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
 from miniclaw_sessions.persistence.committer import Committer, SessionLog
 from miniclaw_sessions.persistence.flusher import Flusher
-from miniclaw_sessions.protocol.encoding import encode_entry, encode_message
+from miniclaw_sessions.protocol.encoding import decode_entry, decode_message, encode_entry, encode_message
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     Custom,
+    Entry,
     EntryBase,
     LeafMove,
     MessageEntry,
@@ -31,12 +34,15 @@ from miniclaw_sessions.protocol.entries import (
     ThinkingLevelChange,
 )
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.stores.base import SessionHead, StoredEntry
 from miniclaw_sessions.turn import Turn
 
 ACCESS_RESOLUTION = timedelta(hours=1)
 """An access that changes nothing is written to disk at most this often."""
+
+MAX_IDEMPOTENCY_KEY = 512
+"""Characters that an idempotency key may have: a session remembers hundreds of them."""
 
 E = TypeVar("E", bound=EntryBase)
 _UNSET: Any = object()
@@ -166,21 +172,30 @@ class Session:
         """
         if idempotency_key is not None and (known := self.find_duplicate(idempotency_key)) is not None:
             return known
+        if idempotency_key is not None and len(idempotency_key) > MAX_IDEMPOTENCY_KEY:
+            raise InvalidMessage(f"an idempotency key has at most {MAX_IDEMPOTENCY_KEY} characters")
         now = self._services.clock.now()
-        if message.timestamp is None:
-            message = msgspec.structs.replace(message, timestamp=now)
-        elif message.timestamp.tzinfo is not UTC:
-            message = msgspec.structs.replace(message, timestamp=_in_utc(message.timestamp))
         return self._append(
             MessageEntry(
                 id=self._services.clock.new_id(),
                 parent_id=self._conversation.leaf_id,
                 timestamp=now,
                 sequence=self._conversation.last_sequence + 1,
-                message=message,
+                message=_own(message, now),
                 idempotency_key=idempotency_key,
             )
         )
+
+    def extend(self, messages: Sequence[Message]) -> None:
+        """Accept several messages as one unit: all of them, or none.
+
+        Raises:
+            InvalidMessage, UnsavedLimit, SessionDeleted: as for `append`.
+        """
+        entries: list[MessageEntry] = []
+        for message in messages:
+            entries.append(self._next(MessageEntry, entries, message=_own(message, self.now())))
+        self._append_all(entries)
 
     async def add_message(self, message: Message, *, idempotency_key: str | None = None) -> MessageEntry:
         """Append a message and return when it is acknowledged: the store has committed it, as safely as it promises.
@@ -197,7 +212,8 @@ class Session:
         if self._services.committer.failure is not None:
             raise self._services.committer.failure
         entry = self.append(message, idempotency_key=idempotency_key)
-        await self._services.committer.wait(self._log, entry.sequence)
+        # a repeated message that has left the window has no number any more: then everything is waited for
+        await self._services.committer.wait(self._log, entry.sequence or self._conversation.last_sequence)
         return entry
 
     async def saved(self) -> None:
@@ -218,7 +234,7 @@ class Session:
 
     def clear(self) -> None:
         """Start over with an empty window; accepted like a message. The transcript and the metadata stay."""
-        self._append(LeafMove(**self._next(), target_id=None))
+        self._append(self._next(LeafMove, target_id=None))
 
     def turn(self, message: Message, *, idempotency_key: str | None = None) -> Turn:
         """One exchange, exclusively: `async with session.turn(message) as turn`. See `Turn`."""
@@ -238,13 +254,13 @@ class Session:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Title, agent_id, model, provider, thinking_level and whatever else was set; read-only."""
-        return self._conversation.metadata
+        """Title, agent_id, model, provider, thinking_level and whatever else was set; a read-only copy."""
+        return MappingProxyType(deepcopy(dict(self._conversation.metadata)))
 
     @property
     def title(self) -> str | None:
         """The display name; setting it is accepted like a message."""
-        return self.metadata.get("title")
+        return self._conversation.metadata.get("title")
 
     @title.setter
     def title(self, title: str | None) -> None:
@@ -253,7 +269,7 @@ class Session:
     @property
     def agent_id(self) -> str | None:
         """The agent that this session belongs to; setting it is accepted like a message."""
-        return self.metadata.get("agent_id")
+        return self._conversation.metadata.get("agent_id")
 
     @agent_id.setter
     def agent_id(self, agent_id: str | None) -> None:
@@ -268,22 +284,26 @@ class Session:
         thinking_level: str | None = _UNSET,
         **metadata: Any,
     ) -> None:
-        """Set metadata, each change an entry of the transcript; None removes. Accepted like a message.
+        """Set metadata, each change an entry of the transcript; None removes. Accepted like a message, all or nothing.
 
         Raises:
             InvalidMessage: a value is not JSON.
             UnsavedLimit, SessionDeleted: as for `append`.
         """
+        entries: list[Entry] = []
         if title is not _UNSET:
-            self._append(SessionInfo(**self._next(), name=title or ""))
+            entries.append(self._next(SessionInfo, entries, name=title or ""))
         if model is not _UNSET or provider is not _UNSET:
-            model = self.metadata.get("model") if model is _UNSET else model
-            provider = self.metadata.get("provider") if provider is _UNSET else provider
-            self._append(ModelChange(**self._next(), provider=provider or "", model_id=model or ""))
+            known = self._conversation.metadata
+            model = known.get("model") if model is _UNSET else model
+            provider = known.get("provider") if provider is _UNSET else provider
+            entries.append(self._next(ModelChange, entries, provider=provider or "", model_id=model or ""))
         if thinking_level is not _UNSET:
-            self._append(ThinkingLevelChange(**self._next(), thinking_level=thinking_level or ""))
+            entries.append(self._next(ThinkingLevelChange, entries, thinking_level=thinking_level or ""))
         if metadata:
-            self._append(Custom(**self._next(), custom_type=METADATA, data=metadata))
+            entries.append(self._next(Custom, entries, custom_type=METADATA, data=metadata))
+        # what the bytes say is what is kept: it shares nothing with the caller, and it can be read again
+        self._append_all([decode_entry(encode_entry(entry)) for entry in entries])
 
     def touch(self) -> None:
         """The session is being used: its time to live starts again."""
@@ -346,7 +366,7 @@ class Session:
         Raises:
             InvalidMessage: it cannot be stored faithfully, or is too large.
         """
-        self._check_size(len(encode_message(message)))
+        self._check_size(len(encode_message(_own(message, self.now().replace(microsecond=999_999)))))
 
     def now(self) -> datetime:
         """The manager's wall clock."""
@@ -382,31 +402,69 @@ class Session:
             raise self._log.rejected
         encoded = encode_entry(entry)  # type: ignore[arg-type]
         services = self._services
-        self._check_size(len(encoded))
+        self._check_entry(entry, len(encoded))
         services.committer.check_room(len(encoded))
         self.evicted += self._conversation.apply(entry)  # type: ignore[arg-type]
         services.committer.submit(self._log, StoredEntry(entry.sequence, entry.id, encoded))
         self._changed()
         return entry
 
+    def _append_all(self, entries: Sequence[Entry]) -> None:
+        """`_append` for several entries that are accepted together or not at all."""
+        encoded = [encode_entry(entry) for entry in entries]
+        for entry, one in zip(entries, encoded, strict=True):
+            self._check_entry(entry, len(one))
+        self._services.committer.check_room(sum(map(len, encoded)))
+        for entry in entries:
+            self._append(entry)
+
+    def _check_entry(self, entry: EntryBase, size: int) -> None:
+        """The limit is on the message itself, so that one that passes `check` is never refused later."""
+        if size > self._services.max_message_bytes:
+            self._check_size(len(encode_message(entry.message)) if isinstance(entry, MessageEntry) else size)
+
     def _check_size(self, size: int) -> None:
         limit = self._services.max_message_bytes
         if size > limit:
             raise InvalidMessage(f"the message has {size} bytes as JSON, the limit is {limit} (max_message_bytes)")
 
-    def _next(self) -> dict[str, Any]:
-        """What the next entry has in common with every other."""
-        return {
-            "id": self._services.clock.new_id(),
-            "parent_id": self._conversation.leaf_id,
-            "timestamp": self._services.clock.now(),
-            "sequence": self._conversation.last_sequence + 1,
-        }
+    def _next(self, kind: type[E], before: Sequence[EntryBase] = (), **fields: Any) -> E:
+        """An entry for the place behind the newest one, and behind those that are accepted together with it."""
+        return kind(
+            id=self._services.clock.new_id(),
+            parent_id=before[-1].id if before else self._conversation.leaf_id,
+            timestamp=self.now(),
+            sequence=self._conversation.last_sequence + 1 + len(before),
+            **fields,
+        )
 
     def _changed(self) -> None:
         if self._revision == self._flushed_revision:
             self._services.flusher.add(self)
         self._revision += 1
+
+
+def _own(message: Message, now: datetime) -> Message:
+    """The message as the session keeps it: with a time in UTC, and sharing nothing that can change with the caller.
+
+    Anything but a plain text is read back from its own bytes, so that nothing is acknowledged that could not be read
+    again, whatever types a caller put into it.
+
+    Raises:
+        InvalidMessage: it cannot be stored faithfully.
+    """
+    moment = message.timestamp
+    if moment is None:
+        message = msgspec.structs.replace(message, timestamp=now)
+    elif moment.tzinfo is not UTC:
+        message = msgspec.structs.replace(message, timestamp=_in_utc(moment))
+    if type(message.content) is str and type(message.role) is Role and _has_nothing_else(message):
+        return message
+    return decode_message(encode_message(message))
+
+
+def _has_nothing_else(message: Message) -> bool:
+    return message == Message(message.role, message.content, message.timestamp)
 
 
 def _in_utc(moment: datetime) -> datetime:

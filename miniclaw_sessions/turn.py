@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 import msgspec
 
-from miniclaw_sessions.errors import DuplicateMessage, SessionDeleted, StoreError, TurnInProgress
+from miniclaw_sessions.errors import DuplicateMessage, SessionDeleted, SessionsError, TurnInProgress
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 
@@ -43,6 +43,7 @@ class Turn:
 
     Raises, on leaving:
         StoreUnavailable, StoreFull: the reply is in memory but not acknowledged.
+        UnsavedLimit, SessionDeleted, ManagerClosed: nothing of the reply was accepted.
     """
 
     def __init__(self, session: Session, message: Message, *, idempotency_key: str | None) -> None:
@@ -70,10 +71,13 @@ class Turn:
 
         Raises:
             InvalidMessage: it cannot be stored faithfully.
+            TurnInProgress: the turn has not begun or is over.
         """
-        self.session.check(message)
+        if not self.is_open:
+            raise TurnInProgress("the turn is not open: what it is given now would be lost; open another one")
         if message.timestamp is None:
             message = msgspec.structs.replace(message, timestamp=self.session.now())
+        self.session.check(message)
         self._staged.append(message)
 
     def messages(self) -> list[Message]:
@@ -103,9 +107,9 @@ class Turn:
         try:
             with anyio.CancelScope(shield=True):
                 await self._finish(failed=error is not None)
-        except (StoreError, SessionDeleted):
+        except SessionsError:
             if error is None:
-                raise
+                raise  # else the body's own error tells more
         finally:
             self.is_open = False
             _open_turns.set(tuple(turn for turn in _open_turns.get() if turn is not self))
@@ -126,8 +130,7 @@ class Turn:
 
     async def _finish(self, *, failed: bool) -> None:
         messages = close_open_calls(self._staged) if failed else self._staged
-        for message in messages:
-            self.session.append(message)
+        self.session.extend(messages)
         self.session.touch()
         await self.session.saved()
 

@@ -13,6 +13,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +30,7 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 SYNC_ONE_BY_ONE = 8
 """Up to this many files are synced one by one; more of them by one sync of their whole file system."""
 
-_TEMPORARY = (".", ".tmp")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{24}\.tmp")
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -203,7 +204,7 @@ class Directory:
 
     def remove_temporaries(self) -> int:
         """Delete what a crash left half-written; only for the holder of the directory's lock."""
-        return self.remove(name for name in self.names() if is_temporary(name))
+        return self.remove(name for name in self.names() if is_temporary(name) and self._is_file(name))
 
     def sync(self) -> None:
         """Make creations, renames and deletions in this directory durable."""
@@ -218,6 +219,9 @@ class Directory:
             )
         if stat.S_IMODE(status.st_mode) & 0o077:
             os.fchmod(self.fd, DIRECTORY_MODE)
+
+    def _is_file(self, name: str) -> bool:
+        return stat.S_ISREG(os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode)
 
     def _write_temporary(self, data: bytes, *, sync: bool) -> str:
         name, fd = self.open_temporary()
@@ -262,6 +266,7 @@ class DirectoryLock:
         Raises:
             DirectoryInUse: another process has it; the error names its pid.
         """
+        self._pid = os.getpid()
         self._fd = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         try:
             os.fchmod(self._fd, FILE_MODE)
@@ -275,22 +280,24 @@ class DirectoryLock:
             raise
         with contextlib.suppress(OSError):  # the pid is for people; a full disk must not keep us from starting
             os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+            os.pwrite(self._fd, b"%d\n" % self._pid, 0)
 
     def release(self) -> None:
-        """Give the lock back; safe to call twice."""
+        """Give the lock back, even from children that inherited it; safe to call twice, and no child can do it."""
         if self._fd >= 0:
+            if os.getpid() == self._pid:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = -1
 
 
 def _temporary_name() -> str:
-    return f"{_TEMPORARY[0]}{secrets.token_hex(12)}{_TEMPORARY[1]}"
+    return f".{secrets.token_hex(12)}.tmp"
 
 
 def is_temporary(name: str) -> bool:
     """Whether a name is one of our half-written files."""
-    return name.startswith(_TEMPORARY[0]) and name.endswith(_TEMPORARY[1])
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 def is_no_space(error: BaseException | None) -> bool:
@@ -304,6 +311,7 @@ def _make(path: Path) -> None:
     for directory in reversed(missing):
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=DIRECTORY_MODE)
+            directory.chmod(DIRECTORY_MODE)  # a umask of 0777 would have taken even the owner's bits
         with _opened(directory.parent) as fd:
             os.fsync(fd)
 

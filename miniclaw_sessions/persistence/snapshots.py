@@ -21,7 +21,7 @@ from miniclaw_sessions.persistence.disk import Directory, Found, NotRegular, Too
 from miniclaw_sessions.persistence.quarantine import Quarantine
 
 SUFFIX = ".json"
-CHUNK = 256
+CHUNK = 512
 """How many files one worker-thread step reads or writes."""
 
 T = TypeVar("T")
