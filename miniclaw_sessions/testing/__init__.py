@@ -1,12 +1,14 @@
 """The public test kit: what this package's own tests use, and yours may. It needs no test framework.
 
-`FakeClock` moves time, `FaultyStore` fails on request, and `check_store` proves the promises of a store of your own.
+`FakeClock` moves time, `FaultyStore` fails on request, `ScriptedProvider` answers as it is told, and `check_store`
+proves the promises of a store of your own.
 """
 
 from __future__ import annotations
 
 from miniclaw_sessions.testing.clock import FakeClock
 from miniclaw_sessions.testing.faults import FaultyStore, Hold
+from miniclaw_sessions.testing.provider import ScriptedProvider
 from miniclaw_sessions.testing.stores import (
     STORE_CHECKS,
     StoreCheck,
@@ -21,6 +23,7 @@ __all__ = [
     "FakeClock",
     "FaultyStore",
     "Hold",
+    "ScriptedProvider",
     "StoreCheck",
     "StoreMaker",
     "check_store",
