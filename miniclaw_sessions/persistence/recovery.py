@@ -29,12 +29,10 @@ from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.soundness import RESTORED
 
 PAGE = 500
 """How many entries are read from the store at a time."""
-
-RESTORED = "restored_from_snapshot"
-"""Stands in an entry that recovery wrote after a store was lost; sequence numbers before it may have gaps."""
 
 log = get_logger(__name__)
 

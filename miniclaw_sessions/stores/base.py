@@ -11,7 +11,8 @@ A store keeps, for each session, a head (who it is) and a sequence of encoded en
   sequence is refused with `StoreConflict`.
 - *Isolation*: in one call of `append`, the failure of one session's append does not fail its neighbours.
 - *Durability*: when `append` returns without an error for a session, its entries survive whatever `durable` promises.
-- *Cancellation*: a call that has begun runs to its end even if the caller is cancelled; it is all or nothing per session.
+- *Cancellation*: a call that has begun runs to its end even if the caller is cancelled; it is all or nothing for each
+  session.
 - *Absence*: reading a session that does not exist gives nothing; deleting it does nothing.
 
 Stores are used by one manager at a time, which holds the directory lock; calls may overlap.
@@ -69,7 +70,8 @@ class Store(Protocol):
     """One home of transcripts. Opened and closed as an async context manager.
 
     Every method may raise `StoreUnavailable` (cannot be reached or written now), `StoreFull` (no space; a
-    StoreUnavailable) or `StoreCorrupt` (its files are damaged). Opening may also raise `SchemaTooNew`.
+    StoreUnavailable) or `StoreCorrupt` (its files are damaged). Opening may also raise `SchemaTooNew`, and `ConfigError` when the place holds
+    something else.
     """
 
     durable: ClassVar[bool]
