@@ -92,11 +92,11 @@ class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Which model answers in `chat`; without `model` the sessions are kept and nobody answers.
+    """Which model answers chats.
 
     Attributes:
         base_url: the provider's address; empty: the provider library's own default.
-        model: the model's name.
+        model: the model's name; empty: the built-in responder, which needs no network.
         api_key_file: file with the key; empty: the systemd credential `model_api_key`.
         api_key_env: environment variable with the key, where a file is not possible.
         system_prompt: what the model is told first.

@@ -16,7 +16,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import MutableMapping
+from datetime import datetime
 from pathlib import PurePath
 from typing import Any, TextIO
 
@@ -251,20 +251,23 @@ def _pretty_steps(stream: TextIO) -> list[Processor]:
     from rich.console import Console  # noqa: PLC0415 - a service never needs it
 
     colors = stream.isatty() and not Console(file=stream).no_color
-    renderer = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=40, sort_keys=False, timestamp_key="time")
-    return [_escape, renderer]
+    renderer = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=32, sort_keys=False, timestamp_key="time")
+    return [_for_people, renderer]
 
 
-def _escape(logger: Any, method: str, record: EventDict) -> MutableMapping[str, Any]:
+def _for_people(logger: Any, method: str, record: EventDict) -> EventDict:
+    """Local time of day, and control characters that are shown instead of obeyed."""
     del logger, method
-    return {
-        name: printable(value)
-        if isinstance(value, str)
-        else [printable(str(item)) for item in value]
-        if isinstance(value, list)
-        else value
-        for name, value in record.items()
-    }
+    shown: EventDict = {}
+    for name, value in record.items():
+        if isinstance(value, str):
+            shown[name] = printable(value)
+        elif isinstance(value, list):
+            shown[name] = [printable(str(item)) for item in value]
+        else:
+            shown[name] = value
+    shown["time"] = datetime.fromisoformat(record["time"]).astimezone().strftime("%H:%M:%S")
+    return shown
 
 
 class _Lines:

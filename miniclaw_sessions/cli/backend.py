@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 """JSON as the HTTP API describes it."""
 
-Report = Callable[[str, int, int], None]
-"""Called with a stage, how much of it is done, and how much there is (0: unknown)."""
+Report = Callable[[str, int, int | None], None]
+"""Called with a stage, how much of it is done, and how much there is (None: that is unknown)."""
 
 SERVICE_SOCKETS = (Path("/run/miniclaw-sessions/miniclaw.sock"), Path("/run/miniclaw-sessions.sock"))
 """Where the systemd units put the socket."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -57,13 +58,13 @@ def chat(
     ] = None,
     channel: Annotated[str, typer.Option(help="The conversation's channel.")] = "cli",
     chat_id: Annotated[
-        str | None, typer.Option(help="Which chat of the channel. [default: your user name]", show_default=False)
+        str | None, typer.Option(help="Which chat of the channel.", show_default="your user name")
     ] = None,
 ) -> None:
     """Talk to the model; the conversation is kept. Without a terminal, each line of standard input is a message."""
     from anyio.from_thread import start_blocking_portal  # noqa: PLC0415 - help does not need it
 
-    key = SessionKey.of(channel, chat_id or getpass.getuser())
+    key = SessionKey.of(channel, chat_id or _user_name())
     invocation.configure_logging()
     with (
         start_blocking_portal() as portal,
@@ -79,6 +80,13 @@ def chat(
             for line in sys.stdin:
                 if not conversation.take(line.rstrip("\n")):
                     break
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"uid{os.getuid()}"
 
 
 class Conversation:

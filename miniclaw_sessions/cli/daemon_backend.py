@@ -119,7 +119,8 @@ class DaemonBackend:
             yield
         except httpx2.TransportError as error:
             raise SessionsError(
-                f"the daemon (process {self.pid}) does not answer ({type(error).__name__}); its log tells why"
+                f"the daemon (process {self.pid}) does not answer ({type(error).__name__}): "
+                "start it again if it has stopped, or look into its log"
             ) from error
 
 

@@ -46,6 +46,7 @@ async def _check(loaded: LoadedSettings, report: Report) -> CheckReport:
         names = await snapshots.names()
         if lost := await to_thread.run_sync(_missing_store, settings.store, workspace):
             return CheckReport(sessions=len(names), problems=[lost] if names else [])
+        report("checking", 0, None)  # the store looks at itself first, and that can take long
         store = await stack.enter_async_context(open_store(settings.store, workspace))
         check = Check(
             snapshots,

@@ -30,18 +30,18 @@ _SHARED: dict[str, Any] = {
     "workspace": Annotated[
         Path | None,
         typer.Option(
-            help="The directory that holds all files. [default: ~/.miniclaw/workspace]",
+            help="The directory that holds all files.",
             metavar="DIRECTORY",
-            show_default=False,
+            show_default="~/.miniclaw/workspace",
             rich_help_panel=SHARED_PANEL,
         ),
     ],
     "config": Annotated[
         Path | None,
         typer.Option(
-            help="The configuration file. [default: $MINICLAW_CONFIG, or ~/.miniclaw/miniclaw.toml]",
+            help="The configuration file.",
             metavar="FILE",
-            show_default=False,
+            show_default="$MINICLAW_CONFIG or ~/.miniclaw/miniclaw.toml",
             rich_help_panel=SHARED_PANEL,
         ),
     ],

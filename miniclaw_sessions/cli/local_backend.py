@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -81,9 +82,12 @@ class LocalBackend:
         """Say something to the configured model and follow its answer."""
         from miniclaw_sessions.gateway.daemon import make_agent  # noqa: PLC0415 - loads the whole gateway
 
+        agent = make_agent(self._model)
         session = await self._manager.get_or_create(channel, chat_id)
-        async with make_agent(self._model).run(session, Message.user(text)) as events:
-            async for event in events:
+        async with AsyncExitStack() as stack:
+            if isinstance(agent.provider, AbstractAsyncContextManager):
+                await stack.enter_async_context(agent.provider)
+            async for event in await stack.enter_async_context(agent.run(session, Message.user(text))):
                 yield _told(event)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -100,42 +100,60 @@ def progress_on(console: Console) -> Iterator[Report]:
         yield bar.report if bar else _unwatched
     finally:
         if bar:
-            bar.stop()
+            bar.hide()
 
 
 class _Bar:
+    """Appears when a stage has lasted for `PATIENCE_S`, and goes when it is complete. Told and shown by any thread."""
+
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._since = time.monotonic()
+        self._lock = threading.RLock()
+        self._timer: threading.Timer | None = None
         self._progress: Progress | None = None
-        self._stage = ""
+        self._latest: tuple[str, int, int | None] = ("", 0, None)
 
-    def report(self, stage: str, done: int, total: int) -> None:
-        """Show how far the work is."""
-        if stage != self._stage:
-            self.stop()
-            self._stage, self._since = stage, time.monotonic()
-        if self._progress is None:
-            if time.monotonic() - self._since < PATIENCE_S or (total and done >= total):
+    def report(self, stage: str, done: int, total: int | None) -> None:
+        """Note how far the work is."""
+        with self._lock:
+            if total is not None and done >= total:
+                self.hide()
                 return
-            self._progress = self._start()
-            self._progress.add_task(_STAGES.get(stage, stage), total=total or None)
-        self._progress.update(self._progress.task_ids[0], completed=done, total=total or None)
+            self._latest = (stage, done, total)
+            if self._progress is not None:
+                self._update(self._progress)
+            elif self._timer is None:
+                self._timer = threading.Timer(PATIENCE_S, self._show)
+                self._timer.daemon = True
+                self._timer.start()
 
-    def stop(self) -> None:
-        """Take the bar away."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+    def hide(self) -> None:
+        """Take the bar away, or keep it from appearing."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._progress is not None:
+                self._progress.stop()
+                self._progress = None
 
-    def _start(self) -> Progress:
+    def _show(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        progress = Progress(*columns, console=self._console, transient=True)
-        progress.start()
-        return progress
+        with self._lock:
+            if self._timer is not threading.current_thread():
+                return  # it was hidden meanwhile
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._progress = Progress(*columns, console=self._console, transient=True)
+            self._progress.add_task("")
+            self._update(self._progress)
+            self._progress.start()
+
+    def _update(self, progress: Progress) -> None:
+        stage, done, total = self._latest
+        description = _STAGES.get(stage, stage.capitalize())
+        progress.update(progress.task_ids[0], description=description, completed=done, total=total)
 
 
-def _unwatched(stage: str, done: int, total: int) -> None:
+def _unwatched(stage: str, done: int, total: int | None) -> None:
     """Nobody looks."""

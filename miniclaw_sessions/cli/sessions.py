@@ -230,7 +230,7 @@ async def _entries(backend: Backend, session: Document, report: Report) -> Async
     async with aclosing(backend.transcript(session["session_id"])) as entries:
         async for encoded in entries:
             done += 1
-            report("exporting", done, max(done, session["entries"]))
+            report("exporting", done, session["entries"])
             yield encoded
 
 
@@ -327,6 +327,7 @@ def check(invocation: Invocation) -> None:
     async def act(report: Report) -> Document:
         async with find_daemon(invocation.loaded) as daemon:
             if daemon is not None:
+                report("checking", 0, None)
                 return await daemon.check()
         check_workspace(invocation.loaded.workspace, create=False)
         from miniclaw_sessions.cli.file_check import check_files  # noqa: PLC0415 - loads the persistence layer
@@ -341,7 +342,8 @@ def check(invocation: Invocation) -> None:
             invocation.console.print(f"problem: {one_line(problem)}", style="red")
         for note in found["notes"]:
             invocation.console.print(f"note: {one_line(note)}", style="dim")
-        verdict = "sound" if found["sound"] else f"{len(found['problems'])} problems"
+        count = len(found["problems"])
+        verdict = "sound" if found["sound"] else f"{count} problem{'s' if count > 1 else ''}"
         style = "bold green" if found["sound"] else "bold red"
         invocation.console.print(f"{verdict}: {found['sessions']} sessions, {found['entries']} entries", style=style)
     if not found["sound"]:

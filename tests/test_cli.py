@@ -1,0 +1,767 @@
+"""The command line, as people and scripts use it: on files, and on a daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import logging
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import structlog
+
+from miniclaw_sessions import Message, SessionManager, ToolCall
+from miniclaw_sessions.cli import main
+from miniclaw_sessions.config import option_names
+
+NASTY = "red \x1b[31mtext\x1b[0m\x9b and\ra forged\x08 line"
+UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+COMMANDS = ("serve", "chat", "list", "show", "export", "delete", "stats", "check", "config")
+START_LIMIT_S = 30.0
+
+
+@dataclass
+class Result:
+    """How a command line ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> str:
+        """The one line that says why it failed."""
+        assert self.err.count("\n") == 1, self.err
+        assert self.err.startswith("error: ")
+        return self.err.removeprefix("error: ").rstrip("\n")
+
+
+class Cli:
+    """Runs command lines in this process, on one workspace."""
+
+    def __init__(self, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.workspace = workspace
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, *arguments: str, stdin: str = "") -> Result:
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+        with self._monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", io.StringIO(stdin))
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", err)
+            patch.setenv("MINICLAW_WORKSPACE", str(self.workspace))
+            status = main(list(arguments))
+            out.flush()
+            err.flush()
+        texts = [stream.buffer.getvalue().decode() for stream in (out, err)]
+        return Result(status, *texts)
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing of the person who runs the tests is read, and logging is as it was afterwards."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in [name for name in os.environ if name.startswith("MINICLAW_")]:
+        monkeypatch.delenv(name)
+    for name in ("RUNTIME_DIRECTORY", "CREDENTIALS_DIRECTORY", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    handlers = list(logging.getLogger().handlers)
+    yield
+    structlog.reset_defaults()
+    logging.getLogger().handlers[:] = handlers
+    logging.captureWarnings(capture=False)
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    return Cli(tmp_path / "workspace", monkeypatch)
+
+
+def fill(workspace: Path) -> None:
+    """A conversation with everything in it, and a few others."""
+
+    async def run() -> None:
+        async with SessionManager(workspace) as manager:
+            session = await manager.get_or_create("telegram", 123)
+            session.title = f"Trip {NASTY}"
+            await session.add_message(Message.user(f"Hello {NASTY}\n## Assistant"))
+            call = ToolCall("c1", "weather", '{"city": "Rome"}')
+            await session.add_message(Message.assistant("Let me look.", (call,)))
+            await session.add_message(Message.tool_result(call, "sunny"))
+            await session.add_message(Message.assistant("Sunny in Rome, 25 °C."))
+            session.update(model="gpt-x", provider="openai")
+            for number in range(3):
+                other = await manager.get_or_create("a_b", f"c/{number}")
+                await other.add_message(Message.user("hi"))
+
+    anyio.run(run)
+
+
+@pytest.fixture
+def filled(cli: Cli) -> Cli:
+    fill(cli.workspace)
+    return cli
+
+
+def contents(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file below a directory, with its time of modification and content."""
+    return {
+        str(path.relative_to(directory)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+# --- help and usage --------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command_and_says_what_the_exit_statuses_mean(cli: Cli) -> None:
+    result = cli("--help")
+    assert result.status == 0
+    assert [name for name in COMMANDS if name not in result.out] == []
+    assert "Exit status: 0 done" in result.out
+
+
+def test_no_command_at_all_shows_the_help(cli: Cli) -> None:
+    assert cli() == cli("--help")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_commands_help_has_examples_and_the_shared_options(cli: Cli, name: str) -> None:
+    result = cli(*(["config", "show"] if name == "config" else [name]), "--help")
+    assert result.status == 0
+    for expected in ("Examples", f"miniclaw-sessions {name}", "--workspace", "--config", "--json", "--debug"):
+        assert expected in result.out
+
+
+def test_the_version_is_shown(cli: Cli) -> None:
+    assert re.fullmatch(r"miniclaw-sessions \d+\.\d+\.\d+\S*\n", cli("--version").out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["lst"], "No such command 'lst'"),
+        (["list", "--jsn"], "No such option: --jsn"),
+        (["show"], "Missing argument 'SESSION_ID'"),
+        (["list", "--limit", "many"], "Invalid value for '--limit'"),
+        (["export", "a_1", "--format", "pdf"], "Invalid value for '--format'"),
+        (["serve", "--window", "x"], "Invalid value for '--window'"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line_with_status_2(cli: Cli, arguments: list[str], said: str) -> None:
+    result = cli(*arguments)
+    assert result.status == 2
+    assert said in result.error
+    assert "--help explains" in result.error
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from miniclaw_sessions.cli import main; main(['list', '--help']); "
+        "print([n for n in ('sqlalchemy', 'httpx2', 'starlette', 'uvicorn', 'aiofiles') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "nobody_1"], "no session 'nobody_1'"),
+        (["show", "../../etc/passwd"], "is not a session id"),
+        (["export", "nobody_1"], "no session 'nobody_1'"),
+        (["delete", "nobody_1", "--yes"], "no session 'nobody_1'"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_one_line_with_status_1(filled: Cli, arguments: list[str], said: str) -> None:
+    result = filled(*arguments)
+    assert result.status == 1
+    assert said in result.error
+    assert result.out == ""
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["show", "a_1"], ["stats"], ["check"], ["delete", "a_1", "--yes"]])
+def test_a_workspace_that_does_not_exist_is_an_error_and_is_not_made(cli: Cli, arguments: list[str]) -> None:
+    result = cli(*arguments)
+    assert result.status == 1
+    assert f"there is no workspace at {cli.workspace}" in result.error
+    assert not cli.workspace.exists()
+
+
+def test_a_workspace_that_is_held_without_a_socket_is_in_use(filled: Cli) -> None:
+    descriptor = os.open(filled.workspace / ".lock", os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        for arguments in (["list"], ["check"]):
+            result = filled(*arguments)
+            assert result.status == 1
+            assert f"cannot open {filled.workspace}: process {os.getpid()} holds it" in result.error
+    finally:
+        os.close(descriptor)
+
+
+def test_another_users_workspace_is_not_opened(filled: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert "run this as that user" in filled("list").error
+
+
+def test_a_wrong_setting_is_told_in_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINICLAW_SESSIONS_WINDOW", "1")
+    result = cli("config", "show")
+    assert result.status == 1
+    assert "sessions.window is" in result.error
+    assert cli("serve").status == 78  # tells systemd that starting again cannot help
+
+
+def test_a_failure_nobody_foresaw_shows_neither_its_text_nor_a_trace_unless_asked(
+    filled: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: SessionManager) -> None:
+        del self
+        raise RuntimeError("somebody said something")
+
+    monkeypatch.setattr(SessionManager, "statistics", fail)
+    result = filled("stats")
+    assert result.status == 1
+    assert result.error == "unexpected RuntimeError; the same command with --debug shows where"
+    assert "Traceback" in filled("stats", "--debug").err
+
+
+def test_an_interrupt_ends_with_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(name: str) -> bool:
+        raise KeyboardInterrupt(name)
+
+    monkeypatch.setattr("miniclaw_sessions.cli.app.run", interrupt)
+    assert cli("list").status == 130
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+def test_list_shows_the_sessions_newest_first(filled: Cli) -> None:
+    result = filled("list")
+    assert result.status == 0
+    rows = result.out.splitlines()
+    assert rows[0].split() == ["SESSION", "TITLE", "MESSAGES", "ENTRIES", "LAST", "USED"]
+    assert [row.split()[0] for row in rows[1:]] == [f"a%5Fb_c%2F{n}" for n in (2, 1, 0)] + ["telegram_123"]
+
+
+def test_list_can_be_restricted(filled: Cli) -> None:
+    assert [one["session_id"] for one in filled("list", "--channel", "telegram", "--json").document["sessions"]] == [
+        "telegram_123"
+    ]
+    limited = filled("list", "--limit", "1")
+    assert len(limited.out.splitlines()) == 2
+    assert limited.err == "3 more\n"
+
+
+def test_an_empty_workspace_has_no_sessions(cli: Cli) -> None:
+    cli.workspace.mkdir(mode=0o700)
+    assert cli("list") == Result(0, "", "no sessions yet\n")
+    assert cli("list", "--json").document == {"sessions": []}
+
+
+def test_show_prints_the_window(filled: Cli) -> None:
+    result = filled("show", "telegram_123")
+    assert result.status == 0
+    for expected in ("telegram_123", "4 in the window of 50", "→ weather", "  Sunny in Rome, 25 °C.", "gpt-x"):
+        assert expected in result.out
+    assert result.err == "\n6 entries in all; --all shows them\n"
+
+
+def test_show_all_prints_the_transcript(filled: Cli) -> None:
+    result = filled("show", "telegram_123", "--all")
+    assert "model_change" in result.out
+    assert result.err == ""
+    entries = filled("show", "telegram_123", "--all", "--json").document["entries"]
+    assert [entry["sequence"] for entry in entries] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["show", "telegram_123"], ["show", "telegram_123", "--all"]])
+def test_what_strangers_wrote_never_reaches_the_terminal_raw(filled: Cli, arguments: list[str]) -> None:
+    result = filled(*arguments)
+    assert not UNSAFE.search(result.out + result.err)
+    assert "\\x1b[31m" in result.out
+
+
+def test_stats_shows_the_managers_numbers(filled: Cli) -> None:
+    assert re.search(r"^sessions +4$", filled("stats").out, re.MULTILINE)
+    assert filled("stats", "--json").document["sessions"] == 4
+
+
+def test_the_shared_options_may_stand_before_or_after_the_command(filled: Cli) -> None:
+    elsewhere = ["--workspace", "/nonexistent"]
+    assert filled("--json", "list") == filled("list", "--json")
+    assert "/nonexistent" in filled(*elsewhere, "list").error
+    assert "/nonexistent" in filled("list", *elsewhere).error
+    assert filled(*elsewhere, "list", "--workspace", str(filled.workspace)).status == 0
+
+
+# --- carrying off ----------------------------------------------------------------------------------------------------
+
+
+def test_export_as_jsonl_has_every_entry_byte_for_byte(filled: Cli) -> None:
+    lines = filled("export", "telegram_123").out.splitlines()
+    assert [json.loads(line)["sequence"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert json.loads(lines[1])["message"]["content"] == f"Hello {NASTY}\n## Assistant"
+
+
+def test_export_as_json_is_one_document(filled: Cli) -> None:
+    document = filled("export", "telegram_123", "--format", "json").document
+    assert document["session"]["session_id"] == "telegram_123"
+    assert [entry["sequence"] for entry in document["entries"]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_export_as_markdown_can_be_read(filled: Cli) -> None:
+    text = filled("export", "telegram_123", "--format", "markdown").out
+    assert text.startswith("# Trip red")
+    assert '\n**Calls weather**\n\n```json\n{"city": "Rome"}\n```\n' in text
+    assert not UNSAFE.search(text)
+
+
+def test_export_to_a_file_makes_a_private_one(filled: Cli, tmp_path: Path) -> None:
+    output = tmp_path / "chat.jsonl"
+    result = filled("export", "telegram_123", "--output", str(output), "--json")
+    assert result.document == {
+        "session_id": "telegram_123",
+        "output": str(output),
+        "bytes": output.stat().st_size,
+    }
+    assert stat.S_IMODE(output.stat().st_mode) == 0o600
+    assert output.read_text() == filled("export", "telegram_123").out
+
+
+def test_an_export_that_fails_leaves_the_old_file_and_nothing_else(filled: Cli, tmp_path: Path) -> None:
+    output = tmp_path / "out" / "chat.jsonl"
+    assert f"cannot write {output}" in filled("export", "telegram_123", "--output", str(output)).error
+    output.parent.mkdir()
+    output.write_text("old")
+    assert filled("export", "nobody_1", "--output", str(output)).status == 1
+    assert [path.name for path in output.parent.iterdir()] == ["chat.jsonl"]
+    assert output.read_text() == "old"
+
+
+# --- upkeep ----------------------------------------------------------------------------------------------------------
+
+
+def test_delete_asks_nobody_when_nobody_is_there(filled: Cli) -> None:
+    assert "add --yes" in filled("delete", "telegram_123").error
+    assert filled("show", "telegram_123").status == 0
+
+
+def test_delete_with_yes_forgets_the_session(filled: Cli) -> None:
+    assert filled("delete", "a%5Fb_c%2F1", "--yes", "--json").document == {
+        "deleted": True,
+        "session_id": "a%5Fb_c%2F1",
+    }
+    assert filled("show", "a%5Fb_c%2F1").status == 1
+    assert not (filled.workspace / "sessions" / "a%5Fb_c%2F1.json").exists()
+
+
+def test_check_of_sound_files_ends_with_0(filled: Cli) -> None:
+    assert filled("check") == Result(0, "sound: 4 sessions, 9 entries\n", "")
+    assert filled("check", "--json").document == {
+        "sound": True,
+        "sessions": 4,
+        "entries": 9,
+        "problems": [],
+        "notes": [],
+    }
+
+
+def test_check_finds_a_damaged_snapshot_and_repairs_nothing(filled: Cli) -> None:
+    file = filled.workspace / "sessions" / "telegram_123.json"
+    file.write_bytes(file.read_bytes()[:-20])
+    before = contents(filled.workspace)
+    result = filled("check")
+    assert result.status == 1
+    assert result.out.startswith("problem: telegram_123.json: ")
+    assert result.out.endswith("1 problem: 4 sessions, 3 entries\n")
+    assert contents(filled.workspace) == before
+    assert filled("check", "--json").document["sound"] is False
+
+
+def test_check_finds_a_lost_store_and_makes_no_new_one(filled: Cli) -> None:
+    for file in filled.workspace.glob("sessions.db*"):
+        file.unlink()
+    before = contents(filled.workspace)
+    result = filled("check")
+    assert result.status == 1
+    assert "sessions.db is missing" in result.out
+    assert contents(filled.workspace) == before
+
+
+def test_check_of_an_empty_workspace_is_sound(cli: Cli) -> None:
+    cli.workspace.mkdir(mode=0o700)
+    assert cli("check").status == 0
+
+
+def test_config_show_tells_every_option_with_its_source(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "other.toml"
+    file.write_text("[sessions]\nwindow = 77\n")
+    monkeypatch.setenv("MINICLAW_SESSIONS_TTL_DAYS", "5")
+    monkeypatch.setenv("MINICLAW_MODEL_BASE_URL", "http://me:hunter2@host")
+    options = cli("config", "show", "--json", "--config", str(file)).document["options"]
+    assert list(options) == option_names()
+    assert options["sessions.window"]["value"] == 77
+    assert options["sessions.window"]["source"] == f"{file} line 2"
+    assert options["sessions.ttl_days"]["source"] == "environment MINICLAW_SESSIONS_TTL_DAYS"
+    table = cli("config", "show", "--config", str(file)).out
+    assert re.search(r"^sessions.window +77 +\S*other.toml line 2$", table, re.MULTILINE)
+    assert "hunter2" not in table + json.dumps(options)
+
+
+# --- chatting --------------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_goes_on_where_it_ended(cli: Cli) -> None:
+    first = cli("chat", "--message", "My name is Ada.")
+    assert first.status == 0, first.err
+    assert first.out.startswith("(offline)")
+    assert cli("chat", "--message", "What is my name?") == Result(0, "(offline) Your name is Ada.\n", "")
+
+
+def test_each_line_of_standard_input_is_a_message(cli: Cli) -> None:
+    result = cli("chat", "--chat-id", "me", stdin="My name is Ada.\n\nWhat is my name?\n/quit\nnot this\n")
+    assert result.out.splitlines()[-1] == "(offline) Your name is Ada."
+    assert [one["messages"] for one in cli("list", "--json").document["sessions"]] == [4]
+    assert cli("show", "cli_me").status == 0
+
+
+def test_a_dash_reads_one_message_of_many_lines(cli: Cli) -> None:
+    cli("chat", "--chat-id", "me", "--message", "-", stdin="My name\nis long.\n")
+    assert cli("show", "cli_me", "--json").document["messages"][0]["content"] == "My name\nis long."
+
+
+def test_a_chat_for_programs_answers_with_documents(cli: Cli) -> None:
+    document = cli("chat", "--chat-id", "me", "--message", "My name is Ada.", "--json").document
+    assert document["session_id"] == "cli_me"
+    assert document["reply"]["role"] == "assistant"
+    result = cli("chat", "--chat-id", "me", "--json", stdin="one\ntwo\n")
+    assert [json.loads(line)["session_id"] for line in result.out.splitlines()] == ["cli_me", "cli_me"]
+
+
+def test_a_chat_can_be_looked_back_on_and_begun_anew(cli: Cli) -> None:
+    result = cli("chat", stdin="/history\nMy name is Ada.\n/history\n/clear\nWhat is my name?\n/nonsense\n/help\n")
+    assert result.status == 0
+    assert result.err.splitlines() == [
+        "nothing was said yet",
+        "cleared; the transcript is kept",
+        "no such command: /nonsense; /help lists them, // begins a message with a slash",
+    ]
+    assert "\n  My name is Ada.\n" in result.out
+    assert "You have not told me that" in result.out
+    assert "/clear    begin anew" in result.out
+
+
+def test_two_slashes_begin_a_message_with_one(cli: Cli) -> None:
+    cli("chat", "--chat-id", "me", stdin="//quit\n")
+    assert cli("show", "cli_me", "--json").document["messages"][0]["content"] == "/quit"
+
+
+def test_a_chat_that_cannot_be_is_told_in_one_line(cli: Cli) -> None:
+    result = cli("chat", "--channel", "", "--message", "x")
+    assert result.status == 1
+    assert "channel is empty" in result.error
+
+
+def test_an_answer_cannot_obey_the_terminal(cli: Cli) -> None:
+    cli("chat", "--message", f"My name is {NASTY}")
+    result = cli("chat", "--message", "What is my name?")
+    assert not UNSAFE.search(result.out + result.err)
+
+
+# --- at a terminal ---------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A command in a terminal of its own."""
+
+    def __init__(self, workspace: Path, *arguments: str) -> None:
+        command = [sys.executable, "-m", "miniclaw_sessions", "--workspace", str(workspace), *arguments]
+        environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
+        self._pid, self._master = pty.fork()
+        if self._pid == 0:
+            os.execve(sys.executable, command, environ)
+        self.seen = ""
+
+    def expect(self, text: str) -> None:
+        """Read until this appears after what was expected before."""
+        deadline = time.monotonic() + START_LIMIT_S
+        while text not in self.seen:
+            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
+            data = b""
+            with contextlib.suppress(OSError):  # the other side has closed
+                data = os.read(self._master, 65536) if ready else b""
+            if not data:
+                pytest.fail(f"{text!r} did not appear, but {self.seen!r}")
+            self.seen += data.decode()
+        self.seen = self.seen.partition(text)[2]
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def press_until_end(self, key: str) -> int:
+        """Press a key, and again if need be: Python misses an interrupt between the prompt and the wait for input."""
+        ready: list[int] = []
+        while not ready:
+            self.type(key)
+            ready, _, _ = select.select([self._master], [], [], 1.0)
+        return self.end()
+
+    def end(self) -> int:
+        """Wait for the command's end and return its exit status."""
+        with contextlib.suppress(OSError):  # the other side has closed
+            while data := os.read(self._master, 65536):
+                self.seen += data.decode()
+        os.close(self._master)
+        _, status = os.waitpid(self._pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+
+def test_at_a_terminal_a_chat_has_a_prompt_and_streams(cli: Cli) -> None:
+    terminal = Terminal(cli.workspace, "chat", "--chat-id", "me")
+    terminal.expect("cli_me · a new conversation")
+    terminal.expect("you>")
+    terminal.type("My name is Ada.\n")
+    terminal.expect("(offline)")
+    terminal.expect("you>")
+    terminal.type("\x1b[A\x7f\x7f.\n")  # line editing: the line before, its end replaced
+    terminal.expect("(offline)")
+    terminal.expect("you>")
+    terminal.type("/quit\n")
+    assert terminal.end() == 0
+    assert len(cli("show", "cli_me", "--json").document["messages"]) == 4
+
+
+@pytest.mark.parametrize("key", ["\x03", "\x04"])
+def test_at_a_terminal_ctrl_c_and_ctrl_d_leave_the_chat(cli: Cli, key: str) -> None:
+    terminal = Terminal(cli.workspace, "chat")
+    terminal.expect("you>")
+    assert terminal.press_until_end(key) == 0
+
+
+def test_at_a_terminal_ctrl_c_stops_an_answer_and_not_the_conversation(
+    cli: Cli, slow_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINICLAW_MODEL_BASE_URL", slow_model)
+    monkeypatch.setenv("MINICLAW_MODEL_MODEL", "slow")
+    terminal = Terminal(cli.workspace, "chat", "--chat-id", "me")
+    terminal.expect("you>")
+    terminal.type("Tell me a story.\n")
+    terminal.expect("Once upon a time")
+    terminal.type("\x03")
+    terminal.expect("(stopped; what was completed is kept)")
+    terminal.expect("you>")
+    terminal.type("/quit\n")
+    assert terminal.end() == 0
+    messages = cli("show", "cli_me", "--json").document["messages"]
+    assert [message["content"] for message in messages] == ["Tell me a story."]
+
+
+@pytest.fixture
+def slow_model() -> Iterator[str]:
+    """The address of a model that begins an answer and never ends it."""
+    finished = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            delta = {"index": 0, "delta": {"role": "assistant", "content": "Once upon a time"}, "finish_reason": None}
+            chunk = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "slow", "choices": [delta]}
+            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            self.wfile.flush()
+            finished.wait()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    finished.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_at_a_terminal_delete_asks_and_no_means_no(filled: Cli) -> None:
+    for answer, status in (("n\n", 1), ("y\n", 0)):
+        terminal = Terminal(filled.workspace, "delete", "telegram_123")
+        terminal.expect("with its 6 entries, for good? [y/N]: ")
+        terminal.type(answer)
+        terminal.expect("nothing was done" if status else "deleted telegram_123")
+        assert terminal.end() == status
+    assert filled("show", "telegram_123").status == 1
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "markdown"])
+def test_at_a_terminal_an_export_is_escaped_too(filled: Cli, form: str) -> None:
+    terminal = Terminal(filled.workspace, "export", "telegram_123", "--format", form)
+    terminal.expect("25 °C.")
+    terminal.expect("gpt-x")
+    assert terminal.end() == 0
+    assert not re.search("[\x1b\x9b]", terminal.seen)
+
+
+# --- with a daemon ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def running_daemon(workspace: Path, *flags: str) -> Iterator[int]:
+    """A daemon that is ready; its pid."""
+    command = [sys.executable, "-m", "miniclaw_sessions", "serve", "--workspace", str(workspace), *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if '"daemon.ready"' in line:
+                break
+        else:
+            pytest.fail(f"the daemon ended with status {process.wait()}: {said}")
+        yield process.pid
+        process.terminate()
+        assert process.wait(START_LIMIT_S) == 0
+
+
+@pytest.fixture
+def daemon(filled: Cli) -> Iterator[int]:
+    """A running daemon on the filled workspace; its pid."""
+    with running_daemon(filled.workspace) as pid:
+        yield pid
+
+
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["list"],
+        ["list", "--channel", "a_b"],
+        ["show", "telegram_123"],
+        ["show", "telegram_123", "--all"],
+        ["show", "a%5Fb_c%2F1"],
+        ["export", "telegram_123", "--format", "json"],
+        ["check"],
+        ["stats"],
+    ],
+)
+def test_a_daemon_and_the_files_answer_with_documents_of_the_same_form(
+    filled: Cli, tmp_path: Path, arguments: list[str]
+) -> None:
+    with_daemon = filled(*arguments, "--json")
+    copy = Cli(tmp_path / "copy", filled._monkeypatch)
+    fill(copy.workspace)
+    with_files = copy(*arguments, "--json")
+    assert (with_daemon.status, with_daemon.err) == (0, "")
+    assert shape(with_daemon.document) == shape(with_files.document)
+
+
+def shape(document: Any) -> Any:
+    """A document with its values replaced by their types, where these may differ between two runs."""
+    if isinstance(document, dict):
+        return {name: shape(value) for name, value in document.items()}
+    if isinstance(document, list):
+        return [shape(value) for value in document]
+    return type(document).__name__
+
+
+@pytest.mark.usefixtures("daemon")
+def test_a_chat_goes_through_the_daemon(filled: Cli) -> None:
+    assert filled("chat", "--message", "My name is Ada.").status == 0
+    assert filled("chat", "--message", "What is my name?") == Result(0, "(offline) Your name is Ada.\n", "")
+    document = filled("chat", "--message", "What is my name?", "--json").document
+    assert document["reply"]["content"] == "(offline) Your name is Ada."
+
+
+@pytest.mark.usefixtures("daemon")
+def test_the_daemon_clears_and_deletes(filled: Cli) -> None:
+    assert filled("chat", "--channel", "telegram", "--chat-id", "123", stdin="/clear\n/history\n").out == ""
+    assert filled("show", "telegram_123", "--json").document["messages"] == []
+    assert filled("delete", "telegram_123", "--yes").status == 0
+    assert "no session 'telegram_123'" in filled("delete", "telegram_123", "--yes").error
+
+
+@pytest.mark.usefixtures("daemon")
+def test_a_second_daemon_is_refused(filled: Cli) -> None:
+    command = [sys.executable, "-m", "miniclaw_sessions", "serve", "--workspace", str(filled.workspace)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_LIMIT_S, check=False)
+    assert done.returncode == 75
+
+
+def test_a_daemon_that_hangs_is_told_in_one_line(filled: Cli, daemon: int) -> None:
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        result = filled("list")
+        assert result.status == 1
+        assert f"process {daemon} holds it" in result.error
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+
+
+def test_another_workspaces_daemon_is_not_asked(
+    filled: Cli, daemon: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del daemon
+    monkeypatch.setenv("MINICLAW_LISTEN_SOCKET", str(filled.workspace / "miniclaw.sock"))
+    other = Cli(tmp_path / "other", monkeypatch)
+    fill(other.workspace)
+    assert other("delete", "telegram_123", "--yes").status == 0
+    assert filled("show", "telegram_123").status == 0
+
+
+def test_a_service_is_found_at_its_own_socket(filled: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = tmp_path / "run.sock"
+    monkeypatch.setattr("miniclaw_sessions.cli.backend.SERVICE_SOCKETS", (tmp_path / "none.sock", service))
+    with running_daemon(filled.workspace, "--socket", str(service)):
+        assert filled("list").status == 0
+        assert not (filled.workspace / "miniclaw.sock").exists()
+
+
+def test_a_dead_daemons_socket_is_no_obstacle(filled: Cli) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(filled.workspace / "miniclaw.sock"))
+    assert filled("list").status == 0
+
+
+def test_serve_saves_everything_at_ctrl_c(cli: Cli) -> None:
+    command = [sys.executable, "-m", "miniclaw_sessions", "serve", "--workspace", str(cli.workspace), "--debug"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            assert isinstance(json.loads(line), dict)
+            if '"daemon.ready"' in line:
+                process.send_signal(signal.SIGINT)
+        assert process.wait(START_LIMIT_S) == 0
