@@ -247,8 +247,12 @@ class SessionManager:
             max_files=settings.quarantine_max_files,
             max_bytes=settings.quarantine_max_bytes,
         )
+        largest = 2 * (settings.window + 2) * settings.max_message_bytes  # what we may write, we must be able to read
         snapshots = Snapshots(
-            self.workspace / "sessions", self._quarantine, clock=self.clock, max_bytes=settings.snapshot_max_bytes
+            self.workspace / "sessions",
+            self._quarantine,
+            clock=self.clock,
+            max_bytes=max(settings.snapshot_max_bytes, largest),
         )
         stack.callback(snapshots.close)
         return snapshots
