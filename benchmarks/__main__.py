@@ -22,7 +22,9 @@ BENCHMARKS = {"appends": appends.measure, "checkpoints": checkpoints.measure, "m
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(BENCHMARKS)} (default: all)")
-    parser.add_argument("--directory", type=Path, help="where to write; choose the disk that matters (default: a temporary one)")
+    parser.add_argument(
+        "--directory", type=Path, help="where to write; choose the disk that matters (default: a temporary one)"
+    )
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, for a first look")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()

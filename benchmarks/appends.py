@@ -34,7 +34,8 @@ def measure(directory: Path, *, quick: bool) -> list[Row]:
 
 def _accepted(directory: Path, *, quick: bool) -> Row:
     (rate,) = in_turns(
-        1 if quick else 3, partial(in_process, _run_accepted, fresh(directory, "accepted"), 20_000 if quick else 100_000)
+        1 if quick else 3,
+        partial(in_process, _run_accepted, fresh(directory, "accepted"), 20_000 if quick else 100_000),
     )
     return Row("accepted appends, one task", "per s", rate, None, "300,000", rate >= 300_000)
 

@@ -53,9 +53,8 @@ async def _make_sessions(manager: SessionManager, count: int) -> None:
         session = await manager.get_or_create("bench", number)
         for one in range(50):
             session.append(message(one))
-        if number % 100 == 99:
+        if number % 100 == 99 or number == count - 1:
             await session.saved()
-    await session.saved()
 
 
 def _fill(place: Path, count: int) -> None:

@@ -70,8 +70,8 @@ class Store(Protocol):
     """One home of transcripts. Opened and closed as an async context manager.
 
     Every method may raise `StoreUnavailable` (cannot be reached or written now), `StoreFull` (no space; a
-    StoreUnavailable) or `StoreCorrupt` (its files are damaged). Opening may also raise `SchemaTooNew`, and `ConfigError` when the place holds
-    something else.
+    StoreUnavailable) or `StoreCorrupt` (its files are damaged). Opening may also raise `SchemaTooNew`, and
+    `ConfigError` when the place holds something else.
     """
 
     durable: ClassVar[bool]
