@@ -1,7 +1,8 @@
-"""A writer that does one thing slowly enough to be watched, for faults injected into exactly that.
+"""A writer that does one thing while it is watched, for faults injected into exactly that.
 
-It says `ready`, waits for a byte in a pipe (a signal would need a write, which may be the call that fails), acts, says `acted` and waits to be killed or cut. A step that fails is tried
-again until it succeeds, as a gateway would, and only success is acknowledged.
+It says `ready`, waits for a byte in a pipe (a signal would need a write, which may be the very call that fails), acts,
+says `acted` and waits to be killed or cut. A step that fails is tried again until it succeeds, as a gateway would, and
+only success is acknowledged.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import anyio
 
+from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionsError, StoreError
 from miniclaw_sessions.manager import SessionManager
@@ -24,7 +26,10 @@ from tests.crash.acknowledgements import Acknowledgements
 from tests.crash.writer import UNSAVED_STATUS, described, log_past_the_injected_calls
 
 SESSIONS = 12
-RETRY_LIMIT_S = 10.0
+RETRY_LIMIT_S = 5.0
+
+OPENING_ACTS = ("create", "open")
+"""Opening is the act: of a directory in which nothing is yet, or of one in which something must be recovered."""
 
 Act = Callable[["Actor"], Awaitable[None]]
 
@@ -45,14 +50,14 @@ def main(orders: Mapping[str, Any]) -> int:
 
 
 async def perform(orders: Mapping[str, Any], acknowledgements: Acknowledgements) -> None:
-    """Do one act between `ready` and `acted`; `open` and `close` are acts too."""
+    """Do one act between `ready` and `acted`."""
     act = orders["act"]
     go = os.open(orders["go"], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if act == "open":
+    if act in OPENING_ACTS:
         acknowledgements.write("ready")
         await anyio.wait_readable(go)
     manager = await opened(orders)
-    if act != "open":
+    if act not in OPENING_ACTS:
         acknowledgements.write("ready")
         await anyio.wait_readable(go)
         await ACTS[act](Actor(manager, acknowledgements))
@@ -81,7 +86,7 @@ class Actor:
     def __init__(self, manager: SessionManager, acknowledgements: Acknowledgements) -> None:
         self._manager = manager
         self._acknowledgements = acknowledgements
-        self._said = 0
+        self._clock = SystemClock()
 
     async def prepare(self) -> None:
         """A few sessions of a few messages each, saved when the manager closes."""
@@ -136,8 +141,7 @@ class Actor:
             self._acknowledgements.write("entry", **line)
 
     def _append(self, session: Session) -> dict[str, Any]:
-        self._said += 1
-        entry = session.append(Message.user(f"{session.incarnation} says {self._said} " + "x" * 300))
+        entry = session.append(Message.user(f"{self._clock.new_id()} {'x' * 300}"))
         line = described(session, entry)
         self._acknowledgements.write("accepted", **line)
         return line

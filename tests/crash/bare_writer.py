@@ -1,7 +1,7 @@
 """Writers of a few lines that save well or badly, to show that the power cut bites.
 
-Only `append` and `replace` keep what they acknowledge. Each of the others leaves out one step, and the tests demand that
-it loses something.
+Only `append` and `replace` keep what they acknowledge. Each of the others leaves out one step, and the tests demand
+that it loses something.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.crash.filesystem import LoopFilesystem, MountSpace, reason_not_to_mount
+from tests.crash.injection import reason_not_to_trace
 
 TIER_MOUNTS = "TIER C (power cuts and full disks)"
 TIER_TRACING = "TIER B (injected faults)"
@@ -23,6 +24,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             skipped[reason] += 1
     for reason, tests in sorted(skipped.items()):
         terminalreporter.write_line(f"SKIPPED {reason} ({tests} tests)", yellow=True, bold=True)
+
+
+@pytest.fixture(scope="session")
+def _reason_not_to_trace() -> str | None:
+    return reason_not_to_trace()
+
+
+@pytest.fixture
+def tracing(_reason_not_to_trace: str | None) -> None:
+    """For tests that let strace inject faults."""
+    if _reason_not_to_trace is not None:
+        pytest.skip(f"{TIER_TRACING}: {_reason_not_to_trace}")
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,13 @@ def reason_not_to_mount(*kinds: str) -> str | None:
         return "this is not Linux"
     if os.geteuid() != 0:
         return "needs root"
-    programs = ["mount", "umount", "mountpoint", *(["losetup"] if kinds else []), *(_MAKE[kind.partition("-")[0]][0] for kind in kinds)]
+    programs = [
+        "mount",
+        "umount",
+        "mountpoint",
+        *(["losetup"] if kinds else []),
+        *(_MAKE[kind.partition("-")[0]][0] for kind in kinds),
+    ]
     missing = [program for program in dict.fromkeys(programs) if shutil.which(program) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"
@@ -189,12 +195,13 @@ class LoopFilesystem:
 
 
 def stop(pid: int) -> None:
-    """Stop every thread of a process, and return when they have stopped.
+    """Stop every thread of a process, and return when they have stopped, or when it has ended.
 
     Without this the shutdown would race with a sync that is under way: it can return success to a writer whose data
     never arrived, which no real power cut does.
     """
-    os.kill(pid, signal.SIGSTOP)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + _STOP_LIMIT_S
     while not _has_stopped(pid):
         if time.monotonic() > deadline:

@@ -91,9 +91,9 @@ def points_of(trace: Path, root: Path) -> list[Point]:
     """
     counts: Counter[tuple[str, str]] = Counter()
     for line in trace.read_text(errors="replace").splitlines():
-        if call := re.match(r"(\d+) +(\w+)\(([^ ]*)", line):
-            if call[2] != OPENS or call[3].startswith(tuple(f"{fd}<{root}/workspace/sessions>" for fd in range(100))):
-                counts[call[1], call[2]] += 1
+        call = re.match(r"(\d+) +(\w+)\(([^ ]*)", line)
+        if call and (call[2] != OPENS or f"<{root}/workspace/sessions>" in call[3]):
+            counts[call[1], call[2]] += 1
     busiest: dict[str, int] = {}
     for (_, name), number in counts.items():
         busiest[name] = max(number, busiest.get(name, 0))

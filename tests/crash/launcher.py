@@ -1,8 +1,8 @@
 """Starts writers quickly: one process imports everything once and then forks a writer for each order.
 
-A fresh interpreter takes most of a second to import the package, a fork a few milliseconds, and a power cut does not see
-the difference. `Launcher` is the side of the test; run as a module this file is the process that forks. It ends, and
-kills what it started, when the test run ends.
+A fresh interpreter takes most of a second to import the package, a fork a few milliseconds, and a power cut does not
+see the difference. `Launcher` is the side of the test; run as a module this file is the process that forks. It ends,
+and kills what it started, when the test run ends.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import Any, NoReturn, Self
 PROJECT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 60.0
 EXIT_LIMIT_S = 60.0
+IMPORTED_LATE = ("alembic.command", "alembic.config", "miniclaw_sessions.stores.sql.sqlite")
+"""What the package imports when it is first needed, which would be in every fork again."""
 
 Main = Callable[[Mapping[str, Any]], int]
 """What a writer's module has: `main` takes its orders and returns an exit status."""
@@ -165,7 +167,7 @@ def _become_writer(main: Main, order: Mapping[str, Any]) -> NoReturn:
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         status = main(order["orders"])
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a fork must never go on as its parent
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()
@@ -178,4 +180,6 @@ def _tell(reply: Mapping[str, int]) -> None:
 
 
 if __name__ == "__main__":
+    for late in IMPORTED_LATE:
+        importlib.import_module(late)
     serve(importlib.import_module(sys.argv[1]).main)

@@ -46,6 +46,8 @@ def test_a_writer_that_leaves_out_one_sync_is_caught(filesystem: LoopFilesystem,
     assert all(lost), "nothing was lost: this power cut would not notice a missing sync"
 
 
+@pytest.mark.usefixtures("filesystem")
+@pytest.mark.parametrize("filesystem", ["ext4"], indirect=True)
 def test_no_mount_and_no_process_is_left_behind() -> None:
     with MountSpace() as space, LoopFilesystem(space, "ext4") as filesystem:
         assert str(filesystem.path) in Path("/proc/self/mounts").read_text()
@@ -59,6 +61,8 @@ def test_no_mount_and_no_process_is_left_behind() -> None:
     assert not space.path.exists()
 
 
+@pytest.mark.usefixtures("filesystem")
+@pytest.mark.parametrize("filesystem", ["ext4"], indirect=True)
 def test_mounts_vanish_even_when_the_test_run_is_killed() -> None:
     script = (
         "import signal, sys; from tests.crash.filesystem import *; space = MountSpace().__enter__();"

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.conftest import TIER_TRACING
 from tests.crash.filesystem import LoopFilesystem
-from tests.crash.injection import count_injected, lying_about_syncs, reason_not_to_trace
+from tests.crash.injection import count_injected, lying_about_syncs
 from tests.crash.launcher import Launcher
 from tests.crash.trials import Crashes, mixed_moments
 
@@ -26,15 +25,22 @@ def launcher() -> Iterator[Launcher]:
 
 
 def crashes_on(
-    filesystem: LoopFilesystem, launcher: Launcher, store: str, scratch: Path, *, faults: Sequence[str] = ()
+    filesystem: LoopFilesystem,
+    launcher: Launcher,
+    store: str,
+    scratch: Path,
+    *,
+    name: str = "workspace",
+    faults: Sequence[str] = (),
 ) -> Crashes:
+    (scratch / name).mkdir()
     return Crashes(
         launcher,
-        filesystem.path / "workspace",
-        scratch,
+        filesystem.path / name,
+        scratch / name,
         filesystem=filesystem,
         store=store,
-        seed=f"{filesystem.kind} {store}",
+        seed=f"{filesystem.kind} {store} {name}",
         faults=faults,
     )
 
@@ -50,6 +56,15 @@ def test_no_power_cut_takes_an_acknowledged_message(
 
 
 @pytest.mark.parametrize("filesystem", KINDS, indirect=True)
+def test_a_power_cut_during_the_very_first_start_does_no_harm(
+    filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path
+) -> None:
+    for number in range(CUTS):
+        crashes = crashes_on(filesystem, launcher, "sqlite:", tmp_path, name=str(number))
+        assert crashes.run("creating") == []
+
+
+@pytest.mark.parametrize("filesystem", KINDS, indirect=True)
 def test_without_a_store_a_power_cut_takes_nothing_older_than_the_last_flush(
     filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -59,14 +74,13 @@ def test_without_a_store_a_power_cut_takes_nothing_older_than_the_last_flush(
     assert crashes.tally.acknowledged > CUTS * 20, "hardly anything was flushed: this proved nothing"
 
 
+@pytest.mark.usefixtures("tracing")
 @pytest.mark.parametrize("filesystem", KINDS, indirect=True)
 @pytest.mark.parametrize("store", ["sqlite:", "none:"])
 def test_a_writer_whose_syncs_do_nothing_is_caught(
     filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path, store: str
 ) -> None:
-    if (reason := reason_not_to_trace()) is not None:
-        pytest.skip(f"{TIER_TRACING}: {reason}")
     crashes = crashes_on(filesystem, launcher, store, tmp_path, faults=lying_about_syncs())
     problems = crashes.run("talking")
-    assert count_injected(tmp_path / "00000.trace"), "nothing was injected"
+    assert count_injected(tmp_path / "workspace" / "00000.trace"), "nothing was injected"
     assert problems, "nothing was lost: these cuts would not notice a missing sync"

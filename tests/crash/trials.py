@@ -26,15 +26,13 @@ from tests.crash.writer import UNSAVED_STATUS
 
 MOMENT_LIMIT_S = 30.0
 BARE_SAVES = 40
-AFTERWARDS_S = {"starting": 0.06, "talking": 0.01, "closing": 0.02, "closed": 0.0}
+AFTERWARDS_S = {"creating": 0.03, "starting": 0.06, "talking": 0.01, "closing": 0.02, "closed": 0.0}
 """How long a writer may go on, at most, after the moment for its end has come."""
-
 
 
 def cut_power(filesystem: LoopFilesystem, writer: Writer) -> int:
     """Cut the power under a writer, and boot again; its exit status."""
-    if not writer.has_ended:
-        stop(writer.pid)
+    stop(writer.pid)
     filesystem.shut_down()
     status = writer.kill()
     filesystem.remount()
@@ -120,7 +118,7 @@ class Crashes:
             assert self._workspace.resolve() == self._workspace, "the writers would write elsewhere"
 
     def run(self, moment: str) -> list[str]:
-        """One crash at such a moment (`starting`, `talking`, `closing`, `closed`); the problems that it led to."""
+        """One crash at such a moment (see `AFTERWARDS_S`); the problems that it led to."""
         started = time.monotonic()
         name = f"{self.tally.trials:05d}"
         acknowledgements = self._scratch / f"{name}.jsonl"
@@ -209,23 +207,26 @@ class Stage:
         self._beginning = scratch / "beginning"
         self._ledger = Ledger()
         self._beginning.mkdir(mode=0o700)
-        self._perform_undisturbed("prepare")
-        assert anyio.run(partial(verify, self._beginning, self._ledger, store=store)).problems == []
+        if act != "create":
+            self._perform_undisturbed("prepare")
+            assert anyio.run(partial(verify, self._beginning, self._ledger, store=store)).problems == []
         if act == "open":  # something must be left to recover
             self._perform_undisturbed("commit")
 
     def record(self) -> list[Point]:
         """Perform without a fault; every point at which there could be one."""
         problems, trace, _ = self._perform(watching())
-        assert problems == []
+        assert problems == [], "\n".join(problems)
         return points_of(trace, self._filesystem.path)
 
     def perform(self, point: Point, fault: str) -> tuple[bool, list[str]]:
-        """Perform with a fault; whether it struck, and the problems that it led to."""
+        """Perform with a fault at one point; whether it struck, and the problems that it led to."""
         directory = self._filesystem.path / "workspace" / "sessions"
         problems, trace, status = self._perform(injecting(point, fault, directory=directory))
         struck = bool(count_injected(trace)) if fault != "SIGKILL" else "acted" not in status
-        return struck, [f"{self._act} on {self._store} with {fault} at {point.call} {point.number}: {p}" for p in problems]
+        return struck, [
+            f"{self._act} on {self._store} with {fault} at {point.call} {point.number}: {p}" for p in problems
+        ]
 
     def _perform(self, faults: Sequence[str]) -> tuple[list[str], Path, str]:
         self._number += 1

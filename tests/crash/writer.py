@@ -28,7 +28,7 @@ from tests.crash.acknowledgements import Acknowledgements
 
 SESSIONS = 20
 TASKS = 24
-ALPHABET = "abcdefghij klmnopqrstuvwxyz\n\t\"\\éß漢字🙂\u2028\u0085\u001c"  # noqa: PLE2515 - all of it is legal text
+ALPHABET = 'abcdefghij klmnopqrstuvwxyz\n\t"\\éß漢字🙂\u2028\u0085\u001c'
 UNSAVED_STATUS = 3
 """The exit status when closing raised: something was not saved, and the writer says so."""
 
