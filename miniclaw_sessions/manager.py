@@ -11,8 +11,8 @@ live object for a key. Opening takes the directory's lock, opens the store and r
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +54,7 @@ from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Services, Session
 from miniclaw_sessions.stores import open_store
 from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.turn import refuse_reentry
 
 DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
 FIRST_SWEEP_S = 600.0
@@ -143,6 +144,8 @@ class SessionManager:
         self._evicted_of_gone = 0
         self._expired = 0
         self._stop_sweeping = anyio.Event()
+        self._background: builtins.list[_Background] = []
+        self._owner = 0
 
     def __repr__(self) -> str:
         state = "closed" if self._stack is None else "open"
@@ -159,6 +162,8 @@ class SessionManager:
             StoreError: the store cannot be opened.
             ConfigError: the store's URL is not one, or the directory cannot be used.
         """
+        if self._closed:
+            raise ManagerClosed("a closed session manager is not opened again; make a new one")
         async with AsyncExitStack() as stack:
             self._snapshots = await to_thread.run_sync(self._open_directory, stack)
             self._store = await self._open_store(stack)
@@ -176,7 +181,10 @@ class SessionManager:
             self._adopt(self.recovery)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             for run in (self._committer.run, self._flusher.run, self._run_sweeper):
-                tasks.start_soon(_shielded, run, name=run.__qualname__)
+                background = _Background(run)
+                self._background.append(background)
+                tasks.start_soon(background, name=run.__qualname__)
+            self._owner = anyio.get_current_task().id
             self._stack = stack.pop_all()
         return self
 
@@ -194,21 +202,28 @@ class SessionManager:
     async def close(self) -> None:
         """Accept nothing more, commit and flush everything, let the directory go. Safe to call twice.
 
-        Runs to its end even when the caller is being cancelled, for at most `shutdown_timeout_s` seconds.
+        Runs to its end even when the caller is being cancelled, for at most `shutdown_timeout_s` seconds; only a disk
+        that hangs within a call of the system can hold it longer. Call it in the task that opened the manager.
 
         Raises:
             StoreFull, StoreUnavailable: something accepted, or some snapshot, could not be saved.
         """
         if self._stack is None or self._closed:
             return
+        if anyio.get_current_task().id != self._owner:
+            raise RuntimeError("a session manager is closed by the task that opened it; tell that task to leave its block")
         self._closed = True
         self._committer.accepting = False
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(self.settings.shutdown_timeout_s):
                 await self._save_the_rest()
-        self._stop_sweeping.set()
-        self._flusher.close()
-        self._committer.close()
+                self._stop_sweeping.set()
+                self._flusher.close()
+                self._committer.close()
+                for background in self._background:
+                    await background.ended.wait()
+        for background in self._background:
+            background.scope.cancel()
         stack, self._stack = self._stack, None
         await stack.aclose()
         self._refuse_to_forget()
@@ -337,14 +352,14 @@ class SessionManager:
         self._require_open()
         key = SessionKey.of(channel, chat_id)
         session_id = key.session_id
-        session = self._sessions.get(session_id)
+        session = self._sessions.get(session_id) if session_id not in self._leaving else None
         if session is not None and session.log.rejected is not None:
             session = await self._reload(session)
         while session is None:
             if (leaving := self._leaving.get(session_id)) is not None:
                 await leaving.wait()  # its predecessor is being deleted; its files must be gone first
             async with self._lock:
-                session = self._sessions.get(session_id)
+                session = self._sessions.get(session_id) if session_id not in self._leaving else None
                 if session is None and session_id not in self._leaving:
                     session = self._create(key, agent_id)
         session.touch()
@@ -401,11 +416,13 @@ class SessionManager:
 
         Raises:
             StoreUnavailable: it could not be deleted and is as it was.
+            TurnInProgress: this very task holds the session's turn.
         """
         self._require_open()
         session = self._sessions.get(session_id)
         if session is None:
             return False
+        refuse_reentry(session)
         async with session.turn_lock:
             if session.is_deleted:
                 return False
@@ -439,10 +456,14 @@ class SessionManager:
         """Commit what was accepted and write every dirty session's snapshot, now.
 
         Raises:
+            StoreFull, StoreUnavailable: not everything could be committed; the snapshots of what is committed are
+                written all the same.
             ManagerClosed: the manager is not open.
         """
         self._require_open()
-        return await self._flusher.flush()
+        report = await self._flusher.flush()
+        self._committer.check_store()
+        return report
 
     async def sweep(self) -> SweepReport:
         """Expire idle sessions now: archive them if the setting says so, then delete them.
@@ -537,8 +558,8 @@ class SessionManager:
         conversation = Conversation(
             key, incarnation=self.clock.new_id(), created_at=self.clock.now(), capacity=self.settings.window
         )
-        session = Session(conversation, self._services, committed=0, dirty=True)
-        if agent_id is not None:
+        session = Session(conversation, self._services, committed=0, dirty=agent_id is None)
+        if agent_id is not None:  # which may be refused: until then nobody may know of the session
             session.agent_id = agent_id
         self._sessions[session.session_id] = session
         return session
@@ -567,11 +588,14 @@ class SessionManager:
         async with session.turn_lock:
             if session.is_deleted or not is_idle(session, self.clock.now(), ttl):
                 return False
+            copy: Path | None = None
             try:
                 if self.settings.archive_expired:
                     transcript = self.read_transcript(session.session_id)
-                    await archive(self.workspace / "archive", session.session_id, transcript, at=self.clock.now())
-                await self._remove(session)
+                    at = self.clock.now()
+                    copy = await archive(self.workspace / "archive", session.session_id, transcript, at=at)
+                if is_idle(session, self.clock.now(), ttl):  # it may have been used while it was archived
+                    await self._remove(session)
             except (SessionsError, OSError) as error:
                 log.error(
                     "an expired session could not be removed; it is tried again",
@@ -579,8 +603,10 @@ class SessionManager:
                     session_id=session.session_id,
                     error=str(error),
                 )
-                return False
-        return True
+            if copy is not None and not session.is_deleted:
+                with suppress(OSError):
+                    await to_thread.run_sync(copy.unlink)
+            return session.is_deleted
 
     async def _remove(self, session: Session) -> None:
         """Take a session out of memory and off the disk; on failure it is back as it was."""
@@ -597,9 +623,9 @@ class SessionManager:
                     await self._store.delete(session_id)
             self._evicted_of_gone += session.evicted
             del self._sessions[session_id]
-        except (StoreError, OSError) as error:
+        except BaseException as error:  # also asyncio's own cancellation, which a shield does not keep out
             session.revive()
-            if isinstance(error, StoreError):
+            if not isinstance(error, OSError):
                 raise
             kind = StoreFull if is_no_space(error) else StoreUnavailable
             raise kind(f"session {session_id} could not be deleted: {error.strerror}; it is as it was") from error
@@ -635,13 +661,23 @@ def summarize(session: Session) -> SessionSummary:
     )
 
 
-async def _shielded(run: Callable[[], object]) -> None:
-    """Run a background task that ends when it is told to, not when the surroundings are cancelled.
+class _Background:
+    """A task that ends when it is told to, not when the surroundings are cancelled.
 
     Cancelling them must not take the committer away before the last commit.
     """
-    with anyio.CancelScope(shield=True):
-        await run()  # type: ignore[misc]
+
+    def __init__(self, run: Callable[[], Awaitable[None]]) -> None:
+        self.scope = anyio.CancelScope(shield=True)
+        self.ended = anyio.Event()
+        self._run = run
+
+    async def __call__(self) -> None:
+        try:
+            with self.scope:
+                await self._run()
+        finally:
+            self.ended.set()
 
 
 async def _close_shielded(stack: AsyncExitStack) -> None:

@@ -22,8 +22,6 @@ from miniclaw_sessions.protocol.encoding import (
     check_json,
     encode_message,
     instant,
-    is_plain,
-    may_hold_reserved,
     message_from_dict,
     parse_json,
 )
@@ -59,6 +57,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     leaf_id: str | None = None
     metadata: dict[str, Any] = {}
     idempotency_keys: dict[str, str] = {}
+    complete: bool = True
 
 
 _decoder = msgspec.json.Decoder(_File)
@@ -88,19 +87,15 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         "sequences": [entry.sequence for entry in snapshot.entries],
         "ids": [entry.id for entry in snapshot.entries],
         "leaf_id": snapshot.leaf_id,
-        "metadata": _fragment(dict(snapshot.metadata)),
+        "metadata": dict(snapshot.metadata),
         "idempotency_keys": dict(snapshot.idempotency_keys),
-        **{name: _fragment(value) for name, value in snapshot.extra.items()},
+        "complete": snapshot.complete,
+        **snapshot.extra,
     }
     try:
         return orjson.dumps(fields, option=orjson.OPT_UTC_Z)
     except orjson.JSONEncodeError as error:
         raise InvalidMessage(f"session {snapshot.key.session_id} cannot be written as JSON: {error}") from None
-
-
-def _fragment(value: Any) -> orjson.Fragment:
-    """Encoded as the store encodes it: what one accepts, such as an integer over 64 bits, the other must not refuse."""
-    return orjson.Fragment(msgspec.json.encode(value))
 
 
 def _encode(message: Message) -> bytes:
@@ -130,8 +125,6 @@ def decode_snapshot(data: bytes, *, stem: str, now: datetime, new_id: Callable[[
         file = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _read_tolerantly(data, stem=stem, now=now, new_id=new_id)
-    if may_hold_reserved(data) and not all(is_plain(message) for message in file.messages):
-        return _read_tolerantly(data, stem=stem, now=now, new_id=new_id)
     _refuse_newer(file.schema_version, stem)
     try:
         key = _checked_key(file.channel, file.chat_id, file.session_id, stem)
@@ -145,7 +138,6 @@ def _assemble(file: _File, key: SessionKey, extra: dict[str, Any] | None = None)
         raise DamagedSnapshot("messages, sequences and ids differ in length")
     if len(set(file.ids)) < len(file.ids):
         raise DamagedSnapshot("two of its messages have the same id")
-    keys = {entry_id: key for key, entry_id in file.idempotency_keys.items()}
     entries: list[MessageEntry] = []
     parent_id: str | None = None
     previous = 0
@@ -159,8 +151,7 @@ def _assemble(file: _File, key: SessionKey, extra: dict[str, Any] | None = None)
                 parent_id=parent_id,
                 timestamp=message.timestamp or file.updated_at,
                 sequence=sequence,
-                message=message if message.timestamp else replace(message, timestamp=file.updated_at),
-                idempotency_key=keys.get(entry_id),
+                message=message,
             )
         )
         parent_id = entry_id
@@ -172,13 +163,21 @@ def _assemble(file: _File, key: SessionKey, extra: dict[str, Any] | None = None)
         created_at=file.created_at,
         updated_at=file.updated_at,
         last_accessed=file.last_accessed,
-        entries=tuple(entries),
+        entries=_with_idempotency_keys(entries, file.idempotency_keys),
         metadata=check_json(file.metadata),
         idempotency_keys=file.idempotency_keys,
         leaf_id=file.leaf_id,
         last_sequence=file.last_sequence,
+        complete=file.complete,
         extra=check_json(extra or {}),
     )
+
+
+def _with_idempotency_keys(entries: list[MessageEntry], keys: dict[str, str]) -> tuple[MessageEntry, ...]:
+    if not keys:
+        return tuple(entries)
+    key_of = {entry_id: key for key, entry_id in keys.items()}
+    return tuple(replace(entry, idempotency_key=key_of.get(entry.id)) for entry in entries)
 
 
 def _read_tolerantly(data: bytes, *, stem: str, now: datetime, new_id: Callable[[], str]) -> Snapshot:
@@ -195,7 +194,9 @@ def _read_tolerantly(data: bytes, *, stem: str, now: datetime, new_id: Callable[
         known |= {name: instant(known[name]) for name in ("created_at", "last_accessed", "updated_at") if name in known}
         known["messages"] = [message_from_dict(message) for message in messages]
         extra = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
-        return _assemble(msgspec.convert(_with_defaults(known, now, new_id), _File), key, extra)
+        file = msgspec.convert(_with_defaults(known, now, new_id), _File)
+        file.messages = [m if m.timestamp else replace(m, timestamp=file.updated_at) for m in file.messages]
+        return _assemble(file, key, extra)
     except (InvalidMessage, InvalidKey, msgspec.ValidationError) as error:
         raise DamagedSnapshot(str(error)) from None
 

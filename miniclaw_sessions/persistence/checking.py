@@ -13,7 +13,7 @@ from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.conversation import Snapshot
 from miniclaw_sessions.persistence.disk import Found
-from miniclaw_sessions.persistence.recovery import PAGE, Progress
+from miniclaw_sessions.persistence.recovery import PAGE, Progress, ids_for
 from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import MessageEntry
@@ -80,7 +80,7 @@ class Check:
             self._problems.append(f"{found.name}: mode is {mode:04o}, not 0600")
         stem = found.name.removesuffix(SUFFIX)
         try:
-            snapshot = decode_snapshot(found.data, stem=stem, now=self._clock.now(), new_id=self._clock.new_id)
+            snapshot = decode_snapshot(found.data, stem=stem, now=self._clock.now(), new_id=ids_for(found.data))
         except (DamagedSnapshot, SchemaTooNew) as error:
             self._problems.append(f"{found.name}: {error}")
             return

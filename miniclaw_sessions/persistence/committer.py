@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from copy import copy
+from typing import NamedTuple, TypeVar
 
 import anyio
 
@@ -20,6 +21,8 @@ from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntr
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 10.0
+
+E = TypeVar("E", bound=StoreError)
 
 log = get_logger(__name__)
 
@@ -151,6 +154,15 @@ class Committer:
                 f"nothing more is accepted until the store takes them ({self.failure or 'it is behind'})"
             )
 
+    def check_store(self) -> None:
+        """Whether the store took what it was given last.
+
+        Raises:
+            StoreUnavailable: it did not.
+        """
+        if self.failure is not None:
+            raise anew(self.failure)
+
     def submit(self, session: SessionLog, entry: StoredEntry) -> None:
         """Accept an entry; it goes with the next commit."""
         if session.add(entry):
@@ -169,9 +181,8 @@ class Committer:
         """
         while session.committed < sequence:
             if session.rejected is not None:
-                raise session.rejected
-            if self.failure is not None:
-                raise self.failure
+                raise anew(session.rejected)
+            self.check_store()
             on_its_way = session.sending is not None and sequence <= session.sending[-1].sequence
             await (self._this_round if on_its_way else self._next_round).wait()
 
@@ -189,8 +200,7 @@ class Committer:
             await self._next_round.wait()
         elif self.busy_since is not None:
             await self._this_round.wait()
-        if self.failure is not None:
-            raise self.failure
+        self.check_store()
 
     async def run(self) -> None:
         """Commit until `close`; never raises for what the store does."""
@@ -276,6 +286,13 @@ class Committer:
             session.put_back()
             self._queued[session] = None
         self._queued.update(younger)
+
+
+def anew(error: E) -> E:
+    """The same error for one more waiter: an object raised again and again gathers tracebacks, with all they hold."""
+    fresh = copy(error)
+    fresh.__cause__ = error
+    return fresh
 
 
 def _as_unavailable(error: Exception) -> StoreUnavailable:

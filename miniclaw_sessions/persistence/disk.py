@@ -64,6 +64,8 @@ class Directory:
         self.path = path
         if not path.exists():
             _make(path)
+        if path.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, f"{path} is a symbolic link; a directory of ours must be a real one")
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             self._secure()
@@ -180,14 +182,17 @@ class Directory:
         self.sync()
 
     def remove(self, names: Iterable[str]) -> int:
-        """Delete files durably; a name that is not there is fine. How many there were."""
+        """Delete files durably; a name that is not there is fine. How many there were.
+
+        Syncs even if there were none: an earlier attempt may have deleted them and failed to sync, and then a power
+        cut would bring them back.
+        """
         removed = 0
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self.fd)
                 removed += 1
-        if removed:
-            self.sync()
+        self.sync()
         return removed
 
     def move(self, name: str, target: Directory, new_name: str) -> None:
@@ -196,7 +201,12 @@ class Directory:
         Raises:
             FileExistsError: the new name is taken; nothing was moved.
         """
-        os.link(name, new_name, src_dir_fd=self.fd, dst_dir_fd=target.fd, follow_symlinks=False)
+        try:
+            os.link(name, new_name, src_dir_fd=self.fd, dst_dir_fd=target.fd, follow_symlinks=False)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            self._copy(name, target, new_name)  # the directories are on different file systems
         os.chmod(new_name, FILE_MODE, dir_fd=target.fd)
         target.sync()
         os.unlink(name, dir_fd=self.fd)
@@ -219,6 +229,17 @@ class Directory:
             )
         if stat.S_IMODE(status.st_mode) & 0o077:
             os.fchmod(self.fd, DIRECTORY_MODE)
+
+    def _copy(self, name: str, target: Directory, new_name: str) -> None:
+        temporary, written = target.open_temporary()
+        try:
+            with os.fdopen(os.open(name, _READ, dir_fd=self.fd), "rb") as source:
+                while piece := source.read(1 << 20):
+                    _write_all(written, piece)
+            target.publish(temporary, written, new_name)
+        finally:
+            target.discard(temporary)
+            os.close(written)
 
     def _is_file(self, name: str) -> bool:
         return stat.S_ISREG(os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode)

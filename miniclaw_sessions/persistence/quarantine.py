@@ -16,7 +16,7 @@ import orjson
 from miniclaw_sessions.errors import QuarantineFull
 from miniclaw_sessions.persistence.disk import Directory
 
-_REASON = ".reason.json"
+_REASON = ".reason"  # no session file ends like this, whatever a stranger calls a chat
 
 
 class Quarantine:

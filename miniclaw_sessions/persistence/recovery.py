@@ -14,10 +14,13 @@ nothing (rule R16). Loading renews no session's time to live and makes nothing d
 from __future__ import annotations
 
 import gc
+import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
+import uuid_utils
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import InvalidMessage
@@ -129,17 +132,18 @@ class Recovery:
             return
         stem = found.name.removesuffix(SUFFIX)
         try:
-            snapshot = decode_snapshot(found.data, stem=stem, now=self._clock.now(), new_id=self._clock.new_id)
+            snapshot = decode_snapshot(found.data, stem=stem, now=self._clock.now(), new_id=ids_for(found.data))
         except DamagedSnapshot as error:
             self._damaged.append((found.name, str(error)))
             return
         session_id = snapshot.key.session_id
         if session_id != stem:
             self._renamed.append((found.name, session_id + SUFFIX))
-        if session_id in self._loaded:
-            self._damaged.append((found.name, f"another file holds session {session_id} too"))
-            return
-        self._loaded[session_id] = snapshot
+        if session_id in self._loaded:  # ours has the canonical name; the raw one was left by another program
+            raw = f"{snapshot.key.channel}_{snapshot.key.chat_id}{SUFFIX}"
+            self._damaged.append((raw, f"another file holds session {session_id} too"))
+        if session_id not in self._loaded or session_id == stem:
+            self._loaded[session_id] = snapshot
 
     async def _set_damaged_aside(self) -> None:
         for name, reason in self._damaged:
@@ -172,12 +176,15 @@ class Recovery:
             )
             self.report.quarantined.append(name)
             snapshot = None
-        if snapshot is None:
-            assert stored is not None  # noqa: S101 - the id came from one of the two
+        if stored is not None and (snapshot is None or _has_short_window(snapshot, stored)):
             conversation, dirty = self._empty(stored.head), True
             await catch_up(conversation, self._store)
+            if snapshot is not None:
+                conversation.last_accessed = max(snapshot.last_accessed, conversation.last_accessed)
+                conversation.extra = dict(snapshot.extra) or None
             self.report.rebuilt += 1
         else:
+            assert snapshot is not None  # noqa: S101 - the id came from one of the two
             conversation = Conversation.from_snapshot(snapshot, capacity=self._capacity)
             self.report.from_snapshots += 1
             last = stored.last_sequence if stored is not None else 0
@@ -203,6 +210,21 @@ class Recovery:
                 raise outcome
         self.report.written_back += len(self._missing)
         self._missing = []
+
+
+def _has_short_window(snapshot: Snapshot, stored: StoredHead) -> bool:
+    """Whether messages that the store has were missing in the window when the snapshot was taken."""
+    return not snapshot.complete and stored.last_sequence >= snapshot.last_sequence
+
+
+def ids_for(data: bytes) -> Callable[[], str]:
+    """Ids for a file that brings none of its own: the same ones whenever the same bytes are read.
+
+    A crash before the file is written anew must not make a stranger of it to the store, which knows it by these ids.
+    """
+    digest = hashlib.sha256(data).hexdigest()
+    numbers = itertools.count()
+    return lambda: str(uuid_utils.uuid5(uuid_utils.NAMESPACE_OID, f"{digest} {next(numbers)}"))
 
 
 async def catch_up(conversation: Conversation, store: Store) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple, TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -43,6 +44,7 @@ class Snapshots:
         self._clock = clock
         self._max_bytes = max_bytes
         self._limiter = CapacityLimiter(1)  # one writer: an older snapshot can never overtake a newer one (R9)
+        self._running = Lock()  # the same for a step that asyncio's own cancellation has left behind in its thread
         self._directory = Directory(path)
 
     def close(self) -> None:
@@ -125,4 +127,8 @@ class Snapshots:
         return [Written(*row) for row in zip(ids, sizes, outcomes, strict=True)]
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
-        return await to_thread.run_sync(step, limiter=self._limiter)
+        return await to_thread.run_sync(self._in_order, step, limiter=self._limiter)
+
+    def _in_order(self, step: Callable[[], T]) -> T:
+        with self._running:
+            return step()
