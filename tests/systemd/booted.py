@@ -22,18 +22,13 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Self
-
-import pytest
+from typing import Any, Self
 
 PROJECT = Path(__file__).resolve().parents[2]
 UNITS = PROJECT / "systemd"
 INSTALLED = Path("/opt/miniclaw-sessions")
-TIER_UNIT_FILES = "TIER D (unit files)"
-TIER_BOOTED = "TIER D (booted systemd)"
 PROGRAMS = ("unshare", "nsenter", "setpriv", "pivot_root", "mount", "umount", "mknod", "curl", "/lib/systemd/systemd")
 BOOT_LIMIT_S = 20.0
 SCRATCH_PREFIX = "booted-systemd-"
@@ -100,7 +95,6 @@ pivot_root . old-root
 umount -l /old-root
 # Shared, or the credentials that systemd prepares in a side namespace never reach the service.
 mount --make-rshared /
-hostname booted
 exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin container=namespaces \
     /lib/systemd/systemd --system --log-target=journal --log-level=info --show-status=no
 """
@@ -180,7 +174,13 @@ class BootedSystem:
         return self.root / resolved.lstrip("/")
 
     def enter(self, *command: str) -> list[str]:
-        """The command line that runs `command` inside."""
+        """The command line that runs `command` inside.
+
+        Raises:
+            CommandFailedError: There is no inside any more; the command must not run out here instead.
+        """
+        if self._unshare is None or self._unshare.poll() is not None:
+            raise CommandFailedError(f"{shlex.join(command)}: systemd is not running")
         namespaces = ("--pid", "--mount", "--uts", "--ipc", "--cgroup", "--net")
         return ["nsenter", f"--target={self.init_pid}", *namespaces, "--wd=/", "--", *command]
 
@@ -310,6 +310,7 @@ class BootedSystem:
                 self._unshare.kill()
             self._unshare.wait(timeout=20)
             self._unshare = None
+            self.init_pid = 0
         if self._cgroup is not None:
             _remove_cgroup(self._cgroup)
             self._cgroup = None
@@ -393,32 +394,3 @@ def _prepared_files() -> Mapping[str, tuple[str, int]]:
             0o644,
         ),
     }
-
-
-class LoudSkips:
-    """Prints, at the end of a test run, each tier that could not be tested, how many tests that were, and why."""
-
-    name = "loud-skips"
-
-    def __init__(self) -> None:
-        self._skipped: Counter[tuple[str, str]] = Counter()
-
-    def add(self, tier: str, reason: str) -> None:
-        """One test of a tier is skipped."""
-        self._skipped[tier, reason] += 1
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Called by pytest."""
-        for (tier, reason), tests in self._skipped.items():
-            terminalreporter.write_line(f"SKIPPED {tier}: {reason} ({tests} tests)", yellow=True, bold=True)
-
-
-def skip_loudly(request: pytest.FixtureRequest, tier: str, reason: str) -> NoReturn:
-    """Skips the test and has the tier and the reason printed at the end of the run."""
-    plugins = request.config.pluginmanager
-    report = plugins.get_plugin(LoudSkips.name)
-    if not isinstance(report, LoudSkips):
-        report = LoudSkips()
-        plugins.register(report, LoudSkips.name)
-    report.add(tier, reason)
-    pytest.skip(f"{tier}: {reason}")

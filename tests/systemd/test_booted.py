@@ -15,13 +15,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import pytest
-from booted import TIER_BOOTED, UNITS, BootedSystem, reason_not_to_boot, skip_loudly
+
+from tests.systemd.booted import PROJECT, UNITS, BootedSystem, reason_not_to_boot
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
 
+TIER = "TIER D (booted systemd)"
 SERVICE = "miniclaw-sessions.service"
 SOCKET = "miniclaw-sessions.socket"
 STATE = Path("/var/lib/miniclaw-sessions")
@@ -44,13 +46,13 @@ def _booted() -> Iterator[BootedSystem | str]:
 
 
 @pytest.fixture
-def system(request: pytest.FixtureRequest, _booted: BootedSystem | str) -> Iterator[BootedSystem]:
+def system(skip_loudly: Callable[[str, str], NoReturn], _booted: BootedSystem | str) -> Iterator[BootedSystem]:
     """A booted systemd with the shipped units installed, stopped and without state."""
     if isinstance(_booted, str):
-        skip_loudly(request, TIER_BOOTED, _booted)
+        skip_loudly(TIER, _booted)
     since = _booted.run("date", "+@%s.%N").strip()
     _booted.install_units()
-    _booted.write("/etc/miniclaw-sessions/miniclaw.toml", "")
+    _booted.write("/etc/miniclaw-sessions/miniclaw.toml", (PROJECT / "config/miniclaw.toml").read_text())
     yield _booted
     # Shown when the test failed.
     print(_booted.run("journalctl", f"--since={since}", "--output=short-precise", "--no-hostname"))  # noqa: T201
@@ -62,9 +64,9 @@ def system(request: pytest.FixtureRequest, _booted: BootedSystem | str) -> Itera
 
 
 @pytest.fixture
-def _tracing(request: pytest.FixtureRequest) -> None:
+def _tracing(skip_loudly: Callable[[str, str], NoReturn]) -> None:
     if shutil.which("strace") is None:
-        skip_loudly(request, TIER_BOOTED, "strace is not installed")
+        skip_loudly(TIER, "strace is not installed")
 
 
 class Reply(NamedTuple):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
-from booted import TIER_UNIT_FILES, UNITS, skip_loudly
 
 from miniclaw_sessions.gateway.exit_status import ExitStatus
+from tests.systemd.booted import UNITS
 
 SERVICE = "miniclaw-sessions.service"
 SOCKET = "miniclaw-sessions.socket"
@@ -21,9 +23,9 @@ THRESHOLDS = {PLAIN: 11, ACTIVATED: 4}  # tenths: 1.1 and 0.4
 
 
 @pytest.fixture(autouse=True)
-def _needs_systemd_analyze(request: pytest.FixtureRequest) -> None:
+def _needs_systemd_analyze(skip_loudly: Callable[[str, str], NoReturn]) -> None:
     if shutil.which("systemd-analyze") is None:
-        skip_loudly(request, TIER_UNIT_FILES, "systemd-analyze is not installed")
+        skip_loudly("TIER D (unit files)", "systemd-analyze is not installed")
 
 
 def units_in(directory: Path, variant: str) -> Path:
