@@ -615,6 +615,12 @@ def test_an_equal_older_message_is_not_taken_for_the_current_one() -> None:
     assert len(ContextBuilder().build(history, current)) == 3
 
 
+def test_an_equal_later_message_is_not_taken_for_the_current_one_either() -> None:
+    current, later = Message.user("yes"), Message.user("yes")
+    step = Message.assistant("a")
+    assert ContextBuilder(limit=0).build([current, step, later], current) == [current, step, later]
+
+
 def test_a_current_message_that_left_the_window_is_put_in_front() -> None:
     call = ToolCall("a", "echo", "{}")
     steps = [Message.assistant("", (call,)), Message.tool_result(call, "x")]
