@@ -57,6 +57,7 @@ class Api:
         self._limits = limits
         self._registry = registry
         self._started = time.monotonic()
+        self._version = version("miniclaw-sessions")
 
     def routes(self) -> list[Route]:
         """Everything but the chat."""
@@ -89,7 +90,7 @@ class Api:
         reply = {
             "status": "ok" if health.ok else "failing",
             "problems": self._without_paths(health.problems),
-            "version": version("miniclaw-sessions"),
+            "version": self._version,
             "pid": os.getpid(),
             "uptime_s": round(time.monotonic() - self._started, 3),
             "sessions": statistics.sessions,
@@ -207,7 +208,10 @@ class Api:
             session.check(message)  # all or none
         last = session.last_sequence
         entries = await self._acknowledged(self._append(session, incoming))
-        reply = [{"id": e.id, "sequence": e.sequence, "duplicate": e.sequence <= last} for e in entries]
+        reply = []
+        for entry in entries:
+            reply.append({"id": entry.id, "sequence": entry.sequence, "duplicate": entry.sequence <= last})
+            last = max(last, entry.sequence)
         return json_reply({"entries": reply}, status=201)
 
     async def _append(self, session: Session, incoming: Sequence[tuple[Message, str | None]]) -> list[MessageEntry]:

@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, closing
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -58,7 +58,10 @@ def run(loaded: LoadedSettings) -> int:
     configure_logging(loaded.settings.log)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)  # worker threads hand the interpreter back to the loop sooner
     loop = {"use_uvloop": find_spec("uvloop") is not None}
-    return int(anyio.run(_main, loaded, backend_options=loop))
+    try:
+        return int(anyio.run(_main, loaded, backend_options=loop))
+    finally:
+        _let_go_of_the_log()
 
 
 async def _main(loaded: LoadedSettings) -> ExitStatus:
@@ -83,7 +86,9 @@ async def _live(loaded: LoadedSettings, signals: Signals, notifier: Notifier) ->
     manager = SessionManager(loaded.workspace, settings=settings.sessions, on_progress=phase.progress)
     status = ExitStatus.OK
     with signals.interrupting() as opening:
-        async with manager:
+        async with manager, AsyncExitStack() as model:
+            if isinstance(agent.provider, AbstractAsyncContextManager):
+                await model.enter_async_context(agent.provider)
             signals.shield()
             _settle_memory()
             with ExitStack() as sockets:
@@ -153,14 +158,17 @@ async def _save(manager: SessionManager) -> ExitStatus:
 async def _flush_on_hangup(manager: SessionManager, signals: Signals) -> None:
     while True:
         await signals.next_hangup()
-        await manager.flush()  # reports by itself what it did
+        try:
+            await manager.flush()  # logs what it did
+        except errors.SessionsError as error:
+            log.error("the flush that was asked for is not complete", action="flush.failed", error=str(error))
 
 
 async def _watch(manager: SessionManager, notifier: Notifier) -> None:
     def silence() -> float:
         return manager.clock.monotonic() - manager.progressed_at
 
-    await watchdog(notifier, silence, deadline_s=STEP_DEADLINE_S)
+    await watchdog(notifier, silence, deadline_s=min(STEP_DEADLINE_S, notifier.watchdog_s))
 
 
 class Life(NamedTuple):
@@ -267,12 +275,7 @@ def _make_provider(settings: ModelSettings) -> Provider:
     from miniclaw_sessions.providers.openai import OpenAIProvider  # noqa: PLC0415 - loads half a second of library
 
     key = read_secret(settings.api_key_file, "model_api_key", os.environ, variable=settings.api_key_env)
-    return OpenAIProvider(
-        model=settings.model,
-        base_url=settings.base_url or None,
-        api_key=key.reveal() if key is not None else None,
-        timeout_s=settings.timeout_s,
-    )
+    return OpenAIProvider(settings.model, base_url=settings.base_url, api_key=key, timeout_s=settings.timeout_s)
 
 
 def _settle_memory() -> None:
@@ -300,6 +303,17 @@ def status_of(error: Exception) -> ExitStatus:
     if isinstance(error, errors.DirectoryInUse | AddressInUseError):
         return ExitStatus.DIRECTORY_IN_USE
     return ExitStatus.STORE if isinstance(error, _FOR_GOOD) else ExitStatus.FAILURE
+
+
+def _let_go_of_the_log() -> None:
+    """When the log's disk is full, Python's last flush fails and would replace the exit status by 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            sink = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(sink, stream.fileno())
+            os.close(sink)
 
 
 def _first_cause(error: Exception) -> Exception:

@@ -71,9 +71,7 @@ _STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.StoreConflict: (409, "another process appended to this session at the same time; try again"),
     errors.StoreError: (500, "the message store failed; the daemon's log has the details"),
     errors.SnapshotUnreadable: (503, _NOT_NOW),
-    errors.ModelError: (502, "the model's provider failed; what was said before it is saved"),
-    errors.IterationLimit: (502, "the model called tools without end and was stopped; its steps are saved"),
-    errors.AgentError: (502, "the agent could not finish its turn; what it had completed is saved"),
+    errors.AgentError: (502, None),
     errors.SessionsError: (500, "the request failed; the daemon's log has the details"),
 }
 

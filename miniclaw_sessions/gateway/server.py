@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import anyio
@@ -25,7 +24,8 @@ MAX_HEAD_BYTES = 65_536
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept for the next request."""
 
-_CANCELLED_REQUESTS_S = 5.0
+_LINGER_S = 0.1
+_REPLY_S = 1.0  # turns are cut off when the grace is over; this is for telling their clients
 _HEADER_OVERHEAD = len(": \r\n")
 
 
@@ -37,11 +37,13 @@ class GatewayProtocol(HttpToolsProtocol):
 
     head_timeout_s = 30.0
     max_connections = 512
+    on_gone: Callable[[], None] = staticmethod(lambda: None)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection, or turn it away at once when there are too many."""
         super().connection_made(transport)
         self._in_head = False
+        self._is_last = False
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         peer: Any = transport.get_extra_info("socket")
@@ -59,6 +61,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """Forget the connection."""
         self._head_arrived()
         super().connection_lost(exc)
+        self.on_gone()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, as long as the head stays within its bound."""
@@ -89,6 +92,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_arrived()
         super().on_headers_complete()
+        if self._is_last:
+            self.cycle.keep_alive = False
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP."""
@@ -97,6 +102,18 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse_head()
         else:
             self._send_error("400 Bad Request", "bad_request", "this is not a valid HTTP request")
+
+    def shutdown(self) -> None:
+        """Answer no more than one request: the one in progress, or one that may be on its way already."""
+        self._is_last = True
+        if self._is_idle:
+            self.loop.call_later(_LINGER_S, self._close_if_idle)
+        else:
+            super().shutdown()
+
+    def _close_if_idle(self) -> None:
+        if self._is_idle and not self._in_head:
+            self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
         """End an idle connection, also if its client does not take the last reply."""
@@ -151,13 +168,18 @@ class EmbeddedServer(uvicorn.Server):
         app: the application.
         max_connections: how many clients may be connected at once.
         request_timeout_s: how long a request's head may take.
-        graceful_timeout_s: how long requests in flight may take to finish once the server stops.
+        graceful_timeout_s: how long requests in flight may take to finish once the server stops; then they are
+            cancelled.
     """
 
     def __init__(
         self, app: ASGIApp, *, max_connections: int, request_timeout_s: float, graceful_timeout_s: float
     ) -> None:
-        limits = {"head_timeout_s": request_timeout_s, "max_connections": max_connections}
+        limits = {
+            "head_timeout_s": request_timeout_s,
+            "max_connections": max_connections,
+            "on_gone": staticmethod(self._connection_gone),
+        }
         super().__init__(
             uvicorn.Config(
                 app,
@@ -172,26 +194,18 @@ class EmbeddedServer(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=math.ceil(graceful_timeout_s)
-                + 1,  # after the turns, which are cut off on time
             )
         )
         self.listening = anyio.Event()
         self.stopped = anyio.Event()
         self._told_to_stop = anyio.Event()
+        self._one_gone = anyio.Event()
+        self._patience_s = graceful_timeout_s + _REPLY_S
+        self._patience = anyio.CancelScope()
 
     async def serve_until_stopped(self, sockets: Sequence[socket.socket]) -> None:
-        """Serve until `stop`; on return no request is running any more.
-
-        Requests in flight have `graceful_timeout_s` to finish, then they are cancelled.
-        """
+        """Serve until `stop`; on return no request is running any more."""
         await self.serve(list(sockets))
-        for task in self.server_state.tasks:
-            task.cancel()
-        if self.server_state.tasks:
-            await asyncio.wait(self.server_state.tasks, timeout=_CANCELLED_REQUESTS_S)
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
         self.stopped.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -205,6 +219,33 @@ class EmbeddedServer(uvicorn.Server):
             with anyio.move_on_after(1.0):
                 await self._told_to_stop.wait()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept nothing more; let requests in flight finish, cancel them when time is up; break off what is left."""
+        for listening in (*self.servers, *(sockets or ())):
+            listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        self._patience.deadline = anyio.current_time() + self._patience_s
+        with self._patience:
+            await self._finished()
+        for task in self.server_state.tasks:
+            task.cancel()
+        with anyio.move_on_after(_REPLY_S):
+            await self._finished()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    async def _finished(self) -> None:
+        """Wait for the requests, and then for their replies to be sent."""
+        while tasks := self.server_state.tasks:
+            await asyncio.wait(tasks)
+        while self.server_state.connections:
+            self._one_gone = anyio.Event()
+            await self._one_gone.wait()
+
+    def _connection_gone(self) -> None:
+        self._one_gone.set()
+
     def stop(self) -> None:
         """Stop accepting and let the requests in flight finish."""
         self.should_exit = True
@@ -212,7 +253,7 @@ class EmbeddedServer(uvicorn.Server):
 
     def hurry(self) -> None:
         """Wait no longer for the requests in flight."""
-        self.force_exit = True
+        self._patience.cancel()
         self.stop()
 
     @contextlib.contextmanager

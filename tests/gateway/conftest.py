@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,12 @@ class Served:
             except (anyio.EndOfStream, anyio.BrokenResourceError):
                 return received
 
+    async def idle(self) -> None:
+        """Wait until no request is being answered."""
+        with anyio.fail_after(10):
+            while tasks := self.server.server_state.tasks:
+                await asyncio.wait(tasks)
+
     async def is_alive(self) -> bool:
         """Whether the server still answers."""
         return (await self.unix.get("/health")).status_code == 200
@@ -92,11 +99,13 @@ class EchoProvider:
 
     def __init__(self) -> None:
         self.gate = anyio.Event()
+        self.began = anyio.Event()
         self.asked = 0
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         """One reply."""
         self.asked += 1
+        self.began.set()
         text = messages[-1].text
         if messages[-1].is_user and text.startswith("tool"):
             yield Reply(Message.assistant("", (ToolCall("c1", tools[0].name, "{}"),)))
@@ -150,6 +159,8 @@ async def served(
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners])
         await server.listening.wait()
         yield Served(manager, server, turns, short_path / "s", port, unix, tcp)
+        await unix.aclose()
+        await tcp.aclose()
         turns.cut_off(anyio.current_time())
         server.hurry()
         await server.stopped.wait()

@@ -117,9 +117,7 @@ async def test_two_messages_of_one_chat_do_not_interleave(served: Any) -> None:
 async def test_a_client_that_goes_away_does_not_lose_the_turn(served: Any, provider: Any) -> None:
     response, _ = await begin_slow_stream(served, provider)
     await response.aclose()
-    with anyio.fail_after(5):
-        while served.server.server_state.tasks:  # the request ends, the turn does not
-            await anyio.sleep(0.01)
+    await served.idle()  # the request ends, the turn does not
     assert served.turns.running == 1
     provider.gate.set()
     with anyio.fail_after(5):
@@ -147,8 +145,7 @@ async def test_stopping_cuts_a_turn_off_and_keeps_the_question(served: Any, prov
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
-        while not provider.asked:
-            await anyio.sleep(0.01)
+        await provider.began.wait()
         served.turns.cut_off(anyio.current_time())
     assert reply is not None
     if stream:

@@ -122,7 +122,8 @@ os.environ["LISTEN_FDS"] = sys.argv[2]
 os.environ["LISTEN_FDNAMES"] = "a:b"
 try:
     for listener in inherited(os.environ):
-        print("unix" if listener.is_unix else "tcp", listener.socket.proto, os.get_inheritable(listener.socket.fileno()))
+        kind = "unix" if listener.is_unix else "tcp"
+        print(kind, listener.socket.proto, os.get_inheritable(listener.socket.fileno()))
 except Exception as error:
     print(type(error).__name__)
 print(sorted(name for name in os.environ if name.startswith("LISTEN_")))

@@ -12,7 +12,14 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
+from miniclaw_sessions.errors import StoreFull
+from miniclaw_sessions.gateway.daemon import STEP_DEADLINE_S
 from miniclaw_sessions.gateway.notify import EXTENSION_S, Notifier, watchdog
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.stores.memory import MemoryStore
+from miniclaw_sessions.testing import FakeClock
+from miniclaw_sessions.testing.faults import FaultyStore
 
 pytestmark = pytest.mark.anyio
 
@@ -21,7 +28,7 @@ pytestmark = pytest.mark.anyio
 def manager_socket(short_path: Path) -> Iterator[socket.socket]:
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as receiver:
         receiver.bind(str(short_path / "notify"))
-        receiver.setblocking(False)
+        receiver.settimeout(0)
         yield receiver
 
 
@@ -50,7 +57,7 @@ def test_an_abstract_address_begins_with_an_at_sign() -> None:
     name = f"miniclaw-test-{os.getpid()}"
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as receiver:
         receiver.bind(f"\0{name}")
-        receiver.setblocking(False)
+        receiver.settimeout(0)
         with closing(Notifier(f"@{name}")) as notifier:
             notifier.send("READY=1")
         assert received(receiver) == ["READY=1"]
@@ -122,3 +129,41 @@ async def test_pings_come_while_saving_is_alive_and_end_when_it_hangs(manager_so
         "STATUS=saving has hung; waiting to be restarted",
     ]
     assert [log["action"] for log in logs] == ["watchdog.silent"]
+
+
+async def test_a_store_that_hangs_is_silence_and_a_full_disk_is_not(short_path: Path) -> None:
+    clock, store = FakeClock(), FaultyStore(MemoryStore())
+
+    def is_alive() -> bool:
+        return clock.monotonic() - manager.progressed_at <= STEP_DEADLINE_S
+
+    async with (
+        SessionManager(short_path / "w", store=store, clock=clock) as manager,
+        anyio.create_task_group() as tasks,
+    ):
+        session = await manager.get_or_create("a", "1")
+        assert is_alive()
+
+        store.fail(StoreFull("no space left"))
+        with pytest.raises(StoreFull):
+            await session.add_message(Message.user("1"))
+        for _ in range(10):
+            await clock.advance(STEP_DEADLINE_S)
+            with pytest.raises(StoreFull):
+                await manager.flush()  # waits for the one that began meanwhile: in its thread time is real
+            assert is_alive()
+        assert not manager.health().ok
+        store.heal()
+        await manager.flush()
+        assert manager.health().ok
+
+        hold = store.hold()
+        tasks.start_soon(session.add_message, Message.user("2"))
+        await anyio.wait_all_tasks_blocked()
+        await clock.advance(STEP_DEADLINE_S - 1)
+        assert is_alive()
+        await clock.advance(2)
+        assert not is_alive()
+        hold.release()
+        await session.saved()
+        assert is_alive()
