@@ -88,7 +88,7 @@ def _run_bare(directory: Path, writers: int, per_writer: int) -> float:
                 await to_thread.run_sync(save, b"\n".join(batch))
                 done.set()
 
-        async def write(number: int) -> None:
+        async def write(_: int) -> None:
             for one in range(per_writer):
                 waiting.append(encode_message(message(one)))
                 wake.set()

@@ -64,6 +64,11 @@ class SystemClock:
         return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries, guards nothing
 
 
+def derived_id(text: str) -> str:
+    """A UUIDv5: the same for the same text."""
+    return str(uuid_utils.uuid5(uuid_utils.NAMESPACE_OID, text))
+
+
 async def sleep_unless(clock: Clock, seconds: float, event: anyio.Event) -> bool:
     """Wait for this long, or until the event is set; whether the event came first."""
 

@@ -11,26 +11,23 @@ live object for a key. Opening takes the directory's lock, opens the store and r
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import anyio
-import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock, SystemClock, sleep_unless
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import (
-    ConfigError,
     ManagerClosed,
     SessionLimit,
     SessionNotFound,
     SessionsError,
-    StoreCorrupt,
     StoreError,
     StoreFull,
     StoreUnavailable,
@@ -39,20 +36,20 @@ from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.history.window import MAX_MESSAGES, Window
 from miniclaw_sessions.persistence.archive import archive
+from miniclaw_sessions.persistence.background import Background
 from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.committer import Committer
-from miniclaw_sessions.persistence.disk import Directory, DirectoryLock, is_no_space
+from miniclaw_sessions.persistence.disk import is_no_space
 from miniclaw_sessions.persistence.expiry import ClockGuard, SweepReport, is_expired, is_idle
 from miniclaw_sessions.persistence.flusher import Flusher, FlushReport
-from miniclaw_sessions.persistence.quarantine import Quarantine
-from miniclaw_sessions.persistence.recovery import PAGE, Progress, Recovery, RecoveryReport, catch_up
-from miniclaw_sessions.persistence.snapshots import Snapshots
+from miniclaw_sessions.persistence.recovery import PAGE, Progress, RecoveryReport, catch_up
+from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Services, Session
-from miniclaw_sessions.stores import open_store
+from miniclaw_sessions.statistics import Health, ManagerStatistics, SessionSummary
 from miniclaw_sessions.stores.base import Store
 from miniclaw_sessions.turn import refuse_reentry
 
@@ -61,52 +58,6 @@ FIRST_SWEEP_S = 600.0
 """The first sweep for expired sessions comes this long after the start, so that frequent restarts do not prevent it."""
 
 log = get_logger(__name__)
-
-
-class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a list of sessions."""
-
-    session_id: str
-    channel: str
-    chat_id: str
-    title: str | None
-    messages: int
-    entries: int
-    created_at: datetime
-    last_accessed: datetime
-    dirty: bool
-
-
-class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The manager's numbers at one moment; the counts are since it was opened."""
-
-    sessions: int
-    dirty: int
-    messages_in_memory: int
-    evicted_from_window: int
-    unsaved_entries: int
-    unsaved_bytes: int
-    appended: int
-    committed: int
-    commits: int
-    commit_failures: int
-    flushes: int
-    flush_failures: int
-    snapshots_written: int
-    last_flush_seconds: float
-    recovered: int
-    quarantined: int
-    expired: int
-    store: str
-    store_state: str
-
-
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the promises are being kept, and which are not."""
-
-    ok: bool
-    store: str
-    problems: list[str]
 
 
 class SessionManager:
@@ -144,7 +95,6 @@ class SessionManager:
         self._evicted_of_gone = 0
         self._expired = 0
         self._stop_sweeping = anyio.Event()
-        self._background: builtins.list[_Background] = []
         self._owner = 0
 
     def __repr__(self) -> str:
@@ -165,8 +115,11 @@ class SessionManager:
         if self._closed:
             raise ManagerClosed("a closed session manager is not opened again; make a new one")
         async with AsyncExitStack() as stack:
-            self._snapshots = await to_thread.run_sync(self._open_directory, stack)
-            self._store = await self._open_store(stack)
+            workspace = Workspace(
+                self.workspace, self.settings, self._store_choice, clock=self.clock, on_progress=self._progress
+            )
+            await stack.enter_async_context(workspace)
+            self.recovery, self._store, self._snapshots = workspace.report, workspace.store, workspace.snapshots
             self._committer = Committer(
                 self._store, clock=self.clock, max_unsaved_bytes=self.settings.max_unsaved_bytes
             )
@@ -179,11 +132,10 @@ class SessionManager:
             )
             self._services = Services(self.clock, self._committer, self._flusher, self.settings.max_message_bytes)
             self._adopt(self.recovery)
-            tasks = await stack.enter_async_context(anyio.create_task_group())
-            for run in (self._committer.run, self._flusher.run, self._run_sweeper):
-                background = _Background(run)
-                self._background.append(background)
-                tasks.start_soon(background, name=run.__qualname__)
+            self._background = Background(await stack.enter_async_context(anyio.create_task_group()))
+            self._background.start(self._committer.run, name="committer")
+            self._background.start(self._flusher.run, name="flusher")
+            self._background.start(self._run_sweeper, name="sweeper")
             self._owner = anyio.get_current_task().id
             self._stack = stack.pop_all()
         return self
@@ -211,7 +163,9 @@ class SessionManager:
         if self._stack is None or self._closed:
             return
         if anyio.get_current_task().id != self._owner:
-            raise RuntimeError("a session manager is closed by the task that opened it; tell that task to leave its block")
+            raise RuntimeError(
+                "a session manager is closed by the task that opened it; tell that task to leave its block"
+            )
         self._closed = True
         self._committer.accepting = False
         with anyio.CancelScope(shield=True):
@@ -220,10 +174,8 @@ class SessionManager:
                 self._stop_sweeping.set()
                 self._flusher.close()
                 self._committer.close()
-                for background in self._background:
-                    await background.ended.wait()
-        for background in self._background:
-            background.scope.cancel()
+                await self._background.ended()
+        self._background.cut_off()
         stack, self._stack = self._stack, None
         await stack.aclose()
         self._refuse_to_forget()
@@ -243,70 +195,6 @@ class SessionManager:
         is_full = isinstance(self._committer.failure, StoreFull) or "No space left" in str(cause)
         kind = StoreFull if is_full else StoreUnavailable
         raise kind(f"closed with {unsaved} messages and {dirty} snapshots unsaved in {self.workspace}: {cause}")
-
-    def _open_directory(self, stack: AsyncExitStack) -> Snapshots:
-        """Make the workspace if needed, lock it, and open what is in it."""
-        try:
-            Directory(self.workspace).close()
-            stack.callback(DirectoryLock(self.workspace).release)
-            return self._open_snapshots(stack)
-        except OSError as error:
-            raise ConfigError(
-                f"the workspace {self.workspace} cannot be used: {error.strerror}; mend it or choose another one"
-            ) from error
-
-    def _open_snapshots(self, stack: AsyncExitStack) -> Snapshots:
-        settings = self.settings
-        self._quarantine = Quarantine(
-            self.workspace / "quarantine",
-            max_files=settings.quarantine_max_files,
-            max_bytes=settings.quarantine_max_bytes,
-        )
-        largest = 2 * (settings.window + 2) * settings.max_message_bytes  # what we may write, we must be able to read
-        snapshots = Snapshots(
-            self.workspace / "sessions",
-            self._quarantine,
-            clock=self.clock,
-            max_bytes=max(settings.snapshot_max_bytes, largest),
-        )
-        stack.callback(snapshots.close)
-        return snapshots
-
-    async def _open_store(self, stack: AsyncExitStack) -> Store:
-        """Open the store and recover from it; a damaged one is set aside once, and the snapshots carry on."""
-        try:
-            return await self._recover_with(stack)
-        except StoreCorrupt as error:
-            store = self._new_store()
-            if not store.files:
-                raise
-            log.error("the store is damaged and was set aside", action="recovery.store_quarantined", error=str(error))
-            await to_thread.run_sync(self._set_aside, store.files, str(error))
-            return await self._recover_with(stack)
-
-    async def _recover_with(self, stack: AsyncExitStack) -> Store:
-        async with AsyncExitStack() as attempt:
-            store = await attempt.enter_async_context(self._new_store())
-            recovery = Recovery(
-                self._snapshots,
-                store,
-                clock=self.clock,
-                capacity=self.settings.window,
-                on_progress=self._progress,
-            )
-            self.recovery = await recovery.run()
-            stack.push_async_callback(_close_shielded, attempt.pop_all())
-        return store
-
-    def _new_store(self) -> Store:
-        choice = self._store_choice
-        return open_store(choice, self.workspace) if isinstance(choice, str) else choice
-
-    def _set_aside(self, files: Sequence[Path], reason: str) -> None:
-        for file in files:
-            if file.exists():
-                with Directory(file.parent) as directory:
-                    self._quarantine.take(directory, file.name, reason, at=self.clock.now())
 
     def _adopt(self, report: RecoveryReport) -> None:
         """Make live sessions of what recovery found."""
@@ -659,31 +547,6 @@ def summarize(session: Session) -> SessionSummary:
         last_accessed=session.last_accessed,
         dirty=session.is_dirty,
     )
-
-
-class _Background:
-    """A task that ends when it is told to, not when the surroundings are cancelled.
-
-    Cancelling them must not take the committer away before the last commit.
-    """
-
-    def __init__(self, run: Callable[[], Awaitable[None]]) -> None:
-        self.scope = anyio.CancelScope(shield=True)
-        self.ended = anyio.Event()
-        self._run = run
-
-    async def __call__(self) -> None:
-        try:
-            with self.scope:
-                await self._run()
-        finally:
-            self.ended.set()
-
-
-async def _close_shielded(stack: AsyncExitStack) -> None:
-    """Close the store even when the surroundings are cancelled."""
-    with anyio.CancelScope(shield=True):
-        await stack.aclose()
 
 
 def _ignore(progress: Progress) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
-from miniclaw_sessions.persistence.committer import Committer, SessionLog
+from miniclaw_sessions.persistence.committer import Committer, SessionLog, anew
 from miniclaw_sessions.persistence.flusher import Flusher
 from miniclaw_sessions.protocol.encoding import decode_entry, decode_message, encode_entry, encode_message
 from miniclaw_sessions.protocol.entries import (
@@ -209,8 +209,7 @@ class Session:
             StoreUnavailable: the store cannot be written.
             InvalidMessage, UnsavedLimit, SessionDeleted: as for `append`.
         """
-        if self._services.committer.failure is not None:
-            raise self._services.committer.failure
+        self._services.committer.check_store()
         entry = self.append(message, idempotency_key=idempotency_key)
         # a repeated message that has left the window has no number any more: then everything is waited for
         await self._services.committer.wait(self._log, entry.sequence or self._conversation.last_sequence)
@@ -399,7 +398,7 @@ class Session:
         if self._retired:
             raise SessionDeleted(f"session {self.session_id} was deleted; get_or_create makes a new one")
         if self._log.rejected is not None:
-            raise self._log.rejected
+            raise anew(self._log.rejected)
         encoded = encode_entry(entry)  # type: ignore[arg-type]
         services = self._services
         self._check_entry(entry, len(encoded))
@@ -458,13 +457,10 @@ def _own(message: Message, now: datetime) -> Message:
         message = msgspec.structs.replace(message, timestamp=now)
     elif moment.tzinfo is not UTC:
         message = msgspec.structs.replace(message, timestamp=_in_utc(moment))
-    if type(message.content) is str and type(message.role) is Role and _has_nothing_else(message):
-        return message
+    role, content = message.role, message.content
+    if type(content) is str and type(role) is Role and message == Message(role, content, message.timestamp):
+        return message  # the usual case: a role and a text, and nothing else
     return decode_message(encode_message(message))
-
-
-def _has_nothing_else(message: Message) -> bool:
-    return message == Message(message.role, message.content, message.timestamp)
 
 
 def _in_utc(moment: datetime) -> datetime:

@@ -85,12 +85,7 @@ class Turn:
         return [*self.session.messages(), *self._staged]
 
     async def __aenter__(self) -> Self:
-        held = _open_turns.get()
-        if any(turn.is_open and turn.session is self.session for turn in held):
-            raise TurnInProgress(
-                f"session {self.session.session_id} is in a turn that this task belongs to; "
-                "use that turn, or start the other one from a task of its own"
-            )
+        refuse_reentry(self.session)
         await self.session.turn_lock.acquire()
         try:
             self._message = await self._begin()
@@ -98,7 +93,7 @@ class Turn:
             self.session.turn_lock.release()
             raise
         self.is_open = True
-        _open_turns.set((*held, self))
+        _open_turns.set((*_open_turns.get(), self))
         return self
 
     async def __aexit__(
@@ -133,6 +128,19 @@ class Turn:
         self.session.extend(messages)
         self.session.touch()
         await self.session.saved()
+
+
+def refuse_reentry(session: Session) -> None:
+    """Waiting for the session's turn must not be waiting for oneself.
+
+    Raises:
+        TurnInProgress: this very task, or one that started it, holds the session's turn.
+    """
+    if any(turn.is_open and turn.session is session for turn in _open_turns.get()):
+        raise TurnInProgress(
+            f"session {session.session_id} is in a turn that this task belongs to; "
+            "use that turn, or start the other work from a task of its own"
+        )
 
 
 def close_open_calls(messages: Sequence[Message]) -> list[Message]:

@@ -249,10 +249,14 @@ async def test_while_the_store_fails_add_message_refuses_and_accepts_nothing(ses
 async def test_the_synchronous_append_goes_on_while_the_store_fails_up_to_the_bound(bench: Bench) -> None:
     async with bench.opened(max_unsaved_bytes=2000) as session:
         bench.store.fail(StoreFull("no space left"))
-        with pytest.raises(UnsavedLimit, match="no space left"):
-            for number in range(100):
+
+        async def append_for_ever() -> None:
+            for number in range(1000):
                 session.append(Message.user(str(number)))
                 await bench.clock.advance(0)
+
+        with pytest.raises(UnsavedLimit, match="no space left"):
+            await append_for_ever()
         accepted = session.last_sequence
         assert 5 < accepted < 20
         assert texts(session) == [str(number) for number in range(accepted)]

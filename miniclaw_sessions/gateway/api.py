@@ -35,12 +35,13 @@ from miniclaw_sessions.gateway.requests import (
 )
 from miniclaw_sessions.gateway.streaming import ByteStream, with_first
 from miniclaw_sessions.history.context import build_context
-from miniclaw_sessions.manager import SessionManager, SessionSummary
+from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.statistics import SessionSummary
 
 MAX_PAGE = 1000
 """Sessions or messages in one reply."""

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from miniclaw_sessions.manager import ManagerStatistics
+from miniclaw_sessions.statistics import ManagerStatistics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 

@@ -35,8 +35,8 @@ REMEMBERED_KEYS = 256
 class Snapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A conversation at one moment; what a snapshot file holds.
 
-    `complete` is False when accepted entries were left out because the store has not committed them yet. Then the window
-    may be short, too: what those entries pushed out of it is only in the store.
+    `complete` is False when accepted entries were left out because the store has not committed them yet. Then the
+    window may be short, too: what those entries pushed out of it is only in the store.
     """
 
     key: SessionKey

@@ -65,7 +65,9 @@ class Directory:
         if not path.exists():
             _make(path)
         if path.is_symlink():
-            raise NotADirectoryError(errno.ENOTDIR, f"{path} is a symbolic link; a directory of ours must be a real one")
+            raise NotADirectoryError(
+                errno.ENOTDIR, f"{path} is a symbolic link; a directory of ours must be a real one"
+            )
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             self._secure()

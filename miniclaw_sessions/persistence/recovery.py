@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
-import uuid_utils
 
-from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.clock import Clock, derived_id
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
@@ -224,7 +223,7 @@ def ids_for(data: bytes) -> Callable[[], str]:
     """
     digest = hashlib.sha256(data).hexdigest()
     numbers = itertools.count()
-    return lambda: str(uuid_utils.uuid5(uuid_utils.NAMESPACE_OID, f"{digest} {next(numbers)}"))
+    return lambda: derived_id(f"{digest} {next(numbers)}")
 
 
 async def catch_up(conversation: Conversation, store: Store) -> None:

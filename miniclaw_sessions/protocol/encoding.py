@@ -12,6 +12,7 @@ import math
 import re
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -19,6 +20,8 @@ import msgspec
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry, OtherEntry
 from miniclaw_sessions.protocol.messages import (
+    EXTRA,
+    ROLE_TEXT,
     ImagePart,
     Message,
     OtherPart,
@@ -40,7 +43,7 @@ STORED_DEPTH = MAX_DEPTH + 8
 _INTEGERS = range(-(2**63), 2**64)
 
 _encoder = msgspec.json.Encoder(decimal_format="number")
-_entry_decoder = msgspec.json.Decoder(Entry)
+_entry_decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 _message_decoder = msgspec.json.Decoder(Message)
 _any_decoder = msgspec.json.Decoder()
 _PARTS: dict[str, type[TextPart | ImagePart | ThinkingPart]] = {
@@ -68,7 +71,7 @@ def encode_entry(entry: Entry) -> bytes:
     """
     try:
         if isinstance(entry, MessageEntry):
-            if entry.extra is None and is_plain(entry.message):
+            if entry.extra is None and _is_plain(entry.message):
                 return _encoder.encode(entry)
             fields = _flatten(msgspec.structs.replace(entry, message=_EMPTY))
             return _encoder.encode({**fields, "message": message_to_dict(entry.message)})
@@ -88,7 +91,7 @@ def encode_message(message: Message) -> bytes:
         InvalidMessage: it holds something that JSON cannot.
     """
     try:
-        return _encoder.encode(message if is_plain(message) else message_to_dict(message))
+        return _encoder.encode(message if _is_plain(message) else message_to_dict(message))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidMessage(f"a message cannot be stored as JSON: {error}") from None
 
@@ -101,7 +104,7 @@ def message_to_dict(message: Message) -> dict[str, Any]:
     """
     fields = _flatten(message)
     if message.role is Role.OTHER and message.role_text is not None:
-        fields["role"] = message.role_text
+        fields["role"] = _checked_role_text(message.role_text)
     if message.timestamp is not None:
         fields["timestamp"] = msgspec.to_builtins(_in_utc(message.timestamp))
     if message.tool_calls:
@@ -111,6 +114,19 @@ def message_to_dict(message: Message) -> dict[str, Any]:
     if not isinstance(message.content, str):
         fields["content"] = [check_json(p.fields) if isinstance(p, OtherPart) else _flatten(p) for p in message.content]
     return fields
+
+
+def _checked_role_text(text: str) -> str:
+    if not text or _known_role(text) is not None:
+        raise InvalidMessage(f"role_text is {text!r}, which would be read as another role than OTHER")
+    return text
+
+
+def _known_role(text: str) -> Role | None:
+    try:
+        return Role(text)
+    except ValueError:
+        return None
 
 
 def check_json(value: Any, levels: int = MAX_DEPTH) -> Any:
@@ -158,7 +174,7 @@ def _in_utc(moment: datetime) -> datetime:
     return moment
 
 
-def is_plain(message: Message) -> bool:
+def _is_plain(message: Message) -> bool:
     """Whether the struct's own JSON is the right one: nothing unknown anywhere in it, its time in UTC."""
     return (
         message.extra is None
@@ -179,14 +195,25 @@ def _is_plain_usage(usage: Usage) -> bool:
 
 
 def _flatten(value: Any) -> dict[str, Any]:
-    """A value as a dict with its unknown fields among the known ones, which they never replace."""
+    """A value as a dict with its unknown fields among the known ones, which they may not replace."""
     extra = check_json(value.extra)
+    if extra and (clash := sorted(extra.keys() & _field_names(value.__class__)[0])):
+        raise InvalidMessage(f"extra holds {clash[0]!r}, which is a field of its own: set that")
     fields: dict[str, Any] = msgspec.to_builtins(value)
-    fields.pop("$extra", None)
-    fields.pop("$role", None)
+    fields.pop(EXTRA, None)
+    fields.pop(ROLE_TEXT, None)
     if isinstance(value, Usage):
         check_json(value.cost)
-    return {**fields, **extra, **fields} if extra else fields
+    return {**fields, **extra} if extra else fields
+
+
+@cache
+def _field_names(kind: type[Value]) -> tuple[frozenset[str], frozenset[str]]:
+    """The JSON names of a value's fields, and of those that it must have."""
+    fields = [field for field in msgspec.structs.fields(kind) if field.encode_name not in (EXTRA, ROLE_TEXT)]
+    tag = [kind.__struct_config__.tag_field] if kind.__struct_config__.tag_field else []
+    names = frozenset([field.encode_name for field in fields] + tag)
+    return names, frozenset(field.encode_name for field in fields if field.required)
 
 
 _EMPTY = Message(Role.OTHER)
@@ -202,11 +229,11 @@ def decode_entry(encoded: bytes) -> Entry:
         InvalidMessage: it is not JSON, or it lacks what every entry needs.
     """
     try:
-        entry: Entry = _entry_decoder.decode(encoded)
+        entry = _entry_decoder.decode(encoded)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return _tolerant_entry(encoded)
-    if may_hold_reserved(encoded) and not _is_plain_entry(entry):
-        return _tolerant_entry(encoded)
+    if isinstance(entry, Custom):
+        check_json(entry.data)  # it becomes metadata, which must be fit for a snapshot
     return entry
 
 
@@ -217,26 +244,9 @@ def decode_message(encoded: bytes) -> Message:
         InvalidMessage: it is not JSON, or it is not a message.
     """
     try:
-        message = _message_decoder.decode(encoded)
+        return _message_decoder.decode(encoded)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return message_from_dict(parse_json(encoded))
-    if may_hold_reserved(encoded) and not is_plain(message):
-        return message_from_dict(parse_json(encoded))
-    return message
-
-
-def may_hold_reserved(encoded: bytes) -> bool:
-    """Whether a key in it may begin with "$", as the places do in which our structs keep what they have no field for.
-
-    The fast decoders would fill those places from outside: an "$extra" with a "role" in it would pass for ours.
-    """
-    return b'"$' in encoded or b'"\\u0024' in encoded
-
-
-def _is_plain_entry(entry: Entry) -> bool:
-    if isinstance(entry, MessageEntry):
-        return entry.extra is None and is_plain(entry.message)
-    return entry.extra is None and not isinstance(entry, OtherEntry)
 
 
 def parse_json(encoded: bytes, *, depth: int = MAX_DEPTH) -> Any:
@@ -280,11 +290,8 @@ def message_from_dict(data: Any) -> Message:
     role_text = fields.get("role")
     if not isinstance(role_text, str) or not role_text:
         raise InvalidMessage('a message needs a "role", such as "user"')
-    unknown_role = None
-    try:
-        fields["role"] = Role(role_text)
-    except ValueError:
-        fields["role"], unknown_role = Role.OTHER, role_text
+    role = _known_role(role_text)
+    fields["role"] = role or Role.OTHER
     if isinstance(content := fields.get("content"), list):
         fields["content"] = [_part_from(part) for part in content]
     elif content is None:
@@ -297,7 +304,7 @@ def message_from_dict(data: Any) -> Message:
     if isinstance(usage := fields.get("usage"), dict):
         fields["usage"] = _gather(Usage, usage)
     message = _gather(Message, fields)
-    return message if unknown_role is None else msgspec.structs.replace(message, role_text=unknown_role)
+    return message if role else msgspec.structs.replace(message, role_text=role_text)
 
 
 def _part_from(part: Any) -> Part:
@@ -330,14 +337,12 @@ def _call_from(call: Any) -> ToolCall:
 
 def _gather(kind: type[T], fields: dict[str, Any]) -> T:
     """Build a value from a dict, putting what it has no field for into `extra`; null means absent where it may be."""
-    described = [field for field in msgspec.structs.fields(kind) if field.encode_name[0] != "$"]
-    known = {field.encode_name for field in described}
-    required = {field.encode_name for field in described if field.required}
+    known, required = _field_names(kind)
     own = {n: value for n, value in fields.items() if n in known and (value is not None or n in required)}
     if "timestamp" in own:
         own["timestamp"] = instant(own["timestamp"])
     if unknown := {name: value for name, value in fields.items() if name not in known}:
-        own["$extra"] = check_json(unknown)
+        own[EXTRA] = check_json(unknown)
     try:
         return msgspec.convert(own, kind)
     except msgspec.ValidationError as error:

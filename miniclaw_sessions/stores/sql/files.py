@@ -29,9 +29,12 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def database_files(path: Path) -> tuple[Path, Path, Path]:
-    """All files that a database may consist of; the last two only exist while it is open, or after a crash."""
-    return path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")
+def database_files(path: Path) -> tuple[Path, ...]:
+    """All files that a database may consist of; all but the first only exist while it is open, or after a crash.
+
+    A rollback journal is there only until the new database has changed to its -wal file.
+    """
+    return (path, *(path.with_name(f"{path.name}-{suffix}") for suffix in ("wal", "shm", "journal")))
 
 
 def create_file(path: Path) -> None:
@@ -66,7 +69,8 @@ def schema_version(path: Path) -> str | None:
         ConfigError: the database is another program's.
         sqlite3.Error: it cannot be read.
     """
-    connection = connect(path, writing=False)
+    rolled_back_by_opening = path.with_name(f"{path.name}-journal").exists()  # which a reader may not do
+    connection = connect(path, writing=rolled_back_by_opening)
     try:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables:

@@ -1,0 +1,43 @@
+"""Tasks that end when they are told to, not when the surroundings are cancelled.
+
+Cancelling them with the rest would take the committer away before the last commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+from anyio.abc import TaskGroup
+
+
+class Background:
+    """The long-lived tasks of one manager."""
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
+        self._running: list[tuple[anyio.CancelScope, anyio.Event]] = []
+
+    def start(self, run: Callable[[], Awaitable[None]], *, name: str) -> None:
+        """Start a task; `run` must return by itself once it is told to."""
+        scope, ended = anyio.CancelScope(shield=True), anyio.Event()
+        self._running.append((scope, ended))
+        self._tasks.start_soon(_run, run, scope, ended, name=name)
+
+    async def ended(self) -> None:
+        """Return when all tasks have ended."""
+        for _, ended in self._running:
+            await ended.wait()
+
+    def cut_off(self) -> None:
+        """Cancel whatever has not ended; a call that blocks in its thread still finishes first."""
+        for scope, _ in self._running:
+            scope.cancel()
+
+
+async def _run(run: Callable[[], Awaitable[None]], scope: anyio.CancelScope, ended: anyio.Event) -> None:
+    try:
+        with scope:
+            await run()
+    finally:
+        ended.set()

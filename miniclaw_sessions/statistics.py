@@ -1,0 +1,53 @@
+"""What a manager tells about itself: frozen snapshots, the same for tests, operators and the command line."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+
+class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a list of sessions."""
+
+    session_id: str
+    channel: str
+    chat_id: str
+    title: str | None
+    messages: int
+    entries: int
+    created_at: datetime
+    last_accessed: datetime
+    dirty: bool
+
+
+class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The manager's numbers at one moment; the counts are since it was opened."""
+
+    sessions: int
+    dirty: int
+    messages_in_memory: int
+    evicted_from_window: int
+    unsaved_entries: int
+    unsaved_bytes: int
+    appended: int
+    committed: int
+    commits: int
+    commit_failures: int
+    flushes: int
+    flush_failures: int
+    snapshots_written: int
+    last_flush_seconds: float
+    recovered: int
+    quarantined: int
+    expired: int
+    store: str
+    store_state: str
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the promises are being kept, and which are not."""
+
+    ok: bool
+    store: str
+    problems: list[str]

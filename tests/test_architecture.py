@@ -1,0 +1,293 @@
+"""The shape of the package: who may import whom, who may touch the clock and the disk, and what the front door shows.
+
+The rules are those of the design; an exception stands in a table here together with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import miniclaw_sessions
+
+PACKAGE = "miniclaw_sessions"
+ROOT = Path(miniclaw_sessions.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+LAYERS: list[set[str]] = [
+    {"errors"},
+    {"clock", "config", "events", "statistics"},
+    {"protocol"},
+    {"history", "log"},
+    {"formats"},
+    {"stores"},
+    {"persistence"},
+    {"turn"},
+    {"session"},
+    {"manager"},
+    {"agent", "__init__"},
+    {"providers", "adapters", "testing"},
+    {"gateway"},
+    {"cli"},
+    {"__main__"},
+]
+"""The rooms from bottom to top: a room imports from itself and from rooms below, never sideways or upwards."""
+
+ONLY_FOR: dict[str, set[str]] = {
+    "log": {"gateway", "cli"},  # how records look is a program's decision, not a library's
+    "providers": {"gateway", "cli"},  # the agent knows what a model must offer, not who offers it
+    "adapters": set(),  # imported by those who use the framework
+    "testing": set(),  # for tests, ours and those of users
+    "turn": {"session", "manager", "agent", "__init__"},  # made by sessions, told apart by the manager
+    "gateway": {"cli"},
+    "cli": {"__main__"},
+}
+"""Rooms that not everybody above them may enter."""
+
+PURE = {"protocol", "history", "formats"}
+"""Rooms of plain functions and values: no I/O, no event loop, no logging."""
+
+IMPURE_MODULES = {
+    *("asyncio", "anyio", "aiofiles", "socket", "subprocess", "threading", "pathlib", "io", "tempfile", "shutil"),
+    *("logging", "structlog", "sqlalchemy", "time", "random"),
+}
+
+CLOCKS: dict[str, str] = {
+    "clock.py": "it is the clock",
+    "gateway/notify.py": "how often systemd is told is measured on the machine's own clock, which systemd uses too",
+    "gateway/api.py": "how long the process has been up is a fact about the machine",
+    "gateway/http.py": "the id of an internal error joins a reply to a log record and nothing else",
+    "cli/sessions.py": "how long ago something was is shown to a person",
+}
+"""Files that read a clock or make ids, and why."""
+
+SYNCING: dict[str, str] = {
+    "persistence/disk.py": "it is the disk",
+    "stores/sql/files.py": "the database file is made private and durable before SQLite opens it",
+    "stores/sql/failures.py": "asking the disk itself, whether it is full, takes a sync",
+}
+"""Files that sync, rename or link, and why."""
+
+LONG_FILES: dict[str, int] = {}
+"""Files that may have more than 600 lines; a number here only ever falls."""
+
+PUBLIC_NAMES = {
+    # sessions
+    *("SessionManager", "Session", "Turn", "SessionSettings", "SessionKey"),
+    # what is said
+    *("Message", "Role", "ToolCall", "Usage"),
+    "build_context",
+    # errors
+    *("SessionsError", "SessionNotFound", "StoreError"),
+    # the numbers of document 004
+    *("MAX_MESSAGES", "PERSISTENCE_INTERVAL_SECS"),
+}
+
+NOT_LOADED = {
+    *("sqlalchemy", "alembic", "aiosqlite", "asyncpg", "sqlite3", "starlette", "uvicorn", "httptools", "uvloop"),
+    *("typer", "click", "rich", "openai", "anthropic", "google", "httpx", "httpx2", "prometheus_client", "pydantic"),
+    *("opentelemetry", "cryptography", "structlog", "hypothesis", "pytest", "multiprocessing", "email", "unittest"),
+    *(f"{PACKAGE}.gateway", f"{PACKAGE}.cli", f"{PACKAGE}.agent", f"{PACKAGE}.providers", f"{PACKAGE}.testing"),
+    f"{PACKAGE}.stores.sql",
+}
+"""What a plain `import miniclaw_sessions` leaves alone."""
+
+
+def relative(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def room_of(file: Path) -> str:
+    return relative(file).split("/", maxsplit=1)[0].removesuffix(".py")
+
+
+def module_of(file: Path) -> str:
+    parts = (PACKAGE, *file.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(file): file for file in FILES}
+
+
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def nodes_at_run_time(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those that only a type checker sees."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not is_type_checking(child):
+            yield from nodes_at_run_time(child)
+
+
+def imported_by(file: Path, *, at_its_top: bool = False) -> set[str]:
+    """The full names of the modules that a file imports, at its top or later."""
+    names: set[str] = set()
+    for node in tree_of(file).body if at_its_top else nodes_at_run_time(tree_of(file)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{relative(file)}: relative imports hide where a name comes from"
+            module = node.module or ""
+            names |= {f"{module}.{a.name}" if f"{module}.{a.name}" in MODULES else module for a in node.names}
+    return names
+
+
+def ours(file: Path, *, at_its_top: bool = False) -> set[Path]:
+    return {MODULES[name] for name in imported_by(file, at_its_top=at_its_top) if name in MODULES}
+
+
+def by_name(files: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("file", files, ids=relative)
+
+
+# --- the import table ------------------------------------------------------------------------------------------------
+
+
+def layer_of(room: str) -> int:
+    (layer,) = (number for number, rooms in enumerate(LAYERS) if room in rooms)
+    return layer
+
+
+def test_every_room_has_its_place_in_the_table() -> None:
+    known = set().union(*LAYERS)
+    assert {room_of(file) for file in FILES} <= known
+
+
+@by_name(FILES)
+def test_imports_go_one_way(file: Path) -> None:
+    room = room_of(file)
+    for other in ours(file):
+        target = room_of(other)
+        assert target == room or layer_of(target) < layer_of(room), f"{relative(file)} imports {relative(other)}"
+
+
+@by_name(FILES)
+def test_nobody_enters_a_room_that_is_not_for_him(file: Path) -> None:
+    for other in ours(file):
+        target = room_of(other)
+        allowed = ONLY_FOR.get(target)
+        assert allowed is None or room_of(file) in {target, *allowed}, f"{relative(file)} imports {relative(other)}"
+
+
+def test_there_are_no_cycles() -> None:
+    graph = {relative(file): {relative(other) for other in ours(file, at_its_top=True)} for file in FILES}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
+
+
+@by_name([file for file in FILES if room_of(file) in PURE])
+def test_the_pure_rooms_do_no_io(file: Path) -> None:
+    heads = {name.split(".")[0] for name in imported_by(file)}
+    assert not heads & IMPURE_MODULES
+    nodes = list(ast.walk(tree_of(file)))
+    assert not {node.id for node in nodes if isinstance(node, ast.Name)} & {"open", "print", "input"}
+    assert not any(isinstance(node, (ast.AsyncFunctionDef, ast.Await)) for node in nodes)
+
+
+@by_name(FILES)
+def test_no_file_is_named_after_nothing(file: Path) -> None:
+    nothing = {"utils", "util", "helpers", "helper", "types", "constants", "common", "misc", "base_classes"}
+    assert file.stem not in nothing
+    assert file.parent.name not in nothing
+
+
+# --- the clock and the disk ------------------------------------------------------------------------------------------
+
+
+def attributes_of(file: Path) -> set[str]:
+    """Every `name.attribute` that the file uses."""
+    nodes = ast.walk(tree_of(file))
+    return {f"{n.value.id}.{n.attr}" for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
+
+
+def reads_a_clock(file: Path) -> bool:
+    modules = {name.split(".")[0] for name in imported_by(file)}
+    now = {f"{kind}.{call}" for kind in ("datetime", "date") for call in ("now", "utcnow", "today")}
+    return bool(modules & {"time", "uuid", "uuid_utils", "random"} or attributes_of(file) & now)
+
+
+def syncs(file: Path) -> bool:
+    calls = {"fsync", "fdatasync", "sync", "rename", "renames", "replace", "link", "symlink"}
+    names = {f"os.{call}" for call in calls} | {"shutil.move", "shutil.copyfile", "shutil.copy", "shutil.copytree"}
+    froms = [n for n in ast.walk(tree_of(file)) if isinstance(n, ast.ImportFrom) and n.module in ("os", "shutil")]
+    assert not froms, f"{relative(file)}: import os as a whole, so that its calls can be seen"
+    return bool(attributes_of(file) & names)
+
+
+def test_only_the_clock_reads_clocks_and_makes_ids() -> None:
+    assert {relative(file) for file in FILES if reads_a_clock(file)} == CLOCKS.keys()
+
+
+def test_only_the_disk_syncs_renames_and_links() -> None:
+    assert {relative(file) for file in FILES if syncs(file)} == SYNCING.keys()
+
+
+# --- size and words --------------------------------------------------------------------------------------------------
+
+
+@by_name(FILES)
+def test_a_file_fits_in_a_head(file: Path) -> None:
+    lines = len(file.read_text(encoding="utf-8").splitlines())
+    assert lines <= LONG_FILES.get(relative(file), 600)
+
+
+def test_long_files_are_still_long() -> None:
+    for name in LONG_FILES:
+        assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) > 600, f"{name} is no longer an exception"
+
+
+@by_name(FILES)
+def test_a_function_fits_on_a_screen(file: Path) -> None:
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= 60, f"{node.name} in {relative(file)} has {lines} lines"
+
+
+@by_name(FILES)
+def test_every_file_says_what_it_is_for(file: Path) -> None:
+    assert ast.get_docstring(tree_of(file)), f"{relative(file)} has no docstring"
+
+
+# --- the front door --------------------------------------------------------------------------------------------------
+
+
+def test_the_front_door_shows_exactly_the_public_names() -> None:
+    body = tree_of(ROOT / "__init__.py").body
+    shown = {alias.asname for node in body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert shown == PUBLIC_NAMES
+    assert all(isinstance(node, (ast.Expr, ast.ImportFrom)) for node in body), "the front door only imports"
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC_NAMES))
+def test_every_public_name_is_there_and_documented(name: str) -> None:
+    public = getattr(miniclaw_sessions, name)
+    assert isinstance(public, (int, float)) or public.__doc__
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    program = f"import {PACKAGE}, sys; print(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert PACKAGE in loaded
+    heavy = {name for name in loaded if any(name == lazy or name.startswith(f"{lazy}.") for lazy in NOT_LOADED)}
+    assert not heavy
+
+
+def test_importing_the_package_writes_nothing_and_warns_of_nothing() -> None:
+    command = [sys.executable, "-I", "-W", "error", "-c", f"import {PACKAGE}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

@@ -1,0 +1,324 @@
+"""The manager against a plain model: whatever happens in whatever order, what was acknowledged is there afterwards.
+
+Hypothesis makes up histories of messages, turns, clearing, titles, deletions, flushes, full disks, wrong clocks,
+restarts, crashes and damaged files. A crash is a copy of the directory at that moment, opened by a new manager.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio.from_thread
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.errors import StoreError, StoreFull
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.testing import FakeClock, FaultyStore
+
+WINDOW = 6
+CHATS = st.sampled_from(["1", "a_b", "../x"])
+Operation = tuple[str, str | None]
+
+
+class Expected:
+    """One session as it ought to be: everything accepted, in order, and how much of it is acknowledged."""
+
+    def __init__(self) -> None:
+        self.log: list[Operation] = []
+        self.acknowledged = 0
+        self.lost = 0  # entries that were only in a store that is gone
+
+    def state(self, length: int) -> tuple[list[str], str | None]:
+        """The window and the title after so many operations."""
+        window: list[str] = []
+        title = None
+        for kind, text in self.log[:length]:
+            if kind == "message":
+                window = [*window, str(text)][-WINDOW:]
+            elif kind == "title":
+                title = text
+            else:
+                window = []
+        return window, title
+
+    def states(self) -> dict[int, tuple[list[str], str | None]]:
+        """What may be found after a crash, by length: nothing acknowledged is missing, nothing out of order."""
+        return {length: self.state(length) for length in range(self.acknowledged, len(self.log) + 1)}
+
+    def cut(self, length: int) -> None:
+        self.log = self.log[:length]
+        self.acknowledged = length
+
+
+def state_of(session: Session) -> tuple[list[str], str | None]:
+    return [message.text for message in session.messages()], session.title
+
+
+class Gateway(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = ExitStack()
+        self.base = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        self.portal = self.stack.enter_context(anyio.from_thread.start_blocking_portal())
+        self.clock = FakeClock()
+        self.lives = 0
+        self.texts = 0
+        self.expected: dict[str, Expected] = {}
+        self.workspace = self.base / "0"
+        self.open()
+
+    def teardown(self) -> None:
+        self.faults.heal()
+        self.close()
+        self.stack.close()
+
+    # --- living ------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        self.workspace.mkdir(mode=0o700, exist_ok=True)
+        self.faults = FaultyStore(SQLiteStore(self.workspace / "sessions.db"))
+        self.failing = False
+        self.manager = SessionManager(
+            self.workspace, settings=SessionSettings(window=WINDOW, ttl_days=0), store=self.faults, clock=self.clock
+        )
+        self.running: AbstractContextManager[Any] = self.portal.wrap_async_context_manager(self.manager)
+        self.running.__enter__()
+
+    def close(self) -> bool:
+        """Close the manager; whether everything was saved."""
+        try:
+            self.running.__exit__(None, None, None)
+        except StoreError:
+            return False
+        return True
+
+    def call(self, function: Any, *arguments: Any, **options: Any) -> Any:
+        return self.portal.call(partial(function, *arguments, **options))
+
+    def session(self, chat_id: str) -> Session:
+        session: Session = self.call(self.manager.get_or_create, "telegram", chat_id)
+        self.expected.setdefault(session.session_id, Expected())
+        return session
+
+    def say(self) -> Message:
+        self.texts += 1
+        return Message.user(f"text {self.texts}")
+
+    def accept(self, session: Session, change: Any, *operations: Operation) -> None:
+        """Change something that is only accepted."""
+
+        async def on_the_loop() -> None:
+            change()
+
+        self.call(on_the_loop)
+        self.expected[session.session_id].log += operations
+
+    def acknowledge(self, session: Session) -> None:
+        expected = self.expected[session.session_id]
+        expected.acknowledged = len(expected.log)
+
+    def compare(self) -> None:
+        """After a restart: one of the allowed states of every session, and no other session."""
+        found = {summary.session_id for summary in self.call(self.manager.list)}
+        assert found <= self.expected.keys(), found - self.expected.keys()
+        for session_id, expected in list(self.expected.items()):
+            if session_id not in found:
+                assert expected.acknowledged == 0, f"{session_id} is gone"
+                del self.expected[session_id]
+                continue
+            state = state_of(self.call(self.manager.find, session_id))
+            lengths = [length for length, allowed in expected.states().items() if allowed == state]
+            assert lengths, (session_id, state, expected.states())
+            expected.cut(lengths[-1])
+        report = self.call(self.manager.check)
+        assert report.problems == []
+
+    # --- what may happen ---------------------------------------------------------------------------------------------
+
+    @rule(chat_id=CHATS)
+    def append(self, chat_id: str) -> None:
+        session, message = self.session(chat_id), self.say()
+        self.accept(session, lambda: session.append(message), ("message", message.text))
+
+    @rule(chat_id=CHATS)
+    def add(self, chat_id: str) -> None:
+        session, message = self.session(chat_id), self.say()
+        before = session.last_sequence
+        try:
+            self.call(session.add_message, message)
+        except StoreFull:
+            assert self.failing
+        if session.last_sequence > before:
+            self.expected[session.session_id].log.append(("message", message.text))
+        if not self.failing:
+            self.acknowledge(session)
+
+    @rule(chat_id=CHATS, fails=st.booleans())
+    def turn(self, chat_id: str, *, fails: bool) -> None:
+        session, message = self.session(chat_id), self.say()
+        before = session.last_sequence
+
+        async def talk() -> None:
+            with suppress(ZeroDivisionError):
+                async with session.turn(message) as turn:
+                    turn.append(Message.assistant(f"answer to {message.text}"))
+                    if fails:
+                        raise ZeroDivisionError
+
+        try:
+            self.call(talk)
+        except StoreFull:
+            assert self.failing
+        said: list[Operation] = [("message", message.text), ("message", f"answer to {message.text}")]
+        self.expected[session.session_id].log += said[: session.last_sequence - before]
+        if not self.failing:
+            assert session.last_sequence == before + 2
+            self.acknowledge(session)
+
+    @rule(chat_id=CHATS)
+    def clear(self, chat_id: str) -> None:
+        session = self.session(chat_id)
+        self.accept(session, session.clear, ("clear", None))
+
+    @rule(chat_id=CHATS)
+    def entitle(self, chat_id: str) -> None:
+        session = self.session(chat_id)
+        self.texts += 1
+        title = f"title {self.texts}"
+        self.accept(session, lambda: session.update(title=title), ("title", title))
+
+    @rule(chat_id=CHATS)
+    def delete(self, chat_id: str) -> None:
+        session = self.session(chat_id)
+        try:
+            assert self.call(self.manager.delete, session.session_id)
+        except StoreError:
+            assert self.failing
+        else:
+            del self.expected[session.session_id]
+
+    @rule()
+    def flush(self) -> None:
+        try:
+            self.call(self.manager.flush)
+        except StoreFull:
+            assert self.failing
+        else:
+            for expected in self.expected.values():
+                expected.acknowledged = len(expected.log)
+            assert self.manager.statistics().dirty == 0
+
+    @rule(seconds=st.sampled_from([1.0, 31.0, 86_400.0]))
+    def wait(self, seconds: float) -> None:
+        self.call(self.clock.advance, seconds)
+
+    @rule(jump=st.sampled_from([-1e8, 1e8]))
+    def jump(self, jump: float) -> None:
+        self.clock.jump(jump)
+
+    @rule()
+    def fill_the_disk(self) -> None:
+        self.faults.fail(StoreFull("the disk is full"))
+        self.failing = True
+
+    @rule()
+    def free_the_disk(self) -> None:
+        self.faults.heal()
+        self.failing = False
+        self.flush()
+        assert self.manager.health().ok
+
+    @rule()
+    def restart(self) -> None:
+        saved = self.close()
+        assert saved or self.failing
+        if saved:
+            for expected in self.expected.values():
+                expected.acknowledged = len(expected.log)
+        self.open()
+        self.compare()
+        assert self.manager.recovery.quarantined == []
+
+    @rule(damage=st.sampled_from([None, "cut", "gone", "old name"]), accepted=st.booleans())
+    def crash(self, damage: str | None, *, accepted: bool) -> None:
+        if not self.failing:
+            self.flush() if damage is None else None
+            self.settle()
+            self.faults.hold()
+        if accepted:
+            self.append("1")
+        self.lives += 1
+        copy = self.base / str(self.lives)
+        shutil.copytree(self.workspace, copy)
+        for file in (copy / "sessions").iterdir():
+            if damage == "cut":
+                file.write_bytes(file.read_bytes()[:-5])
+            elif damage == "gone":
+                file.unlink()
+        self.faults.heal()
+        self.close()
+        self.workspace = copy
+        self.open()
+        self.compare()
+
+    @rule()
+    def lose_the_store(self) -> None:
+        if self.failing:
+            self.free_the_disk()
+        self.restart()
+        self.close()
+        for file in self.workspace.glob("sessions.db*"):
+            file.unlink()
+        for expected in self.expected.values():
+            expected.lost = len(expected.log)
+        self.open()
+        self.compare()
+
+    def settle(self) -> None:
+        """Nothing is on its way to the store any more."""
+        self.call(self.manager._committer.drain)
+        for expected in self.expected.values():
+            expected.acknowledged = len(expected.log)
+
+    # --- what always holds -------------------------------------------------------------------------------------------
+
+    @invariant()
+    def memory_has_everything_that_was_accepted(self) -> None:
+        for session_id, expected in self.expected.items():
+            session = self.call(self.manager.find, session_id)
+            assert state_of(session) == expected.state(len(expected.log)), session_id
+
+    @invariant()
+    def the_transcript_has_everything_that_was_acknowledged(self) -> None:
+        async def read(session_id: str) -> list[str]:
+            entries = [entry async for entry in self.manager.read_transcript(session_id)]
+            return [entry.message.text for entry in entries if isinstance(entry, MessageEntry)]
+
+        for session_id, expected in self.expected.items():
+            said = [text for kind, text in expected.log[expected.lost : expected.acknowledged] if kind == "message"]
+            found = self.call(read, session_id)
+            position = 0
+            for text in said:
+                assert text in found[position:], (session_id, text, found)
+                position = found.index(text, position) + 1
+
+
+Gateway.TestCase.settings = settings(
+    max_examples=20,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestGateway = Gateway.TestCase
