@@ -47,6 +47,7 @@ ACTIONS = {
     "library": "a record of another library's own logger",
     "listener.unlink_failed": "the socket file could not be removed",
     "notify.failed": "systemd could not be notified",
+    "progress.failed": "whoever is told of the progress failed; the work goes on",
     "recovery.done": "startup has loaded all sessions",
     "recovery.entry_damaged": "an entry in the store cannot be read and was passed over",
     "recovery.ignored": "something in the sessions directory is not a file",

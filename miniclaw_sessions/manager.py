@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, suppress
-from datetime import timedelta
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import anyio
-from anyio import to_thread
 
-from miniclaw_sessions.clock import Clock, SystemClock, sleep_unless
+from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import (
     ManagerClosed,
     SessionLimit,
     SessionNotFound,
-    SessionsError,
     StoreError,
     StoreFull,
     StoreUnavailable,
@@ -35,14 +33,13 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.history.window import MAX_MESSAGES, Window
-from miniclaw_sessions.persistence.archive import archive
 from miniclaw_sessions.persistence.background import Background
 from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.committer import Committer
 from miniclaw_sessions.persistence.disk import is_no_space
-from miniclaw_sessions.persistence.expiry import ClockGuard, SweepReport, is_expired, is_idle
+from miniclaw_sessions.persistence.expiry import SweepReport
 from miniclaw_sessions.persistence.flusher import Flusher, FlushReport
-from miniclaw_sessions.persistence.recovery import PAGE, Progress, RecoveryReport, catch_up
+from miniclaw_sessions.persistence.recovery import Progress, RecoveryReport, catch_up
 from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import Entry
@@ -51,12 +48,11 @@ from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Services, Session
 from miniclaw_sessions.statistics import Health, ManagerStatistics, SessionSummary
 from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.stores.reading import read_all
+from miniclaw_sessions.sweeper import Sweeper
 from miniclaw_sessions.turn import refuse_reentry
 
 DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
-FIRST_SWEEP_S = 600.0
-"""The first sweep for expired sessions comes this long after the start, so that frequent restarts do not prevent it."""
-
 log = get_logger(__name__)
 
 
@@ -93,13 +89,17 @@ class SessionManager:
         self._stack: AsyncExitStack | None = None
         self._closed = False
         self._evicted_of_gone = 0
-        self._expired = 0
-        self._stop_sweeping = anyio.Event()
         self._owner = 0
 
     def __repr__(self) -> str:
         state = "closed" if self._stack is None else "open"
         return f"<SessionManager {self.workspace}, {len(self._sessions)} sessions, {state}>"
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __bool__(self) -> bool:
+        return True  # a manager without sessions is one all the same
 
     # --- opening and closing -----------------------------------------------------------------------------------------
 
@@ -132,10 +132,18 @@ class SessionManager:
             )
             self._services = Services(self.clock, self._committer, self._flusher, self.settings.max_message_bytes)
             self._adopt(self.recovery)
+            self._sweeper = Sweeper(
+                self._sessions,
+                self._store,
+                settings=self.settings,
+                archive_to=self.workspace / "archive",
+                clock=self.clock,
+                remove=self._remove,
+            )
             self._background = Background(await stack.enter_async_context(anyio.create_task_group()))
             self._background.start(self._committer.run, name="committer")
             self._background.start(self._flusher.run, name="flusher")
-            self._background.start(self._run_sweeper, name="sweeper")
+            self._background.start(self._sweeper.run, name="sweeper")
             self._owner = anyio.get_current_task().id
             self._stack = stack.pop_all()
         return self
@@ -170,8 +178,8 @@ class SessionManager:
         self._committer.accepting = False
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(self.settings.shutdown_timeout_s):
+                self._sweeper.close()
                 await self._save_the_rest()
-                self._stop_sweeping.set()
                 self._flusher.close()
                 self._committer.close()
                 await self._background.ended()
@@ -204,8 +212,6 @@ class SessionManager:
                 conversation, self._services, committed=conversation.last_sequence, dirty=found.dirty
             )
         report.sessions = {}
-        newest = max((session.last_accessed for session in self._sessions.values()), default=None)
-        self._clock_guard = ClockGuard(self.clock, newest_access=newest, patience_s=self.settings.sweep_interval_s)
         log.info(
             "recovered",
             action="recovery.done",
@@ -288,7 +294,8 @@ class SessionManager:
         session = await self.get(channel, chat_id)
         if limit <= 0:
             return []
-        return [entry.message for entry in Window(max(limit, 2), session.entries())][-limit:]
+        newest = [entry.message for entry in Window(max(limit, 2), session.entries())][-limit:]
+        return newest[1:] if newest and newest[0].is_tool_result else newest
 
     async def list(self, *, channel: str | None = None) -> builtins.list[SessionSummary]:
         """All sessions, or those of one channel, the most recently used first. Creates and renews nothing."""
@@ -332,11 +339,8 @@ class SessionManager:
             for entry in session.entries():
                 yield entry
             return
-        after = 0
-        while page := await self._store.read(session_id, after=after, limit=PAGE):
-            for stored in page:
-                yield decode_entry(stored.encoded)
-            after = page[-1].sequence
+        async for stored in read_all(self._store, session_id):
+            yield decode_entry(stored.encoded)
 
     # --- upkeep ------------------------------------------------------------------------------------------------------
 
@@ -359,22 +363,7 @@ class SessionManager:
         Never a session with an open turn. Does nothing while the clock is in doubt.
         """
         self._require_open()
-        expected, jump = self._clock_guard.jump()
-        if jump:
-            log.warning("the clock jumped; no session ages by it", action="clock.jumped", seconds=jump.total_seconds())
-            for session in self._sessions.values():
-                session.forgive(jump, before=expected)
-        if doubt := self._clock_guard.doubt():
-            log.warning("expiry is put off", action="sweep.postponed", reason=doubt)
-            return SweepReport(postponed=doubt)
-        now, ttl = self.clock.now(), timedelta(days=self.settings.ttl_days)
-        scanned = builtins.list(self._sessions.values())
-        idle = [session for session in scanned if is_expired(session, now, ttl)]
-        gone = [session for session in idle if await self._expire(session, ttl)]
-        self._expired += len(gone)
-        archived = len(gone) if self.settings.archive_expired else 0
-        log.info("swept", action="sweep.done", scanned=len(scanned), expired=len(gone), archived=archived)
-        return SweepReport(scanned=len(scanned), expired=len(gone), archived=archived)
+        return await self._sweeper.sweep()
 
     async def check(self) -> CheckReport:
         """Verify every snapshot against the store; changes nothing."""
@@ -389,7 +378,7 @@ class SessionManager:
         return ManagerStatistics(
             sessions=len(sessions),
             dirty=self._flusher.dirty,
-            messages_in_memory=sum(session.statistics().messages for session in sessions),
+            messages_in_memory=sum(len(session) for session in sessions),
             evicted_from_window=self._evicted_of_gone + sum(session.evicted for session in sessions),
             unsaved_entries=commits.unsaved_entries,
             unsaved_bytes=commits.unsaved_bytes,
@@ -403,7 +392,7 @@ class SessionManager:
             last_flush_seconds=flushes.last_seconds,
             recovered=self.recovery.from_snapshots + self.recovery.rebuilt,
             quarantined=len(self.recovery.quarantined),
-            expired=self._expired,
+            expired=self._sweeper.expired,
             store=self._store_name,
             store_state="failing" if self._committer.failure else "ok",
         )
@@ -471,67 +460,42 @@ class SessionManager:
         log.warning("reloaded from the store", action="session.reloaded", session_id=session.session_id)
         return session
 
-    async def _expire(self, session: Session, ttl: timedelta) -> bool:
-        """Delete one idle session, unless it was used since; whether it is gone. Its turn is held meanwhile."""
-        async with session.turn_lock:
-            if session.is_deleted or not is_idle(session, self.clock.now(), ttl):
-                return False
-            copy: Path | None = None
-            try:
-                if self.settings.archive_expired:
-                    transcript = self.read_transcript(session.session_id)
-                    at = self.clock.now()
-                    copy = await archive(self.workspace / "archive", session.session_id, transcript, at=at)
-                if is_idle(session, self.clock.now(), ttl):  # it may have been used while it was archived
-                    await self._remove(session)
-            except (SessionsError, OSError) as error:
-                log.error(
-                    "an expired session could not be removed; it is tried again",
-                    action="sweep.failed",
-                    session_id=session.session_id,
-                    error=str(error),
-                )
-            if copy is not None and not session.is_deleted:
-                with suppress(OSError):
-                    await to_thread.run_sync(copy.unlink)
-            return session.is_deleted
-
     async def _remove(self, session: Session) -> None:
-        """Take a session out of memory and off the disk; on failure it is back as it was."""
+        """Take a session out of memory and off the disk; on failure it is back as it was.
+
+        A task of the manager does it, because nothing keeps asyncio's own cancellation from the caller's: the file
+        would be gone and the transcript not.
+        """
+        self._leaving[session.session_id] = anyio.Event()
+        await self._background.complete(partial(self._remove_now, session))
+
+    async def _remove_now(self, session: Session) -> None:
         session_id = session.session_id
-        self._leaving[session_id] = anyio.Event()
         try:
             session.retire()
-            with anyio.CancelScope(shield=True):
-                if session.log.rejected is None:
-                    await self._committer.wait(session.log, session.last_sequence)
-                self._flusher.remove(session)
-                async with self._flusher.lock:
-                    await self._snapshots.remove(session_id)
-                    await self._store.delete(session_id)
+            if session.log.rejected is None:
+                await self._committer.wait(session.log, session.last_sequence)
+            self._flusher.remove(session)
+            async with self._flusher.lock:
+                await self._snapshots.remove(session_id)
+                await self._store.delete(session_id)
             self._evicted_of_gone += session.evicted
             del self._sessions[session_id]
-        except BaseException as error:  # also asyncio's own cancellation, which a shield does not keep out
+        except OSError as error:
             session.revive()
-            if not isinstance(error, OSError):
-                raise
             kind = StoreFull if is_no_space(error) else StoreUnavailable
             raise kind(f"session {session_id} could not be deleted: {error.strerror}; it is as it was") from error
+        except BaseException:
+            session.revive()
+            raise
         finally:
             self._leaving.pop(session_id).set()
 
-    async def _run_sweeper(self) -> None:
-        wait = min(FIRST_SWEEP_S, self.settings.sweep_interval_s)
-        while not await sleep_unless(self.clock, wait, self._stop_sweeping):
-            wait = self.settings.sweep_interval_s
-            if self.settings.ttl_days > 0:
-                try:
-                    await self.sweep()
-                except SessionsError as error:
-                    log.error("the sweep failed; it is tried again", action="sweep.failed", error=str(error))
-
     def _progress(self, progress: Progress) -> None:
-        self.on_progress(progress)
+        try:
+            self.on_progress(progress)
+        except Exception as error:  # noqa: BLE001 - whoever watches must not fail what is watched
+            log.warning("telling the progress failed", action="progress.failed", error=type(error).__name__)
 
 
 def summarize(session: Session) -> SessionSummary:
@@ -541,7 +505,7 @@ def summarize(session: Session) -> SessionSummary:
         channel=session.channel,
         chat_id=session.chat_id,
         title=session.title,
-        messages=session.statistics().messages,
+        messages=len(session),
         entries=session.last_sequence,
         created_at=session.created_at,
         last_accessed=session.last_accessed,

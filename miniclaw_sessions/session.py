@@ -109,6 +109,12 @@ class Session:
         state = "deleted" if self._retired else "dirty" if self.is_dirty else "clean"
         return f"<Session {self.session_id} {len(self._conversation.window)} messages, {state}>"
 
+    def __len__(self) -> int:
+        return len(self._conversation.window)
+
+    def __bool__(self) -> bool:
+        return True  # an empty session is one all the same
+
     # --- who it is ---------------------------------------------------------------------------------------------------
 
     @property

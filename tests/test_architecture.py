@@ -31,6 +31,7 @@ LAYERS: list[set[str]] = [
     {"persistence"},
     {"turn"},
     {"session"},
+    {"sweeper"},
     {"manager"},
     {"agent", "__init__"},
     {"providers", "adapters", "testing"},

@@ -14,11 +14,9 @@ from pathlib import Path
 from anyio import to_thread
 
 from miniclaw_sessions.persistence.disk import Directory
-from miniclaw_sessions.protocol.encoding import encode_entry
-from miniclaw_sessions.protocol.entries import Entry
 
 
-async def archive(path: Path, session_id: str, entries: AsyncIterator[Entry], *, at: datetime) -> Path:
+async def archive(path: Path, session_id: str, lines: AsyncIterator[bytes], *, at: datetime) -> Path:
     """Write a session's entries to a file of their own in the directory `path`, durably; the file's path.
 
     Raises:
@@ -32,8 +30,8 @@ async def archive(path: Path, session_id: str, entries: AsyncIterator[Entry], *,
         name = f"{at:%Y%m%dT%H%M%S.%fZ}-{session_id}.jsonl"
         try:
             async with aiofiles.open(fd, "wb", closefd=False) as file:
-                async for entry in entries:
-                    await file.write(encode_entry(entry) + b"\n")
+                async for line in lines:
+                    await file.write(line + b"\n")
             await to_thread.run_sync(partial(directory.publish, temporary, fd, name))
         finally:
             os.close(fd)

@@ -24,6 +24,29 @@ class Background:
         self._running.append((scope, ended))
         self._tasks.start_soon(_run, run, scope, ended, name=name)
 
+    async def complete(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Run a step to its end in a task of its own, and raise what it raised.
+
+        Unlike a shielded scope this also holds when asyncio itself cancels the caller, who then merely stops waiting.
+        """
+        failures: list[Exception] = []
+        done = anyio.Event()
+
+        async def run() -> None:
+            try:
+                with anyio.CancelScope(shield=True):
+                    await step()
+            except Exception as error:  # noqa: BLE001 - it belongs to the caller
+                failures.append(error)
+            finally:
+                done.set()
+
+        self._tasks.start_soon(run, name="complete")
+        with anyio.CancelScope(shield=True):
+            await done.wait()
+        if failures:
+            raise failures[0]
+
     async def ended(self) -> None:
         """Return when all tasks have ended."""
         for _, ended in self._running:

@@ -13,11 +13,12 @@ from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.conversation import Snapshot
 from miniclaw_sessions.persistence.disk import Found
-from miniclaw_sessions.persistence.recovery import PAGE, Progress, ids_for
+from miniclaw_sessions.persistence.recovery import Progress, ids_for
 from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.stores.base import Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.reading import read_all
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,14 +104,11 @@ class Check:
         What is wrong within the transcript itself, gaps and unreadable entries, the store's own check has told.
         """
         expected = {entry.sequence: entry for entry in snapshot.entries} if snapshot else {}
-        after = 0
-        while page := await self._store.read(session_id, after=after, limit=PAGE):
-            self._entries += len(page)
-            after = page[-1].sequence
-            for stored in page:
-                kept = expected.pop(stored.sequence, None)
-                if kept is not None and not _agree(kept, stored):
-                    self._problems.append(f"{session_id}: message {stored.sequence} differs from the store's")
+        async for stored in read_all(self._store, session_id):
+            self._entries += 1
+            kept = expected.pop(stored.sequence, None)
+            if kept is not None and not _agree(kept, stored):
+                self._problems.append(f"{session_id}: message {stored.sequence} differs from the store's")
         self._problems += [f"{session_id}: message {sequence} is not in the store" for sequence in sorted(expected)]
 
 

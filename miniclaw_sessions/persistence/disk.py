@@ -54,8 +54,12 @@ class Found(NamedTuple):
 class Directory:
     """A directory of ours, held open so that every name is relative to it and none can be redirected."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_ours: bool = True) -> None:
         """Create it 0700 if needed and open it.
+
+        Args:
+            path: where it is.
+            is_ours: False for a directory that the user chose: its owner and mode are none of our business.
 
         Raises:
             OSError: it cannot be created or opened, or it is a link.
@@ -70,7 +74,8 @@ class Directory:
             )
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            self._secure()
+            if is_ours:
+                self._secure()
         except BaseException:
             self.close()
             raise

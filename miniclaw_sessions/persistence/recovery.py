@@ -31,10 +31,11 @@ from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.reading import read_all
 from miniclaw_sessions.stores.soundness import RESTORED
 
-PAGE = 500
-"""How many entries are read from the store at a time."""
+BATCH = 500
+"""How many sessions are settled before their missing entries are written and progress is told."""
 
 log = get_logger(__name__)
 
@@ -163,7 +164,7 @@ class Recovery:
         ids = sorted(self._loaded.keys() | heads.keys())
         for done, session_id in enumerate(ids, 1):
             await self._settle(session_id, self._loaded.pop(session_id, None), heads.get(session_id))
-            if done % PAGE == 0 or done == len(ids):
+            if done % BATCH == 0 or done == len(ids):
                 await self._write_back()
                 self._on_progress(Progress("comparing", done, len(ids)))
 
@@ -229,21 +230,20 @@ def ids_for(data: bytes) -> Callable[[], str]:
 async def catch_up(conversation: Conversation, store: Store) -> None:
     """Fold in what the store has and the conversation lacks, a page at a time."""
     session_id = conversation.key.session_id
-    while page := await store.read(session_id, after=conversation.last_sequence, limit=PAGE):
-        for stored in page:
-            try:
-                entry = decode_entry(stored.encoded)
-            except InvalidMessage as error:
-                log.error(
-                    "an entry in the store is damaged and was passed over",
-                    action="recovery.entry_damaged",
-                    session_id=session_id,
-                    sequence=stored.sequence,
-                    error=str(error),
-                )
-                conversation.last_sequence = stored.sequence
-                continue
-            conversation.apply(msgspec.structs.replace(entry, sequence=stored.sequence))
+    async for stored in read_all(store, session_id, after=conversation.last_sequence):
+        try:
+            entry = decode_entry(stored.encoded)
+        except InvalidMessage as error:
+            log.error(
+                "an entry in the store is damaged and was passed over",
+                action="recovery.entry_damaged",
+                session_id=session_id,
+                sequence=stored.sequence,
+                error=str(error),
+            )
+            conversation.last_sequence = stored.sequence
+            continue
+        conversation.apply(msgspec.structs.replace(entry, sequence=stored.sequence))
 
 
 def _missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, clock: Clock) -> Append:

@@ -84,11 +84,19 @@ class Workspace:
         try:
             Directory(self.path).close()
             stack.callback(DirectoryLock(self.path).release)
+            self._clean()
             return self._open_snapshots(stack)
         except OSError as error:
             raise ConfigError(
                 f"the workspace {self.path} cannot be used: {error.strerror}; mend it or choose another one"
             ) from error
+
+    def _clean(self) -> None:
+        """Delete what a crash left half-written where recovery does not look."""
+        for path in (self.path / "archive", self.path / "quarantine"):
+            if path.exists():
+                with Directory(path) as directory:
+                    directory.remove_temporaries()
 
     def _open_snapshots(self, stack: AsyncExitStack) -> Snapshots:
         settings = self._settings
@@ -135,7 +143,7 @@ class Workspace:
     def _set_aside(self, files: Sequence[Path], reason: str) -> None:
         for file in files:
             if file.exists():
-                with Directory(file.parent) as directory:
+                with Directory(file.parent, is_ours=file.parent == self.path) as directory:
                     self._quarantine.take(directory, file.name, reason, at=self._clock.now())
 
 

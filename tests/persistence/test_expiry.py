@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 
-from miniclaw_sessions import manager as manager_module
+from miniclaw_sessions import sweeper as sweeper_module
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionNotFound
-from miniclaw_sessions.manager import FIRST_SWEEP_S, SessionManager
+from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.persistence.archive import archive
 from miniclaw_sessions.persistence.disk import Directory
 from miniclaw_sessions.protocol.encoding import decode_entry
-from miniclaw_sessions.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.stores.memory import MemoryStore
+from miniclaw_sessions.sweeper import FIRST_SWEEP_S
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 
 pytestmark = pytest.mark.anyio
@@ -146,13 +147,13 @@ async def test_delete_session_toctou_protection(home: Home, monkeypatch: pytest.
         await say(manager, chat_id="2")
         await home.clock.advance(31 * DAY)
 
-        async def slowly(path: Path, session_id: str, entries: AsyncIterator[Entry], *, at: datetime) -> Path:
-            written = await archive(path, session_id, entries, at=at)
+        async def slowly(path: Path, session_id: str, lines: AsyncIterator[bytes], *, at: datetime) -> Path:
+            written = await archive(path, session_id, lines, at=at)
             if session_id == "telegram_1":
                 assert await manager.get_or_create("telegram", "1") is session
             return written
 
-        monkeypatch.setattr(manager_module, "archive", slowly)
+        monkeypatch.setattr(sweeper_module, "archive", slowly)
         assert (await manager.sweep()).expired == 1
         assert await names(manager) == {"1"}
         await session.add_message(Message.user("still here"))
