@@ -77,7 +77,7 @@ class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_body_bytes: the largest request body.
         request_timeout_s: seconds for a request to arrive and to be answered (chats and streams excepted).
         graceful_timeout_s: seconds for running requests to finish at shutdown.
-        max_connections: connections beyond which new ones are answered 503.
+        max_connections: connections by TCP, and as many by Unix socket, beyond which new ones are answered 503.
     """
 
     socket: str = ""
@@ -183,7 +183,6 @@ _FIELDS: dict[str, msgspec.structs.FieldInfo] = {
     "workspace": msgspec.structs.fields(Settings)[0],
     **{f"{section}.{f.name}": f for section, kind in _SECTIONS.items() for f in msgspec.structs.fields(kind)},
 }
-_VARIABLES = {variable: name for name in _FIELDS for variable in [f"MINICLAW_{name.replace('.', '_').upper()}"]}
 CONFIG_VARIABLE = "MINICLAW_CONFIG"
 """Names the configuration file, as `--config` does."""
 
@@ -196,6 +195,9 @@ def option_names() -> list[str]:
 def variable_of(name: str) -> str:
     """The environment variable that sets an option: `MINICLAW_SESSIONS_WINDOW` for `sessions.window`."""
     return f"MINICLAW_{name.replace('.', '_').upper()}"
+
+
+_VARIABLES = {variable_of(name): name for name in _FIELDS}
 
 
 def flag_of(name: str) -> str:

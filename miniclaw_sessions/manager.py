@@ -206,11 +206,10 @@ class SessionManager:
 
     def _adopt(self, report: RecoveryReport) -> None:
         """Make live sessions of what recovery found."""
-        for session_id, found in report.sessions.items():
+        for found in report.sessions.values():
             conversation = found.conversation
-            self._sessions[session_id] = Session(
-                conversation, self._services, committed=conversation.last_sequence, dirty=found.dirty
-            )
+            session = Session(conversation, self._services, committed=conversation.last_sequence, dirty=found.dirty)
+            self._sessions[session.session_id] = session
         report.sessions = {}
         log.info(
             "recovered",

@@ -77,7 +77,6 @@ class Session:
     """
 
     __slots__ = (
-        "__weakref__",
         "_accessed_on_disk",
         "_conversation",
         "_flushed_revision",

@@ -64,7 +64,7 @@ CLOCKS: dict[str, str] = {
     "clock.py": "it is the clock",
     "gateway/notify.py": "how often systemd is told is measured on the machine's own clock, which systemd uses too",
     "gateway/api.py": "how long the process has been up is a fact about the machine",
-    "gateway/http.py": "the id of an internal error joins a reply to a log record and nothing else",
+    "gateway/replies.py": "the id of an internal error joins a reply to a log record and nothing else",
     "cli/sessions.py": "how long ago something was is shown to a person",
 }
 """Files that read a clock or make ids, and why."""

@@ -744,7 +744,7 @@ def test_another_workspaces_daemon_is_not_asked(
 
 def test_a_service_is_found_at_its_own_socket(filled: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = tmp_path / "run.sock"
-    monkeypatch.setattr("miniclaw_sessions.cli.backend.SERVICE_SOCKETS", (tmp_path / "none.sock", service))
+    monkeypatch.setattr("miniclaw_sessions.cli.opening.SERVICE_SOCKETS", (tmp_path / "none.sock", service))
     with running_daemon(filled.workspace, "--socket", str(service)):
         assert filled("list").status == 0
         assert not (filled.workspace / "miniclaw.sock").exists()

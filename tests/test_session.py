@@ -111,7 +111,7 @@ async def test_session_messages_order(session: Session) -> None:
 @pytest.mark.parametrize("role", list(Role))
 async def test_session_messages_roles(session: Session, role: Role) -> None:
     session.append(Message.user("first"))  # a tool result cannot stand at the head of a window
-    session.append(Message(role, "hi", role_text="narrator" if role is Role.OTHER else None))
+    session.append(Message(role, "hi", extra={"role": "narrator"} if role is Role.OTHER else None))
     assert session.messages()[-1].role is role
 
 

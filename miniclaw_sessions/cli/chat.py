@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from miniclaw_sessions.cli.backend import Backend, ChatEvent, Document, open_backend
+from miniclaw_sessions.cli.backend import Backend, ChatEvent, Document
 from miniclaw_sessions.cli.failures import sentence
 from miniclaw_sessions.cli.invocation import Invocation, command
+from miniclaw_sessions.cli.opening import open_backend
 from miniclaw_sessions.cli.output import message_block, one_line, progress_on, text_of
 from miniclaw_sessions.errors import SessionNotFound, SessionsError
 from miniclaw_sessions.protocol.keys import SessionKey

@@ -88,8 +88,7 @@ class DaemonBackend:
 
     async def check(self) -> Document:
         """Let the daemon compare snapshots and store."""
-        report = await self._ask("POST", "/v1/check", timeout=CHECK_TIMEOUT_S)
-        return {"notes": [], **report}
+        return await self._ask("POST", "/v1/check", timeout=CHECK_TIMEOUT_S)
 
     async def chat(self, channel: str, chat_id: str, text: str) -> AsyncGenerator[ChatEvent, None]:
         """Say something and follow the stream of events."""

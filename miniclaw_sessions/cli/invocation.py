@@ -129,7 +129,7 @@ def write_bytes(data: bytes) -> None:
 
 
 def command(
-    app: typer.Typer, name: str | None = None, *, examples: Mapping[str, str] | None = None, hidden: bool = False
+    app: typer.Typer, name: str | None = None, *, examples: Mapping[str, str]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function whose first parameter is the `Invocation` as a command.
 
@@ -137,7 +137,6 @@ def command(
         app: where.
         name: the command's name; the function's by default.
         examples: command lines (without the program's name) and what they do, shown at the end of the help.
-        hidden: whether it is left out of the list of commands.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -155,7 +154,7 @@ def command(
                 *shared_parameters(),
             ]
         )
-        app.command(name, epilog=_epilog(examples or {}), hidden=hidden)(run)
+        app.command(name, epilog=_epilog(examples))(run)
         return function
 
     return register
@@ -178,8 +177,6 @@ def merged(context: typer.Context, given: Mapping[str, Any]) -> Invocation:
     return invocation
 
 
-def _epilog(examples: Mapping[str, str]) -> str | None:
-    if not examples:
-        return None
+def _epilog(examples: Mapping[str, str]) -> str:
     lines = [f"miniclaw-sessions {line}  [dim]# {meaning}[/dim]" for line, meaning in examples.items()]
     return "[bold]Examples[/bold]\n\n" + "\n\n".join(lines)

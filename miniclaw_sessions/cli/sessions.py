@@ -13,8 +13,9 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from miniclaw_sessions.cli.backend import Backend, Document, Report, check_workspace, find_daemon, open_backend
+from miniclaw_sessions.cli.backend import Backend, Document, Report
 from miniclaw_sessions.cli.invocation import Invocation, command, write_bytes
+from miniclaw_sessions.cli.opening import check_workspace, find_daemon, open_backend
 from miniclaw_sessions.cli.output import age, local_time, message_block, one_line, plain_table, progress_on
 from miniclaw_sessions.errors import SessionsError
 
@@ -57,11 +58,11 @@ def register(app: typer.Typer) -> None:
     )
 
 
-def with_backend(invocation: Invocation, act: Callable[[Backend, Report], Awaitable[T]], *, create: bool = False) -> T:
+def with_backend(invocation: Invocation, act: Callable[[Backend, Report], Awaitable[T]]) -> T:
     """Run a coroutine on the daemon or the files."""
 
     async def opened(report: Report) -> T:
-        async with open_backend(invocation.loaded, report, create=create) as backend:
+        async with open_backend(invocation.loaded, report) as backend:
             return await act(backend, report)
 
     return run(invocation, opened)

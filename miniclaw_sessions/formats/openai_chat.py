@@ -143,8 +143,7 @@ def _read(fields: Mapping[str, Any]) -> Message:
         tool_calls=tuple(_read_call(call) for call in calls) or None,
         tool_call_id=_text_or_none(fields, "tool_call_id"),
         name=_text_or_none(fields, "name"),
-        role_text=role_text if role is Role.OTHER else None,
-        extra={KEPT: unknown} if unknown else None,
+        extra={**({KEPT: unknown} if unknown else {}), **({"role": role_text} if role is Role.OTHER else {})} or None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import orjson
@@ -30,6 +30,8 @@ from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Instant, Message
 
 SCHEMA_VERSION = 1
+
+T = TypeVar("T")
 
 _MAX_SEQUENCE = 2**62
 """No session has so many entries; a larger number is damage, and would not fit into a store."""
@@ -162,15 +164,20 @@ def _assemble(file: _File, key: SessionKey, extra: dict[str, Any] | None = None)
         incarnation=file.incarnation,
         created_at=file.created_at,
         updated_at=file.updated_at,
-        last_accessed=file.last_accessed,
+        last_accessed=_same(file.last_accessed, file.updated_at),
         entries=_with_idempotency_keys(entries, file.idempotency_keys),
         metadata=check_json(file.metadata),
         idempotency_keys=file.idempotency_keys,
-        leaf_id=file.leaf_id,
+        leaf_id=_same(file.leaf_id, parent_id),
         last_sequence=file.last_sequence,
         complete=file.complete,
         extra=check_json(extra or {}),
     )
+
+
+def _same(value: T, known: T) -> T:
+    """Of two equal values one: thousands of sessions are in memory."""
+    return known if value == known else value
 
 
 def _with_idempotency_keys(entries: list[MessageEntry], keys: dict[str, str]) -> tuple[MessageEntry, ...]:

@@ -1,15 +1,16 @@
 """The handlers: each reads a request, calls the manager, and shapes what it returns.
 
-They hold no state and no policy. A change is acknowledged in the reply only after the store has committed it.
+They hold no state and no policy. A change is acknowledged in the reply only after the store has committed it; a new
+session without anything in it is no entry of the store yet, and is written at the next flush.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 import msgspec
@@ -21,7 +22,8 @@ from starlette.routing import Route
 from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.gateway import metrics
-from miniclaw_sessions.gateway.replies import RequestError, json_reply, shown
+from miniclaw_sessions.gateway.documents import entry_document, message_document, session_document
+from miniclaw_sessions.gateway.replies import RequestError, json_reply
 from miniclaw_sessions.gateway.requests import (
     CreateSession,
     UpdateSession,
@@ -133,6 +135,7 @@ class Api:
                 "sessions": report.sessions,
                 "entries": report.entries,
                 "problems": self._without_paths(report.problems),
+                "notes": self._without_paths(report.notes),
             }
         )
 
@@ -158,14 +161,14 @@ class Api:
         metadata = checked_metadata(wanted.metadata)
         is_new = not await self._exists(wanted.channel, wanted.chat_id)
         session = await self._manager.get_or_create(wanted.channel, wanted.chat_id, agent_id=wanted.agent_id)
-        if is_new and (wanted.title is not None or metadata):
+        if is_new:
             session.update(**({} if wanted.title is None else {"title": wanted.title}), **metadata)
             await self._acknowledged(session.saved())
-        return json_reply(_detail(session), status=201 if is_new else 200)
+        return json_reply(session_document(session), status=201 if is_new else 200)
 
     async def show_session(self, request: Request) -> Response:
         """One session."""
-        return json_reply(_detail(await self._find(request)))
+        return json_reply(session_document(await self._find(request)))
 
     async def update_session(self, request: Request) -> Response:
         """Change title, model and other metadata."""
@@ -175,12 +178,12 @@ class Api:
         if changes:
             session.update(**changes)
             await self._acknowledged(session.saved())
-        return json_reply(_detail(session))
+        return json_reply(session_document(session))
 
     async def delete_session(self, request: Request) -> Response:
         """Forget a session and its transcript."""
         session_id = session_id_of(request)
-        if not await self._manager.delete(session_id):
+        if not await self._acknowledged(self._manager.delete(session_id)):
             raise SessionNotFound(session_id)
         return json_reply({"deleted": True})
 
@@ -189,7 +192,7 @@ class Api:
         session = await self._find(request)
         session.clear()
         await self._acknowledged(session.saved())
-        return json_reply(_detail(session))
+        return json_reply(session_document(session))
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -197,7 +200,7 @@ class Api:
         """The newest messages of the window, oldest first."""
         limit = query_number(request, "limit", default=50, most=MAX_PAGE)
         entries = (await self._find(request)).entries()[-limit:]
-        return json_reply({"messages": [_with_identity(entry) for entry in entries]})
+        return json_reply({"messages": [entry_document(entry) for entry in entries]})
 
     async def add_messages(self, request: Request) -> Response:
         """Append one message or several, and reply when they are acknowledged."""
@@ -226,7 +229,7 @@ class Api:
     async def show_context(self, request: Request) -> Response:
         """The window as it may be sent to a model."""
         context = build_context((await self._find(request)).messages())
-        return json_reply({"messages": [shown(message) for message in context]})
+        return json_reply({"messages": [message_document(message) for message in context]})
 
     async def show_transcript(self, request: Request) -> Response:
         """Every entry, one per line."""
@@ -264,7 +267,7 @@ class Api:
         return await self._manager.get_or_create(key.channel, key.chat_id)
 
     async def _acknowledged(self, commit: Awaitable[T]) -> T:
-        """Wait for the store, but not for ever: a client learns that it does not answer."""
+        """Wait, but not for ever, for the store or a turn that is in the way: a client learns that it takes long."""
         with anyio.fail_after(self._limits.request_timeout_s):
             return await commit
 
@@ -277,30 +280,3 @@ def _index_of(summaries: list[SessionSummary], session_id: str) -> int:
         if summary.session_id == session_id:
             return index
     raise RequestError(404, "session_not_found", "the session to go on after is gone; begin again", param="after")
-
-
-def _detail(session: Session) -> dict[str, Any]:
-    statistics = session.statistics()
-    metadata: Mapping[str, Any] = session.metadata
-    return {
-        "session_id": session.session_id,
-        "channel": session.channel,
-        "chat_id": session.chat_id,
-        "title": session.title,
-        "agent_id": session.agent_id,
-        "messages": statistics.messages,
-        "window": statistics.window,
-        "entries": session.last_sequence,
-        "committed_sequence": session.committed_sequence,
-        "dirty": statistics.dirty,
-        "created_at": msgspec.to_builtins(session.created_at),
-        "last_accessed": msgspec.to_builtins(session.last_accessed),
-        "updated_at": msgspec.to_builtins(session.updated_at),
-        "incarnation": session.incarnation,
-        "metadata": dict(metadata),
-    }
-
-
-def _with_identity(entry: MessageEntry) -> dict[str, Any]:
-    """A message with its entry's id and sequence, which win over fields of these names in the message."""
-    return {**shown(entry.message), "id": entry.id, "sequence": entry.sequence}

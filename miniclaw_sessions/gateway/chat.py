@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from miniclaw_sessions.agent.loop import AgentEvent, ToolFinished, ToolStarted, TurnFinished
-from miniclaw_sessions.agent.provider import TextDelta
+from miniclaw_sessions.agent.loop import AgentEvent, TurnFinished
 from miniclaw_sessions.config import ListenSettings
-from miniclaw_sessions.gateway.replies import RequestError, as_request_error, json_reply, shown
+from miniclaw_sessions.gateway.documents import event_document
+from miniclaw_sessions.gateway.replies import RequestError, as_request_error, json_reply
 from miniclaw_sessions.gateway.requests import (
     Chat,
     checked_idempotency_key,
@@ -21,7 +20,7 @@ from miniclaw_sessions.gateway.requests import (
     read_json,
     shaped,
 )
-from miniclaw_sessions.gateway.streaming import ByteStream, RunningTurn, Turns, server_sent_event
+from miniclaw_sessions.gateway.streaming import ByteStream, RunningTurn, Turns, cancel_when_gone, server_sent_event
 from miniclaw_sessions.manager import SessionManager
 
 HEARTBEAT_S = 15.0
@@ -52,18 +51,25 @@ class ChatApi:
         turn = self._turns.start(session, message, idempotency_key=key)
         if wanted.stream:
             return await self._stream(turn)
-        return await self._answer(turn, session.session_id)
+        return await self._answer(turn, request, session.session_id)
 
-    async def _answer(self, turn: RunningTurn, session_id: str) -> Response:
+    async def _answer(self, turn: RunningTurn, request: Request, session_id: str) -> Response:
+        """Wait for the end of the turn, as long as the client does."""
+        last: AgentEvent | Exception | None = None
         try:
-            async for event in turn:
-                if isinstance(event, Exception):
-                    raise event
-                if isinstance(event, TurnFinished):
-                    return json_reply({**_finished(event, "reply"), "session_id": session_id})
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(cancel_when_gone, request.receive, tasks.cancel_scope, name="client watch")
+                async for event in turn:
+                    last = event
+                tasks.cancel_scope.cancel()
         finally:
             self._turns.abandon(turn)
-        raise RequestError(503, "turn_cut_off", "the turn ended without a reply; its steps are saved")
+        if isinstance(last, Exception):
+            raise last
+        if not isinstance(last, TurnFinished):
+            raise RequestError(503, "turn_cut_off", "the turn ended without a reply; its steps are saved")
+        _, data = event_document(last)
+        return json_reply({"reply": data["message"], "usage": data["usage"], "session_id": session_id})
 
     async def _stream(self, turn: RunningTurn) -> Response:
         """Begin the stream; what fails at once still becomes a status."""
@@ -96,25 +102,9 @@ async def _events(turn: RunningTurn, event: AgentEvent | Exception | None) -> As
 
 
 def _encode_event(event: AgentEvent | Exception | None) -> bytes:
-    match event:
-        case None:
-            return b": still here\n\n"
-        case TextDelta():
-            return server_sent_event("text", {"text": event.text})
-        case ToolStarted():
-            call = event.call
-            return server_sent_event("tool_started", {"id": call.id, "name": call.name, "arguments": call.arguments})
-        case ToolFinished():
-            call = event.call
-            return server_sent_event("tool_finished", {"id": call.id, "name": call.name, "is_error": event.is_error})
-        case TurnFinished():
-            return server_sent_event("done", _finished(event, "message"))
-        case Exception():
-            refused = as_request_error(event) or RequestError(500, "internal_error", "the turn failed unexpectedly")
-            return server_sent_event("error", {"message": refused.message, "type": refused.kind, **refused.details})
-
-
-def _finished(event: TurnFinished, name: str) -> dict[str, Any]:
-    usage = {field: getattr(event.usage, field) for field in event.usage.__struct_fields__ if field != "extra"}
-    usage["total_tokens"] = event.usage.total
-    return {name: shown(event.message), "usage": usage}
+    if event is None:
+        return b": still here\n\n"
+    if isinstance(event, Exception):
+        refused = as_request_error(event)
+        return server_sent_event("error", {"message": refused.message, "type": refused.kind, **refused.details})
+    return server_sent_event(*event_document(event))

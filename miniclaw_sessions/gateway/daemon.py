@@ -7,11 +7,12 @@ exit status is 0 only if everything accepted was saved.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, closing
+from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -20,11 +21,7 @@ import structlog
 from starlette.types import ASGIApp
 
 from miniclaw_sessions import errors
-from miniclaw_sessions.agent.loop import Agent
-from miniclaw_sessions.agent.provider import Provider
-from miniclaw_sessions.agent.tools import calculator_tool, time_tool
-from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.config import ListenSettings, LoadedSettings, ModelSettings, Secret, read_secret, socket_path
+from miniclaw_sessions.config import ListenSettings, LoadedSettings, Secret, read_secret, socket_path
 from miniclaw_sessions.gateway.exit_status import ExitStatus
 from miniclaw_sessions.gateway.http import make_app
 from miniclaw_sessions.gateway.listeners import AddressInUseError, Listener, inherited, listen_tcp, listen_unix
@@ -36,7 +33,7 @@ from miniclaw_sessions.gateway.streaming import Turns
 from miniclaw_sessions.log import configure_logging
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.persistence.recovery import Progress
-from miniclaw_sessions.providers.offline import OfflineProvider
+from miniclaw_sessions.providers.configured import open_agent
 
 log = structlog.get_logger(__name__)
 
@@ -81,14 +78,11 @@ async def _live(loaded: LoadedSettings, signals: Signals, notifier: Notifier) ->
     """From the settings to the saved sessions."""
     settings = loaded.settings
     token = read_secret(settings.listen.token_file, "token", os.environ)
-    agent = make_agent(settings.model)
     phase = Phase(notifier)
     manager = SessionManager(loaded.workspace, settings=settings.sessions, on_progress=phase.progress)
     status = ExitStatus.OK
     with signals.interrupting() as opening:
-        async with manager, AsyncExitStack() as model:
-            if isinstance(agent.provider, AbstractAsyncContextManager):
-                await model.enter_async_context(agent.provider)
+        async with open_agent(settings.model) as agent, manager:
             signals.shield()
             _settle_memory()
             with ExitStack() as sockets:
@@ -160,8 +154,9 @@ async def _flush_on_hangup(manager: SessionManager, signals: Signals) -> None:
         await signals.next_hangup()
         try:
             await manager.flush()  # logs what it did
-        except errors.SessionsError as error:
-            log.error("the flush that was asked for is not complete", action="flush.failed", error=str(error))
+        except Exception as error:  # noqa: BLE001 - a flush that fails must not end the daemon
+            sentence = "the flush that was asked for is not complete"
+            log.error(sentence, action="flush.failed", error_type=type(error).__name__)
 
 
 async def _watch(manager: SessionManager, notifier: Notifier) -> None:
@@ -231,6 +226,10 @@ def open_listeners(loaded: LoadedSettings, environ: MutableMapping[str, str], so
             sockets.callback(listener.close)
     if not listeners:
         raise errors.ConfigError("there is nothing to listen on; set listen.socket or listen.tcp")
+    for listener in listeners:
+        if not listener.is_local:
+            sentence = "other machines can connect, and nothing is encrypted: put a TLS proxy in front"
+            log.warning(sentence, action="listener.exposed", address=listener.address)
     return listeners
 
 
@@ -254,30 +253,6 @@ def access_policy(listeners: Sequence[Listener], limits: ListenSettings, token: 
     return AccessPolicy.of(token.reveal(), hosts, limits.allowed_origins)
 
 
-def make_agent(settings: ModelSettings) -> Agent:
-    """Who answers chats: the configured model, or, without one, a stand-in that needs no network and says so.
-
-    Raises:
-        ConfigError: the key cannot be read, or the model's library is not installed.
-    """
-    return Agent(
-        _make_provider(settings),
-        tools=[time_tool(SystemClock()), calculator_tool()],
-        system_prompt=settings.system_prompt,
-        max_iterations=settings.max_iterations,
-        tool_timeout_s=settings.tool_timeout_s,
-    )
-
-
-def _make_provider(settings: ModelSettings) -> Provider:
-    if not (settings.base_url or settings.model):
-        return OfflineProvider()
-    from miniclaw_sessions.providers.openai import OpenAIProvider  # noqa: PLC0415 - loads half a second of library
-
-    key = read_secret(settings.api_key_file, "model_api_key", os.environ, variable=settings.api_key_env)
-    return OpenAIProvider(settings.model, base_url=settings.base_url, api_key=key, timeout_s=settings.timeout_s)
-
-
 def _settle_memory() -> None:
     """What recovery loaded stays: keep the collector from walking over it again and again."""
     gc.collect()
@@ -287,13 +262,11 @@ def _settle_memory() -> None:
 
 # --- the end ---------------------------------------------------------------------------------------------------------
 
-_FOR_GOOD = (
-    errors.StoreCorrupt,
-    errors.SchemaTooNew,
-    errors.SnapshotUnreadable,
-    errors.QuarantineFull,
-    OSError,
-)
+_FOR_GOOD = (errors.StoreCorrupt, errors.SchemaTooNew, errors.SnapshotUnreadable, errors.QuarantineFull)
+_BROKEN_DISK = {
+    *(errno.EIO, errno.EROFS, errno.EUCLEAN, errno.ENODEV, errno.ENXIO),
+    *(errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP),
+}
 
 
 def status_of(error: Exception) -> ExitStatus:
@@ -302,7 +275,8 @@ def status_of(error: Exception) -> ExitStatus:
         return ExitStatus.CONFIG
     if isinstance(error, errors.DirectoryInUse | AddressInUseError):
         return ExitStatus.DIRECTORY_IN_USE
-    return ExitStatus.STORE if isinstance(error, _FOR_GOOD) else ExitStatus.FAILURE
+    is_disk = isinstance(error, OSError) and error.errno in _BROKEN_DISK  # not: out of descriptors, memory, space
+    return ExitStatus.STORE if is_disk or isinstance(error, _FOR_GOOD) else ExitStatus.FAILURE
 
 
 def _let_go_of_the_log() -> None:

@@ -6,11 +6,9 @@ of 500, and whatever else goes wrong is answered with an opaque id that the log 
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 import structlog
-import uuid_utils
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Router
@@ -112,8 +110,6 @@ class Exchange:
     async def fail(self, error: Exception) -> None:
         """Reply with the error, or break the connection if the reply has begun."""
         refused = _from_starlette(error) if isinstance(error, HTTPException) else as_request_error(error)
-        if refused is None:
-            refused = _unexpected(error)
         if self.status:
             self._scope["state"]["abort"]()
         else:
@@ -126,17 +122,3 @@ def _from_starlette(error: HTTPException) -> RequestError:
     sentences = {"not_found": "there is nothing at this path", "method_not_allowed": "this path has no such method"}
     sentence = sentences.get(kind, "the request is not valid")
     return RequestError(error.status_code, kind, sentence, headers=dict(error.headers or {}))
-
-
-def _unexpected(error: Exception) -> RequestError:
-    """Log where it happened, without the text, which may be a message's; reply with an id that finds the line."""
-    error_id = str(uuid_utils.uuid7())
-    frames = traceback.extract_tb(error.__traceback__)[-5:]
-    log.error(
-        "a request failed unexpectedly",
-        action="http.failed",
-        error_id=error_id,
-        error_type=type(error).__name__,
-        where=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
-    )
-    return RequestError(500, "internal_error", f"unexpected error; the daemon's log has it as {error_id}")

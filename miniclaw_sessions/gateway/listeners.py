@@ -8,6 +8,7 @@ asyncio switches Nagle's algorithm off for no others, and every answer would tak
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import stat
@@ -49,6 +50,11 @@ class Listener:
     def is_unix(self) -> bool:
         """Whether this is a Unix socket, whose mode has already decided who may connect."""
         return self.socket.family == socket.AF_UNIX
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        return self.is_unix or ipaddress.ip_address(self.socket.getsockname()[0]).is_loopback
 
     @property
     def address(self) -> str:

@@ -1,20 +1,24 @@
 """What goes back to a client: JSON, and the one table from an error to its HTTP status.
 
 No reply carries a path, a stack trace or the text of a message (rule S26). Errors that are the server's own affair are
-answered with a fixed sentence, because their text may name files.
+answered with a fixed sentence, because their text may name files; where that sentence points to the log, the error is
+logged here.
 """
 
 from __future__ import annotations
 
 import re
+import traceback
 from typing import Any
 
 import orjson
+import structlog
+import uuid_utils
 from starlette.responses import Response
 
 from miniclaw_sessions import errors
-from miniclaw_sessions.protocol.encoding import message_to_dict
-from miniclaw_sessions.protocol.messages import Message
+
+log = structlog.get_logger(__name__)
 
 RETRY_AFTER_S = 2
 """What a client that was turned away for now should wait, seconds."""
@@ -53,6 +57,7 @@ class RequestError(Exception):
         self.close = close
 
 
+_OUR_FAULT = 500
 _NOT_NOW = "the message store cannot be reached or written now; nothing is lost, try again later"
 _STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     # class: (status, the sentence for strangers; None: the error's own)
@@ -76,8 +81,8 @@ _STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
 }
 
 
-def as_request_error(error: Exception) -> RequestError | None:
-    """The reply to an error that the package raises on purpose; None for one that nobody expected."""
+def as_request_error(error: Exception) -> RequestError:
+    """The reply to any error; one that is the server's own fault is logged, because the reply does not explain it."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, TimeoutError):
@@ -89,8 +94,24 @@ def as_request_error(error: Exception) -> RequestError | None:
             retry = {"Retry-After": str(RETRY_AFTER_S)} if status in (503, 507) else {}
             details = {"entry_id": error.entry_id} if isinstance(error, errors.DuplicateMessage) else {}
             name = snake_case(type(error).__name__)
+            if status == _OUR_FAULT:
+                log.error("a request failed", action="http.failed", error_type=type(error).__name__, error=str(error))
             return RequestError(status, name, sentence or str(error), headers=retry, details=details)
-    return None
+    return _unexpected(error)
+
+
+def _unexpected(error: Exception) -> RequestError:
+    """Log where it happened, without the text, which may be a message's; reply with an id that finds the line."""
+    error_id = str(uuid_utils.uuid7())
+    frames = traceback.extract_tb(error.__traceback__)[-5:]
+    log.error(
+        "a request failed unexpectedly",
+        action="http.failed",
+        error_id=error_id,
+        error_type=type(error).__name__,
+        where=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+    )
+    return RequestError(_OUR_FAULT, "internal_error", f"unexpected error; the daemon's log has it as {error_id}")
 
 
 def snake_case(name: str) -> str:
@@ -103,11 +124,6 @@ def error_reply(error: RequestError) -> Response:
     body = {"message": error.message, "type": error.kind, "code": None, "param": error.param, **error.details}
     headers = {**error.headers, "Connection": "close"} if error.close else error.headers
     return json_reply({"error": body}, status=error.status, headers=headers)
-
-
-def shown(message: Message) -> dict[str, Any]:
-    """A message as clients see it: like its stored form, but with its content also where that is empty."""
-    return {"content": "", **message_to_dict(message)}
 
 
 def json_reply(data: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -52,7 +52,9 @@ class GatewayProtocol(HttpToolsProtocol):
             "trusted": peer is not None and peer.family == socket.AF_UNIX,
             "abort": transport.abort,
         }
-        if len(self.connections) > self.max_connections:
+        # Counted apart, so that strangers who fill the TCP port do not lock out those who own the Unix socket.
+        alike = sum(one.app_state["trusted"] == self.app_state["trusted"] for one in self.connections)
+        if alike > self.max_connections:
             self._send_error("503 Service Unavailable", "too_many_connections", "too many connections; try again later")
         else:
             self._await_head()
@@ -166,7 +168,7 @@ class EmbeddedServer(uvicorn.Server):
 
     Args:
         app: the application.
-        max_connections: how many clients may be connected at once.
+        max_connections: how many clients may be connected at once by TCP, and as many by Unix sockets.
         request_timeout_s: how long a request's head may take.
         graceful_timeout_s: how long requests in flight may take to finish once the server stops; then they are
             cancelled.

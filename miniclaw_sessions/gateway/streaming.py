@@ -202,7 +202,7 @@ class ByteStream(Response):
         """Send everything, unless the client goes away."""
         try:
             async with aclosing(self._chunks), anyio.create_task_group() as tasks:
-                tasks.start_soon(self._watch, receive, tasks.cancel_scope, name="client watch")
+                tasks.start_soon(cancel_when_gone, receive, tasks.cancel_scope, name="client watch")
                 await self._send_all_or_break_off(scope, send)
                 tasks.cancel_scope.cancel()
         finally:
@@ -229,11 +229,12 @@ class ByteStream(Response):
         with anyio.fail_after(self._stall_s):
             await send({"type": "http.response.body", "body": chunk, "more_body": more})
 
-    @staticmethod
-    async def _watch(receive: Receive, scope: anyio.CancelScope) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        scope.cancel()
+
+async def cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    """Wait for the client to go away, and cancel what is done for it."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
 
 
 async def with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:

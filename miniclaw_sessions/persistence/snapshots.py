@@ -23,7 +23,10 @@ from miniclaw_sessions.persistence.quarantine import Quarantine
 
 SUFFIX = ".json"
 CHUNK = 512
-"""How many files one worker-thread step reads or writes."""
+"""How many files one worker-thread step writes: more of them share a sync, fewer are sooner done."""
+
+READ_CHUNK = 32
+"""How many files one step reads: their bytes are in memory together, and leave holes in it when they go."""
 
 T = TypeVar("T")
 
@@ -92,8 +95,8 @@ class Snapshots:
         Raises:
             SnapshotUnreadable: a file exists but cannot be read; that is not damage, so nothing may be concluded.
         """
-        for start in range(0, len(names), CHUNK):
-            chunk = names[start : start + CHUNK]
+        for start in range(0, len(names), READ_CHUNK):
+            chunk = names[start : start + READ_CHUNK]
             found = await self._in_thread(partial(self._directory.read_many, chunk, limit=self._max_bytes))
             for name, _, error in found:
                 if error is not None and not isinstance(error, (NotRegular, TooLarge, FileNotFoundError)):

@@ -21,7 +21,6 @@ from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry, OtherEntry
 from miniclaw_sessions.protocol.messages import (
     EXTRA,
-    ROLE_TEXT,
     ImagePart,
     Message,
     OtherPart,
@@ -103,8 +102,8 @@ def message_to_dict(message: Message) -> dict[str, Any]:
         InvalidMessage: an unknown field holds something that JSON cannot.
     """
     fields = _flatten(message)
-    if message.role is Role.OTHER and message.role_text is not None:
-        fields["role"] = _checked_role_text(message.role_text)
+    if (role_text := message.role_text) is not None:
+        fields["role"] = _checked_role_text(role_text)
     if message.timestamp is not None:
         fields["timestamp"] = msgspec.to_builtins(_in_utc(message.timestamp))
     if message.tool_calls:
@@ -116,8 +115,8 @@ def message_to_dict(message: Message) -> dict[str, Any]:
     return fields
 
 
-def _checked_role_text(text: str) -> str:
-    if not text or _known_role(text) is not None:
+def _checked_role_text(text: Any) -> str:
+    if not isinstance(text, str) or not text or _known_role(text) is not None:
         raise InvalidMessage(f"role_text is {text!r}, which would be read as another role than OTHER")
     return text
 
@@ -178,7 +177,6 @@ def _is_plain(message: Message) -> bool:
     """Whether the struct's own JSON is the right one: nothing unknown anywhere in it, its time in UTC."""
     return (
         message.extra is None
-        and message.role_text is None
         and (message.timestamp is None or message.timestamp.tzinfo is UTC)
         and (isinstance(message.content, str) or all(_is_plain_part(part) for part in message.content))
         and (message.tool_calls is None or all(call.extra is None for call in message.tool_calls))
@@ -197,11 +195,13 @@ def _is_plain_usage(usage: Usage) -> bool:
 def _flatten(value: Any) -> dict[str, Any]:
     """A value as a dict with its unknown fields among the known ones, which they may not replace."""
     extra = check_json(value.extra)
-    if extra and (clash := sorted(extra.keys() & _field_names(value.__class__)[0])):
+    own = _field_names(value.__class__)[0]
+    if isinstance(value, Message) and value.role is Role.OTHER:
+        own = own - {"role"}  # there the unknown role's text is
+    if extra and (clash := sorted(extra.keys() & own)):
         raise InvalidMessage(f"extra holds {clash[0]!r}, which is a field of its own: set that")
     fields: dict[str, Any] = msgspec.to_builtins(value)
     fields.pop(EXTRA, None)
-    fields.pop(ROLE_TEXT, None)
     if isinstance(value, Usage):
         check_json(value.cost)
     return {**fields, **extra} if extra else fields
@@ -210,7 +210,7 @@ def _flatten(value: Any) -> dict[str, Any]:
 @cache
 def _field_names(kind: type[Value]) -> tuple[frozenset[str], frozenset[str]]:
     """The JSON names of a value's fields, and of those that it must have."""
-    fields = [field for field in msgspec.structs.fields(kind) if field.encode_name not in (EXTRA, ROLE_TEXT)]
+    fields = [field for field in msgspec.structs.fields(kind) if field.encode_name != EXTRA]
     tag = [kind.__struct_config__.tag_field] if kind.__struct_config__.tag_field else []
     names = frozenset([field.encode_name for field in fields] + tag)
     return names, frozenset(field.encode_name for field in fields if field.required)
@@ -304,7 +304,7 @@ def message_from_dict(data: Any) -> Message:
     if isinstance(usage := fields.get("usage"), dict):
         fields["usage"] = _gather(Usage, usage)
     message = _gather(Message, fields)
-    return message if role else msgspec.structs.replace(message, role_text=role_text)
+    return message if role else msgspec.structs.replace(message, extra={**(message.extra or {}), "role": role_text})
 
 
 def _part_from(part: Any) -> Part:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import string
+import sys
 from typing import NamedTuple
 
 from miniclaw_sessions.errors import InvalidKey
@@ -38,7 +39,8 @@ class SessionKey(NamedTuple):
         """
         if isinstance(chat_id, int) and not isinstance(chat_id, bool):
             chat_id = _decimal(chat_id)
-        return cls(_checked("channel", channel), _checked("chat_id", chat_id))  # type: ignore[arg-type]
+        # channels are few: one text for all
+        return cls(sys.intern(_checked("channel", channel)), _checked("chat_id", chat_id))  # type: ignore[arg-type]
 
     @classmethod
     def parse(cls, session_id: str) -> SessionKey:

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import msgspec
 
 _SECRET = os.urandom(8).hex()
-EXTRA, ROLE_TEXT, OTHER = (f"${name}-{_SECRET}" for name in ("extra", "role", "other"))
-"""The JSON names of what our values hold beside their fields: `extra`, `role_text`, and the tag of what is unknown.
+EXTRA, OTHER = (f"${name}-{_SECRET}" for name in ("extra", "other"))
+"""The JSON names of what our values hold beside their fields: `extra`, and the tag of what is unknown.
 
 They are made anew in every process, never written, and nobody can guess them. With fixed names, the fast decoders would
 let JSON from outside fill these places: an `extra` with a "role" in it would change who is speaking.
@@ -145,8 +145,7 @@ class Message(Value, frozen=True, gc=False):
         model: the model that produced it.
         usage: what producing it cost.
         stop_reason: why the model stopped, in the provider's word.
-        role_text: the role as the source spelled it, when `role` is OTHER.
-        extra: fields that have no place here, verbatim.
+        extra: fields that have no place here, verbatim; also the "role" as the source spelled it, when `role` is OTHER.
     """
 
     role: Role
@@ -160,7 +159,6 @@ class Message(Value, frozen=True, gc=False):
     model: str | None = None
     usage: Usage | None = None
     stop_reason: str | None = None
-    role_text: str | None = msgspec.field(default=None, name=ROLE_TEXT)
     extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
 
     @classmethod
@@ -182,6 +180,11 @@ class Message(Value, frozen=True, gc=False):
     def tool_result(cls, call: ToolCall, content: str | tuple[Part, ...], *, is_error: bool = False) -> Message:
         """The answer to one tool call."""
         return cls(Role.TOOL_RESULT, content, tool_call_id=call.id, name=call.name, is_error=is_error)
+
+    @property
+    def role_text(self) -> str | None:
+        """The role as the source spelled it, when `role` is OTHER."""
+        return (self.extra or {}).get("role") if self.role is Role.OTHER else None
 
     @property
     def is_user(self) -> bool:

@@ -102,7 +102,7 @@ def test_parts_that_are_not_text_are_named() -> None:
 
 
 def test_an_unknown_role_keeps_its_spelling() -> None:
-    assert "## de\\_v · " in rendered(Message(Role.OTHER, "x", role_text="de_v"))
+    assert "## de\\_v · " in rendered(Message(Role.OTHER, "x", extra={"role": "de_v"}))
 
 
 @pytest.mark.parametrize(

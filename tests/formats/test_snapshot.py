@@ -80,7 +80,7 @@ def real_snapshot(**changes: Any) -> Snapshot:
         Message(Role.USER, "Grüße 👋", timestamp=CREATED),
         Message(Role.ASSISTANT, "", timestamp=CREATED + timedelta(microseconds=1), tool_calls=(call,)),
         Message(Role.TOOL_RESULT, '{"a": 1}', timestamp=CREATED, tool_call_id="c1", name="search"),
-        Message(Role.OTHER, (TextPart("x", extra={"cache": True}),), timestamp=CREATED, role_text="developer"),
+        Message(Role.OTHER, (TextPart("x", extra={"cache": True}),), timestamp=CREATED, extra={"role": "developer"}),
     ]
     entries = tuple(
         MessageEntry(

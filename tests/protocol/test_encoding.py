@@ -185,7 +185,7 @@ def test_a_part_s_extra_may_not_hold_its_type() -> None:
 @pytest.mark.parametrize("role_text", ["system", "user", "model", "other", ""])
 def test_an_unknown_role_s_text_may_not_be_a_known_role(role_text: str) -> None:
     with pytest.raises(InvalidMessage, match="role_text"):
-        encode_message(Message(Role.OTHER, "hi", role_text=role_text))
+        encode_message(Message(Role.OTHER, "hi", extra={"role": role_text}))
 
 
 # --- nothing unfaithful is accepted ----------------------------------------------------------------------------------

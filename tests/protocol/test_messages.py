@@ -85,7 +85,9 @@ def test_an_unknown_role_is_never_taken_for_a_known_one_and_keeps_its_text(text:
 
 
 def test_the_role_text_counts_for_an_unknown_role_only() -> None:
-    assert as_json(Message(Role.USER, "x", role_text="system"))["role"] == "user"
+    assert Message(Role.USER, "x", extra={"role": "system"}).role_text is None
+    with pytest.raises(InvalidMessage, match="'role'"):
+        encode_message(Message(Role.USER, "x", extra={"role": "system"}))
 
 
 # --- messages --------------------------------------------------------------------------------------------------------

@@ -368,7 +368,7 @@ async def test_a_history_of_any_kind_is_accepted(service: ChatService, provider:
         Message.assistant("", (ToolCall("b", "read", "{}"), ToolCall("c", "read", ""))),
         Message(Role.TOOL_RESULT, "c first", tool_call_id="c"),
         Message.assistant(""),
-        Message(Role.OTHER, "obey", role_text="root"),
+        Message(Role.OTHER, "obey", extra={"role": "root"}),
         Message.assistant("so", (ToolCall("d", "read", "{}"),)),
     ]
     assert refusal(to_openai(history)) is not None
