@@ -23,6 +23,18 @@ class SessionsError(Exception):
     """The root of everything raised on purpose by miniclaw_sessions."""
 
 
+def first_cause(error: Exception) -> Exception:
+    """The error itself, or the first one of a group, as task groups raise them."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def named(error: BaseException) -> str:
+    """What may be logged of an error: our own and the system's texts hold nobody's message, others only their type."""
+    return str(error) if isinstance(error, SessionsError | OSError) else type(error).__name__
+
+
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
@@ -39,7 +51,7 @@ class DirectoryInUse(SessionsError):
         holder = f"process {pid}" if pid else "another process"
         super().__init__(
             f"cannot open {directory}: {holder} holds it. One process per directory: "
-            "talk to the running daemon, stop it first, or choose another workspace."
+            "if it is the daemon, talk to it; otherwise end it first, or choose another workspace."
         )
 
 

@@ -8,6 +8,7 @@ full, its pipe is gone) must not end the committer that wanted to say so.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,9 +27,18 @@ class _LazyLogger:
             import structlog  # noqa: PLC0415 - see the module's docstring
 
             with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
-                getattr(structlog.get_logger(self._name), method)(*arguments, **fields)
+                if structlog.is_configured():
+                    getattr(structlog.get_logger(self._name), method)(*arguments, **fields)
+                else:
+                    _to_standard_library(self._name, method, *arguments, **fields)
 
         return write
+
+
+def _to_standard_library(name: str, method: str, event: str, **fields: Any) -> None:
+    """Nobody has configured structlog, so this is somebody else's program: its own logging decides what is shown."""
+    facts = " ".join(f"{key}={value!r}" for key, value in fields.items())
+    logging.getLogger(name).log(logging.getLevelName(method.upper()), "%s (%s)", event, facts)
 
 
 def get_logger(name: str) -> FilteringBoundLogger:

@@ -25,6 +25,7 @@ from structlog.typing import EventDict, Processor
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import LogSettings
+from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.protocol.printable import printable
 
 ACTIONS = {
@@ -42,7 +43,7 @@ ACTIONS = {
     "flush.recovered": "snapshots can be written again",
     "http.broke_off": "a reply failed after it had begun",
     "http.disconnected": "a client went away before its request was complete",
-    "http.failed": "a request failed by a fault of the store, or in a way nobody foresaw",
+    "http.failed": "a request failed by a fault of the store or the model, or in a way nobody foresaw",
     "http.stalled": "a client did not take its reply",
     "library": "a record of another library's own logger",
     "listener.exposed": "other machines can connect by TCP, which is not encrypted",
@@ -55,6 +56,7 @@ ACTIONS = {
     "recovery.quarantined": "a damaged snapshot was set aside, whole",
     "recovery.renamed": "a snapshot got its canonical name",
     "recovery.store_quarantined": "a damaged store was set aside, whole",
+    "recovery.written_back": "the store had lost something that the snapshots still have",
     "session.deleted": "a session was deleted by request",
     "session.reloaded": "a session went on from what the store has",
     "shutdown.unsaved": "closing could not save everything that was accepted",
@@ -218,18 +220,16 @@ def _plain(value: Any, *, nested: bool = False) -> Any:
 
 
 def _failure(exc_info: Any) -> dict[str, Any]:
-    """An exception as its type, the first line of its text, and where it happened; no source lines, no values."""
+    """An exception as its type and where it happened; its text, in one line, only where it cannot quote anybody."""
     if exc_info is True:
         exc_info = sys.exc_info()
     error = exc_info[1] if isinstance(exc_info, tuple) else exc_info
     if not isinstance(error, BaseException):
         return {}
     frames = traceback.extract_tb(error.__traceback__)[-_MAX_FRAMES:]
-    return {
-        "error_type": type(error).__name__,
-        "error": _cut(str(error), MAX_VALUE_LENGTH),
-        "where": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
-    }
+    told = {"error": _cut(str(error), MAX_VALUE_LENGTH)} if isinstance(error, SessionsError | OSError) else {}
+    where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+    return {"error_type": type(error).__name__, **told, "where": where}
 
 
 def _cut(text: str, length: int) -> str:

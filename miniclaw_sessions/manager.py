@@ -29,6 +29,7 @@ from miniclaw_sessions.errors import (
     StoreError,
     StoreFull,
     StoreUnavailable,
+    named,
 )
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.conversation import Conversation
@@ -192,7 +193,7 @@ class SessionManager:
         try:
             await self._flusher.flush()
         except Exception as error:  # noqa: BLE001 - closing goes on; _refuse_to_forget tells
-            log.error("the last flush failed", action="flush.failed", error=str(error))
+            log.error("the last flush failed", action="flush.failed", error=named(error))
 
     def _refuse_to_forget(self) -> None:
         """An error when something was not saved: silence would be a lie (rule R31)."""

@@ -193,14 +193,14 @@ def test_only_the_first_line_of_an_error_is_written_because_databases_quote_para
 
 def test_an_exception_is_told_by_type_and_place_without_source_or_values(service: Log) -> None:
     def fail(said: str) -> None:
-        raise RuntimeError("it broke\n" + said)
+        raise RuntimeError(said)
 
     try:
         fail("the secret plan")
     except RuntimeError:
         service.log.exception("unexpected", action="http.failed")
     record = service.records[0]
-    assert (record["error_type"], record["error"]) == ("RuntimeError", "it broke...")
+    assert (record["error_type"], "error" in record) == ("RuntimeError", False)
     assert record["where"][-1].endswith(" fail")
     assert "secret plan" not in service.stream.getvalue()
 

@@ -7,7 +7,7 @@ import traceback
 
 import typer
 
-from miniclaw_sessions.errors import SessionsError
+from miniclaw_sessions.errors import SessionsError, first_cause
 from miniclaw_sessions.protocol.printable import printable
 
 FAILED = 1
@@ -16,7 +16,7 @@ WRONG_USAGE = 2
 
 def tell(error: Exception, *, debug: bool = False) -> int:
     """Print the error as one line on standard error and return the exit status that belongs to it."""
-    cause = _first_cause(error)
+    cause = first_cause(error)
     if debug:
         traceback.print_exception(error)
     print(f"error: {sentence(cause)}", file=sys.stderr)  # noqa: T201 - this is what the function is for
@@ -38,9 +38,3 @@ def sentence(error: Exception) -> str:
     else:
         text = f"unexpected {type(error).__name__}; the same command with --debug shows where"
     return printable(text)
-
-
-def _first_cause(error: Exception) -> Exception:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -154,10 +154,9 @@ def _print_head(invocation: Invocation, session: Document) -> None:
         "created": local_time(session["created_at"]),
         "last used": local_time(session["last_accessed"]),
         "messages": f"{session['messages']} in the window of {session['window']}, {session['entries']} entries in all",
-        **session["metadata"],
     }
     invocation.console.print(one_line(session["title"] or session["session_id"]), style="bold")
-    for name, value in facts.items():
+    for name, value in [*facts.items(), *session["metadata"].items()]:
         if name != "title" and value not in (None, ""):
             table.add_row(one_line(name), one_line(value), style="dim")
     invocation.console.print(table)

@@ -63,9 +63,10 @@ def render_head(session: Mapping[str, Any]) -> str:
         "Chat": session["chat_id"],
         "Created": session.get("created_at"),
         "Last used": session.get("last_accessed"),
-        **{str(name): value for name, value in (session.get("metadata") or {}).items() if name != "title"},
     }
-    rows = [f"- **{_inline(name)}**: {_inline(_plain(value))}" for name, value in facts.items() if value is not None]
+    more = [(name, value) for name, value in (session.get("metadata") or {}).items() if name != "title"]
+    pairs = [*facts.items(), *more]  # metadata of the same name must not replace a fact
+    rows = [f"- **{_inline(name)}**: {_inline(_plain(value))}" for name, value in pairs if value is not None]
     return "\n".join([f"# {_inline(session.get('title') or session['session_id'])}", "", *rows, ""])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Sequence
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import TypeVar
 
@@ -49,6 +50,8 @@ MAX_PAGE = 1000
 """Sessions or messages in one reply."""
 
 _CHUNK_BYTES = 65_536
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_MAX_PLACE_DIGITS = 20
 T = TypeVar("T")
 
 
@@ -144,14 +147,14 @@ class Api:
     async def list_sessions(self, request: Request) -> Response:
         """A page of sessions, newest first."""
         limit = query_number(request, "limit", default=100, most=MAX_PAGE)
-        after = request.query_params.get("after")
         summaries = await self._manager.list(channel=request.query_params.get("channel") or None)
-        first = 0 if after is None else 1 + _index_of(summaries, after)
-        page = summaries[first : first + limit]
-        is_last = first + limit >= len(summaries)
+        if (after := request.query_params.get("after")) is not None:
+            last = _parse_place(after)
+            summaries = [summary for summary in summaries if _place(summary) < last]
+        page = summaries[:limit]
         reply = {
             "sessions": [msgspec.to_builtins(summary) for summary in page],
-            "next": None if is_last else page[-1].session_id,
+            "next": "{}.{}".format(*_place(page[-1])) if len(page) < len(summaries) else None,
         }
         return json_reply(reply)
 
@@ -275,8 +278,13 @@ class Api:
         return [problem.replace(str(self._manager.workspace), "<workspace>") for problem in problems]
 
 
-def _index_of(summaries: list[SessionSummary], session_id: str) -> int:
-    for index, summary in enumerate(summaries):
-        if summary.session_id == session_id:
-            return index
-    raise RequestError(404, "session_not_found", "the session to go on after is gone; begin again", param="after")
+def _place(summary: SessionSummary) -> tuple[int, str]:
+    """Where a session stands in the list: a place that stays when others are used or deleted between two pages."""
+    return (summary.last_accessed - _EPOCH) // timedelta(microseconds=1), summary.session_id
+
+
+def _parse_place(text: str) -> tuple[int, str]:
+    number, _, session_id = text.partition(".")
+    if not (number.isascii() and number.isdigit() and len(number) <= _MAX_PLACE_DIGITS):
+        raise RequestError(422, "invalid_request", "after must be what the page before calls next", param="after")
+    return int(number), session_id

@@ -66,7 +66,7 @@ async def _main(loaded: LoadedSettings) -> ExitStatus:
         try:
             return await _live(loaded, signals, notifier)
         except Exception as error:  # noqa: BLE001 - the last edge: whatever it is becomes a line and a status
-            cause = _first_cause(error)
+            cause = errors.first_cause(error)
             status = status_of(cause)
             sentence = str(cause) if isinstance(cause, errors.SessionsError | OSError) else "the daemon failed"
             log.critical(sentence, action="daemon.failed", error_type=type(cause).__name__, status=int(status))
@@ -288,10 +288,3 @@ def _let_go_of_the_log() -> None:
             sink = os.open(os.devnull, os.O_WRONLY)
             os.dup2(sink, stream.fileno())
             os.close(sink)
-
-
-def _first_cause(error: Exception) -> Exception:
-    """The error itself, or the first one of a group."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error

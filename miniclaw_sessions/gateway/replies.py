@@ -1,8 +1,8 @@
 """What goes back to a client: JSON, and the one table from an error to its HTTP status.
 
 No reply carries a path, a stack trace or the text of a message (rule S26). Errors that are the server's own affair are
-answered with a fixed sentence, because their text may name files; where that sentence points to the log, the error is
-logged here.
+answered with a fixed sentence, because their text may name files. Faults of the store, of the model and of the program
+itself are logged here, the one place that sees them all.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class RequestError(Exception):
 
 
 _OUR_FAULT = 500
+_MODELS_FAULT = 502
 _NOT_NOW = "the message store cannot be reached or written now; nothing is lost, try again later"
 _STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     # class: (status, the sentence for strangers; None: the error's own)
@@ -76,13 +77,13 @@ _STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.StoreConflict: (409, "another process appended to this session at the same time; try again"),
     errors.StoreError: (500, "the message store failed; the daemon's log has the details"),
     errors.SnapshotUnreadable: (503, _NOT_NOW),
-    errors.AgentError: (502, None),
+    errors.AgentError: (_MODELS_FAULT, None),
     errors.SessionsError: (500, "the request failed; the daemon's log has the details"),
 }
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """The reply to any error; one that is the server's own fault is logged, because the reply does not explain it."""
+    """The reply to any error; what the daemon's operator must see to, and not the client, is logged too."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, TimeoutError):
@@ -94,7 +95,7 @@ def as_request_error(error: Exception) -> RequestError:
             retry = {"Retry-After": str(RETRY_AFTER_S)} if status in (503, 507) else {}
             details = {"entry_id": error.entry_id} if isinstance(error, errors.DuplicateMessage) else {}
             name = snake_case(type(error).__name__)
-            if status == _OUR_FAULT:
+            if status in (_OUR_FAULT, _MODELS_FAULT):
                 log.error("a request failed", action="http.failed", error_type=type(error).__name__, error=str(error))
             return RequestError(status, name, sentence or str(error), headers=retry, details=details)
     return _unexpected(error)

@@ -151,7 +151,8 @@ class Turns:
         finally:
             self._running.discard(turn)
             self._idle.set()
-            if not turn.tell(last) and isinstance(last, Exception):
+            is_told = turn.tell(last) or turn.scope.cancelled_caught
+            if not is_told and isinstance(last, Exception):
                 log.warning(
                     "a turn failed after its client had gone",
                     action="turn.failed",

@@ -19,6 +19,10 @@ from miniclaw_sessions.errors import ManagerClosed, StoreError, StoreUnavailable
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry
 
+_STILL_THERE = (
+    "what was accepted before is kept in memory and saved when the store recovers; "
+    "send it again only with the same idempotency key"
+)
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 10.0
 
@@ -182,7 +186,8 @@ class Committer:
         while session.committed < sequence:
             if session.rejected is not None:
                 raise anew(session.rejected)
-            self.check_store()
+            if self.failure is not None:
+                raise anew(self.failure, _STILL_THERE)
             on_its_way = session.sending is not None and sequence <= session.sending[-1].sequence
             await (self._this_round if on_its_way else self._next_round).wait()
 
@@ -288,9 +293,11 @@ class Committer:
         self._queued.update(younger)
 
 
-def anew(error: E) -> E:
+def anew(error: E, note: str = "") -> E:
     """The same error for one more waiter: an object raised again and again gathers tracebacks, with all they hold."""
     fresh = copy(error)
+    if note:
+        fresh.args = (f"{error}; {note}",)
     fresh.__cause__ = error
     return fresh
 

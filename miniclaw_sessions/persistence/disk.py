@@ -99,8 +99,13 @@ class Directory:
         """Every name in it, sorted."""
         return sorted(os.listdir(self.fd))
 
-    def read(self, name: str, *, limit: int) -> bytes:
+    def read(self, name: str, *, limit: int, tighten: bool = False) -> bytes:
         """A regular file's bytes; never follows a link, never waits on a pipe (rule R21).
+
+        Args:
+            name: the file's name in this directory.
+            limit: the most bytes it may have.
+            tighten: take away whatever others may do with it.
 
         Raises:
             NotRegular: it is something else than a file.
@@ -119,16 +124,18 @@ class Directory:
                 raise NotRegular(errno.EINVAL, f"{name} is not a regular file")
             if status.st_size > limit:
                 raise TooLarge(errno.EFBIG, f"{name} has {status.st_size} bytes, more than {limit}")
+            if tighten and stat.S_IMODE(status.st_mode) != FILE_MODE:
+                os.fchmod(fd, FILE_MODE)
             return _read_all(fd, status.st_size)
         finally:
             os.close(fd)
 
-    def read_many(self, names: Iterable[str], *, limit: int) -> list[Found]:
+    def read_many(self, names: Iterable[str], *, limit: int, tighten: bool = False) -> list[Found]:
         """`read` for many names; an error is returned beside its name instead of raised."""
         found = []
         for name in names:
             try:
-                found.append(Found(name, self.read(name, limit=limit), None))
+                found.append(Found(name, self.read(name, limit=limit, tighten=tighten), None))
             except OSError as error:
                 found.append(Found(name, None, error))
         return found

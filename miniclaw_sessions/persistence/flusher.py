@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.clock import Clock, sleep_unless
-from miniclaw_sessions.errors import StoreUnavailable
+from miniclaw_sessions.errors import StoreUnavailable, named
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.conversation import Snapshot
 from miniclaw_sessions.persistence.committer import Committer
@@ -117,7 +117,7 @@ class Flusher:
                 await self.flush()
             except Exception as error:  # noqa: BLE001 - a flush that fails must not end the task that repeats it
                 self.problem = f"the last flush failed: {type(error).__name__}"
-                log.error("the flush failed; retrying", action="flush.failed", error=str(error))
+                log.error("the flush failed; retrying", action="flush.failed", error=named(error))
 
     def close(self) -> None:
         """Make `run` return after the flush that is under way."""

@@ -116,7 +116,7 @@ class Recovery:
     async def _load_files(self) -> None:
         names = await self._snapshots.names()
         done = 0
-        async for chunk in self._snapshots.read(names):
+        async for chunk in self._snapshots.read(names, tighten=True):
             for found in chunk:
                 self._load(found)
             done += len(chunk)
@@ -209,6 +209,11 @@ class Recovery:
             if outcome is not None:
                 raise outcome
         self.report.written_back += len(self._missing)
+        log.warning(
+            "the store lacked what the files still have; it was given that, older messages are lost",
+            action="recovery.written_back",
+            sessions=len(self._missing),
+        )
         self._missing = []
 
 

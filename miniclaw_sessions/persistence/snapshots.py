@@ -87,8 +87,8 @@ class Snapshots:
             ) from error
         return [name for name in names if name.endswith(SUFFIX) and not name.startswith(".")]
 
-    async def read(self, names: Sequence[str]) -> AsyncIterator[list[Found]]:
-        """The files' bytes, a chunk at a time, each name once.
+    async def read(self, names: Sequence[str], *, tighten: bool = False) -> AsyncIterator[list[Found]]:
+        """The files' bytes, a chunk at a time, each name once; `tighten` makes those private that are not.
 
         A chunk holds what could be read and what is not a readable session file (`NotRegular`, `TooLarge`).
 
@@ -97,7 +97,9 @@ class Snapshots:
         """
         for start in range(0, len(names), READ_CHUNK):
             chunk = names[start : start + READ_CHUNK]
-            found = await self._in_thread(partial(self._directory.read_many, chunk, limit=self._max_bytes))
+            found = await self._in_thread(
+                partial(self._directory.read_many, chunk, limit=self._max_bytes, tighten=tighten)
+            )
             for name, _, error in found:
                 if error is not None and not isinstance(error, (NotRegular, TooLarge, FileNotFoundError)):
                     raise SnapshotUnreadable(

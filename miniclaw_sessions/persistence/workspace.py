@@ -82,6 +82,7 @@ class Workspace:
     def _open_directory(self, stack: AsyncExitStack) -> Snapshots:
         """Make the directory if needed, lock it, and open what is in it."""
         try:
+            self._recognize()
             Directory(self.path).close()
             stack.callback(DirectoryLock(self.path).release)
             self._clean()
@@ -90,6 +91,16 @@ class Workspace:
             raise ConfigError(
                 f"the workspace {self.path} cannot be used: {error.strerror}; mend it or choose another one"
             ) from error
+
+    def _recognize(self) -> None:
+        """Refuse to make a workspace of somebody's other directory: it would become private, and ours."""
+        if not self.path.is_dir() or (self.path / ".lock").is_file() or (self.path / "sessions").is_dir():
+            return
+        if any(self.path.iterdir()):
+            raise ConfigError(
+                f"{self.path} is neither empty nor a workspace (it has no directory `sessions`); "
+                "choose an empty directory, or one that does not exist yet"
+            )
 
     def _clean(self) -> None:
         """Delete what a crash left half-written where recovery does not look."""

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+from structlog.testing import capture_logs
 
 pytestmark = pytest.mark.anyio
 
@@ -84,10 +85,12 @@ async def test_a_stream_tells_what_tools_do(served: Any) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_model_that_fails_keeps_the_question_and_no_secret(served: Any, stream: bool) -> None:
-    reply = await served.unix.post("/v1/chat", json=chat("fail now", stream=stream))
+    with capture_logs() as records:
+        reply = await served.unix.post("/v1/chat", json=chat("fail now", stream=stream))
     assert reply.status_code == 502
+    assert [record["error_type"] for record in records] == ["ModelError"]  # the operator must see to it
     assert reply.json()["error"]["type"] == "model_error"
-    assert "sk-secret" not in reply.text
+    assert "sk-secret" not in reply.text + repr(records)
     assert await texts(served) == ["fail now"]
 
 
@@ -133,6 +136,37 @@ async def test_a_turn_without_a_client_is_cut_off_at_last(served: Any, provider:
         await served.turns.finished()
     assert await texts(served) == ["slow answer"]
     assert await served.is_alive()
+
+
+async def test_a_client_that_does_not_stream_and_goes_away_is_noticed_too(served: Any, provider: Any) -> None:
+    served.turns._patience_s = 0.05
+    body = json.dumps(chat("slow answer")).encode()
+    head = b"POST /v1/chat HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    async with await anyio.connect_unix(str(served.socket)) as stream:
+        await stream.send(head % len(body) + body)
+        await provider.began.wait()
+    with anyio.fail_after(5):
+        await served.turns.finished()
+    assert await texts(served) == ["slow answer"]
+
+
+async def test_an_error_that_nobody_foresaw_is_logged_when_a_stream_has_begun(
+    served: Any, provider: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise KeyError("said in confidence")
+
+    monkeypatch.setattr(served.turns._agent, "_accepted", fail)
+    response, lines = await begin_slow_stream(served, provider)
+    with capture_logs() as records:
+        provider.gate.set()
+        told = [json.loads(line.removeprefix("data: ")) async for line in lines if line.startswith("data: ")][-1]
+    assert told["type"] == "internal_error"
+    (record,) = records
+    assert record["action"] == "http.failed"
+    assert record["error_id"] in told["message"]
+    assert "confidence" not in repr((record, told))
+    await response.aclose()
 
 
 @pytest.mark.parametrize("stream", [False, True])

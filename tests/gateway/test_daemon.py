@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -20,6 +21,8 @@ import anyio
 import httpx2
 import pytest
 
+from miniclaw_sessions.errors import ConfigError, StoreCorrupt
+from miniclaw_sessions.gateway.daemon import status_of
 from miniclaw_sessions.gateway.exit_status import ExitStatus
 from miniclaw_sessions.history.context import is_legal
 from miniclaw_sessions.protocol.encoding import decode_entry, message_from_dict
@@ -473,6 +476,23 @@ async def test_a_short_token_and_a_wrong_setting_are_refused(directory: Path) ->
         assert await daemon.exited() == ExitStatus.CONFIG
     with Daemon(directory, MINICLAW_SESSIONS_WINDOW="1") as daemon:
         assert await daemon.exited() == ExitStatus.CONFIG
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (OSError(errno.EIO, "Input/output error"), ExitStatus.STORE),
+        (PermissionError(errno.EACCES, "Permission denied"), ExitStatus.STORE),
+        (OSError(errno.EMFILE, "Too many open files"), ExitStatus.FAILURE),
+        (OSError(errno.ENOSPC, "No space left on device"), ExitStatus.FAILURE),
+        (TimeoutError(), ExitStatus.FAILURE),
+        (StoreCorrupt("damaged"), ExitStatus.STORE),
+        (ConfigError("wrong"), ExitStatus.CONFIG),
+        (RuntimeError("unforeseen"), ExitStatus.FAILURE),
+    ],
+)
+def test_only_what_a_restart_cannot_cure_prevents_one(error: Exception, status: ExitStatus) -> None:
+    assert status_of(error) is status
 
 
 async def test_a_store_that_is_damaged_for_good_or_too_new_is_a_status_of_its_own(directory: Path) -> None:

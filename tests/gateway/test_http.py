@@ -10,9 +10,10 @@ from urllib.parse import quote
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from miniclaw_sessions.config import ListenSettings, SessionSettings
-from miniclaw_sessions.errors import StoreFull, StoreUnavailable
+from miniclaw_sessions.errors import StoreCorrupt, StoreFull, StoreUnavailable
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
@@ -97,8 +98,26 @@ async def test_sessions_are_listed_newest_first_a_page_at_a_time(served: Any) ->
     assert pages == [["6", "5", "4"], ["3", "2", "1"], ["0"]]
     only_a = (await served.unix.get("/v1/sessions", params={"channel": "a"})).json()["sessions"]
     assert [session["chat_id"] for session in only_a] == ["5", "3", "1"]
-    gone = await served.unix.get("/v1/sessions", params={"after": "b_99"})
-    assert gone.status_code == 404
+    wrong = await served.unix.get("/v1/sessions", params={"after": "b_99"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (422, "after")
+
+
+async def test_a_list_goes_on_where_it_was_when_its_last_session_is_used_or_deleted_meanwhile(served: Any) -> None:
+    for number in range(6):
+        await served.unix.post("/v1/sessions", json={"channel": "a", "chat_id": number})
+    first = (await served.unix.get("/v1/sessions", params={"limit": 2})).json()
+    await served.unix.post("/v1/sessions/a_4/messages", json=user("back again"))
+    second = (await served.unix.get("/v1/sessions", params={"limit": 2, "after": first["next"]})).json()
+    await served.unix.delete("/v1/sessions/a_2")
+    third = (await served.unix.get("/v1/sessions", params={"limit": 2, "after": second["next"]})).json()
+    pages = [[session["session_id"] for session in page["sessions"]] for page in (first, second, third)]
+    assert pages == [["a_5", "a_4"], ["a_3", "a_2"], ["a_1", "a_0"]]
+    assert third["next"] is None
+
+
+async def test_a_new_session_with_an_agent_is_acknowledged_when_it_is_committed(served: Any) -> None:
+    reply = await served.unix.post("/v1/sessions", json={"channel": "a", "chat_id": "1", "agent_id": "main"})
+    assert reply.json()["entries"] == reply.json()["committed_sequence"] == 1
 
 
 async def test_listing_and_looking_neither_create_nor_renew(served: Any) -> None:
@@ -318,6 +337,20 @@ async def test_a_store_that_fails_refuses_messages_and_goes_on_reading(
     assert await served.is_alive()
 
 
+async def test_a_fault_of_the_store_is_explained_in_the_log_and_not_in_the_reply(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> Any:
+        raise StoreCorrupt("entry 7 in /secret/place is damaged")
+
+    monkeypatch.setattr(served.manager, "check", fail)
+    with capture_logs() as records:
+        reply = await served.unix.post("/v1/check")
+    assert (reply.status_code, reply.json()["error"]["type"]) == (500, "store_corrupt")
+    assert "secret" not in reply.text
+    assert [(r["action"], r["error"]) for r in records] == [("http.failed", "entry 7 in /secret/place is damaged")]
+
+
 async def test_an_unexpected_error_is_an_opaque_id_that_the_log_explains(
     served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +389,21 @@ class TestSmallLimits:
         for stream in streams:
             await stream.aclose()
         assert await served.is_alive()
+
+    async def test_strangers_who_fill_the_tcp_port_do_not_lock_out_the_unix_socket(self, served: Any) -> None:
+        streams = [await anyio.connect_tcp("127.0.0.1", served.port) for _ in range(4)]
+        request = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        assert (await served.raw(request, by_tcp=True)).startswith(b"HTTP/1.1 503 ")
+        assert (await served.raw(request)).startswith(b"HTTP/1.1 200 ")
+        for stream in streams:
+            await stream.aclose()
+
+    async def test_deleting_does_not_wait_for_ever_for_a_turn(self, served: Any) -> None:
+        session = await served.manager.get_or_create("a", "1")
+        async with session.turn(Message.user("busy")):
+            reply = await served.unix.delete("/v1/sessions/a_1")
+            assert (reply.status_code, reply.json()["error"]["type"]) == (503, "timeout")
+        assert (await served.unix.delete("/v1/sessions/a_1")).json() == {"deleted": True}
 
     async def test_too_many_sessions_are_refused_and_old_ones_served(self, served: Any) -> None:
         statuses = []

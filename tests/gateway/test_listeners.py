@@ -8,12 +8,15 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from miniclaw_sessions.config import load_settings
 from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.gateway.daemon import open_listeners
 from miniclaw_sessions.gateway.listeners import AddressInUseError, inherited, listen_tcp, listen_unix
 
 
@@ -171,3 +174,17 @@ def test_an_inherited_descriptor_that_does_not_listen_is_a_wrong_setting(short_p
 
 def test_without_systemd_nothing_is_inherited() -> None:
     assert inherited({}) == []
+
+
+@pytest.mark.parametrize(("address", "is_local"), [("127.0.0.1:0", True), ("0.0.0.0:0", False)])
+def test_a_listener_knows_whether_other_machines_can_connect(address: str, is_local: bool) -> None:
+    (listener,) = listen_tcp(address)
+    with closing(listener):
+        assert listener.is_local is is_local
+
+
+def test_a_listener_that_other_machines_can_reach_is_worth_a_warning(short_path: Path) -> None:
+    flags = {"workspace": str(short_path), "listen.tcp": "0.0.0.0:0"}
+    with capture_logs() as records, ExitStack() as sockets:
+        open_listeners(load_settings(None, {}, flags), {}, sockets)
+    assert [record["action"] for record in records] == ["listener.exposed"]

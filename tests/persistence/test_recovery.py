@@ -276,10 +276,10 @@ async def test_a_file_that_cannot_be_read_stops_the_start_and_nothing_is_touched
     before = home.files()
     read = Directory.read
 
-    def unreadable(directory: Directory, name: str, *, limit: int) -> bytes:
+    def unreadable(directory: Directory, name: str, *, limit: int, tighten: bool) -> bytes:
         if name == "telegram_2.json":
             raise OSError(number, os.strerror(number), name)
-        return read(directory, name, limit=limit)
+        return read(directory, name, limit=limit, tighten=tighten)
 
     monkeypatch.setattr(Directory, "read", unreadable)
     with pytest.raises(SnapshotUnreadable, match="nothing was changed"):
