@@ -765,3 +765,19 @@ def test_serve_saves_everything_at_ctrl_c(cli: Cli) -> None:
             if '"daemon.ready"' in line:
                 process.send_signal(signal.SIGINT)
         assert process.wait(START_LIMIT_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["chat", "--message", " "], "the message is empty"),
+        (["chat", "--message", "caf\udce9"], "not valid UTF-8"),
+        (["chat", "--chat-id", "", "--message", "hi"], "chat_id is empty"),
+    ],
+)
+def test_a_message_or_a_chat_that_is_none_is_refused_before_anything_is_said(
+    cli: Cli, arguments: list[str], said: str
+) -> None:
+    result = cli(*arguments)
+    assert result.status == 1
+    assert said in result.error

@@ -22,7 +22,7 @@ from miniclaw_sessions.cli.failures import sentence
 from miniclaw_sessions.cli.invocation import Invocation, command
 from miniclaw_sessions.cli.opening import open_backend
 from miniclaw_sessions.cli.output import message_block, one_line, progress_on, text_of
-from miniclaw_sessions.errors import SessionNotFound, SessionsError
+from miniclaw_sessions.errors import InvalidMessage, SessionNotFound, SessionsError
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.printable import printable
 
@@ -65,7 +65,7 @@ def chat(
     """Talk to the model; the conversation is kept. Without a terminal, each line of standard input is a message."""
     from anyio.from_thread import start_blocking_portal  # noqa: PLC0415 - help does not need it
 
-    key = SessionKey.of(channel, chat_id or _user_name())
+    key = SessionKey.of(channel, _user_name() if chat_id is None else chat_id)
     invocation.configure_logging()
     with (
         start_blocking_portal() as portal,
@@ -74,13 +74,27 @@ def chat(
     ):
         conversation = Conversation(invocation, portal, backend, key)
         if message is not None:
-            conversation.say(sys.stdin.read().strip() if message == "-" else message)
+            conversation.say(_whole(sys.stdin.read() if message == "-" else message))
         elif sys.stdin.isatty():
             conversation.hold()
         else:
-            for line in sys.stdin:
-                if not conversation.take(line.rstrip("\n")):
+            for number, line in enumerate(sys.stdin, 1):
+                if not conversation.take(_checked(line.rstrip("\n"), f"line {number}")):
                     break
+
+
+def _whole(text: str) -> str:
+    """A message given at once, which must not be empty."""
+    if not text.strip():
+        raise InvalidMessage("the message is empty; say something")
+    return _checked(text.strip(), "the message")
+
+
+def _checked(text: str, place: str) -> str:
+    """Text from a pipe or an argument; bytes that are not UTF-8 are in it as lone surrogates."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise InvalidMessage(f"{place} is not valid UTF-8; convert it first, for example with iconv")
+    return text
 
 
 def _user_name() -> str:
