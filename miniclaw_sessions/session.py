@@ -175,10 +175,8 @@ class Session:
             UnsavedLimit: too much waits for the store already.
             SessionDeleted: the session was deleted or has expired.
         """
-        if idempotency_key is not None and (known := self.find_duplicate(idempotency_key)) is not None:
+        if idempotency_key is not None and (known := self._known(idempotency_key)) is not None:
             return known
-        if idempotency_key is not None and len(idempotency_key) > MAX_IDEMPOTENCY_KEY:
-            raise InvalidMessage(f"an idempotency key has at most {MAX_IDEMPOTENCY_KEY} characters")
         now = self._services.clock.now()
         return self._append(
             MessageEntry(
@@ -191,16 +189,43 @@ class Session:
             )
         )
 
-    def extend(self, messages: Sequence[Message]) -> None:
-        """Accept several messages as one unit: all of them, or none.
+    def extend(self, messages: Sequence[Message], *, idempotency_keys: Sequence[str | None] = ()) -> list[MessageEntry]:
+        """Accept several messages as one unit: all of them, or none. One commit carries them.
+
+        Args:
+            messages: in order.
+            idempotency_keys: one for each message, or none at all; a message whose key is known is not appended again.
+
+        Returns:
+            The entry of each message, as `append` would return it.
 
         Raises:
             InvalidMessage, UnsavedLimit, SessionDeleted: as for `append`.
         """
-        entries: list[MessageEntry] = []
-        for message in messages:
-            entries.append(self._next(MessageEntry, entries, message=_own(message, self.now())))
-        self._append_all(entries)
+        new: list[MessageEntry] = []
+        accepted: list[MessageEntry] = []
+        for message, key in zip(messages, idempotency_keys or [None] * len(messages), strict=True):
+            entry = self._known(key, new) if key is not None else None
+            if entry is None:
+                entry = self._next(MessageEntry, new, message=_own(message, self.now()), idempotency_key=key)
+                new.append(entry)
+            accepted.append(entry)
+        self._append_all(new)
+        return accepted
+
+    async def add_messages(
+        self, messages: Sequence[Message], *, idempotency_keys: Sequence[str | None] = ()
+    ) -> list[MessageEntry]:
+        """`extend`, and return when all of it is acknowledged.
+
+        Raises:
+            StoreFull, StoreUnavailable: as for `add_message`.
+            InvalidMessage, UnsavedLimit, SessionDeleted: as for `append`.
+        """
+        self._services.committer.check_store()
+        entries = self.extend(messages, idempotency_keys=idempotency_keys)
+        await self.saved()
+        return entries
 
     async def add_message(self, message: Message, *, idempotency_key: str | None = None) -> MessageEntry:
         """Append a message and return when it is acknowledged: the store has committed it, as safely as it promises.
@@ -421,6 +446,13 @@ class Session:
         self._services.committer.check_room(sum(map(len, encoded)))
         for entry in entries:
             self._append(entry)
+
+    def _known(self, idempotency_key: str, accepted: Sequence[MessageEntry] = ()) -> MessageEntry | None:
+        """The entry that has this key already, in the session or among those that are accepted together."""
+        if len(idempotency_key) > MAX_IDEMPOTENCY_KEY:
+            raise InvalidMessage(f"an idempotency key has at most {MAX_IDEMPOTENCY_KEY} characters")
+        same = (entry for entry in accepted if entry.idempotency_key == idempotency_key)
+        return self.find_duplicate(idempotency_key) or next(same, None)
 
     def _check_entry(self, entry: EntryBase, size: int) -> None:
         """The limit is on the message itself, so that one that passes `check` is never refused later."""

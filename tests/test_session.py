@@ -571,3 +571,22 @@ async def test_no_error_and_no_repr_shows_message_text(bench: Bench) -> None:
         with pytest.raises(InvalidMessage) as refusal:
             session.append(Message.user("SECRET" * 100))
         assert "SECRET" not in f"{session!r} {refusal.value} {session.statistics()}"
+
+
+async def test_messages_added_together_are_all_accepted_or_none(tmp_path: Path) -> None:
+    settings = SessionSettings(max_message_bytes=1000)
+    async with SessionManager(tmp_path / "w", store="memory:", settings=settings) as manager:
+        session = await manager.get_or_create("telegram", "1")
+        with pytest.raises(InvalidMessage, match="max_message_bytes"):
+            session.extend([Message.user("fits"), Message.user("x" * 2000)])
+        assert session.messages() == []
+
+        first = await session.add_messages([Message.user("a"), Message.user("b")], idempotency_keys=["1", "2"])
+        again = await session.add_messages(
+            [Message.user("b"), Message.user("c"), Message.user("c")], idempotency_keys=["2", "3", "3"]
+        )
+
+        assert [message.text for message in session.messages()] == ["a", "b", "c"]
+        assert again[0] == first[1]
+        assert again[1] == again[2]
+        assert session.committed_sequence == session.last_sequence == 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import TypeVar
@@ -40,9 +40,7 @@ from miniclaw_sessions.gateway.streaming import ByteStream, with_first
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.encoding import encode_entry
-from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.statistics import SessionSummary
 
@@ -211,23 +209,14 @@ class Api:
         header_key = idempotency_header(request)
         incoming = incoming_messages(await read_json(request, self._limits), header_key)
         session = await self._find_or_create(session_id)
-        for message, _ in incoming:
-            session.check(message)  # all or none
         last = session.last_sequence
-        entries = await self._acknowledged(self._append(session, incoming))
+        messages, keys = zip(*incoming, strict=True)
+        entries = await self._acknowledged(session.add_messages(messages, idempotency_keys=keys))
         reply = []
         for entry in entries:
             reply.append({"id": entry.id, "sequence": entry.sequence, "duplicate": entry.sequence <= last})
             last = max(last, entry.sequence)
         return json_reply({"entries": reply}, status=201)
-
-    async def _append(self, session: Session, incoming: Sequence[tuple[Message, str | None]]) -> list[MessageEntry]:
-        """Append everything in one step, so that one commit carries it; the last message waits for it."""
-        if not self._manager.health().ok:  # each must be refused or acknowledged by itself
-            return [await session.add_message(message, idempotency_key=key) for message, key in incoming]
-        *others, (last, last_key) = incoming
-        entries = [session.append(message, idempotency_key=key) for message, key in others]
-        return [*entries, await session.add_message(last, idempotency_key=last_key)]
 
     async def show_context(self, request: Request) -> Response:
         """The window as it may be sent to a model."""
