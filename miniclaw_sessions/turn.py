@@ -36,7 +36,7 @@ class Turn:
     (the gateway died in between) is taken up again instead of being appended twice.
 
     Raises, on entering:
-        TurnInProgress: this very task, or one that started it, holds the session's turn.
+        TurnInProgress: this very task, or one that started it, holds the session's turn; or the turn was used before.
         DuplicateMessage: a message with this idempotency key was answered already, or is long gone.
         StoreUnavailable, StoreFull: the message cannot be acknowledged.
         SessionDeleted, InvalidMessage, UnsavedLimit: as for `Session.append`.
@@ -86,6 +86,8 @@ class Turn:
 
     async def __aenter__(self) -> Self:
         refuse_reentry(self.session)
+        if self._message is not None:
+            raise TurnInProgress("a turn is entered once, or its reply would be saved twice; call `session.turn()` again")
         await self.session.turn_lock.acquire()
         try:
             self._message = await self._begin()

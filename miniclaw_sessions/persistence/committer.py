@@ -23,6 +23,7 @@ _STILL_THERE = (
     "what was accepted before is kept in memory and saved when the store recovers; "
     "send it again only with the same idempotency key"
 )
+_CUT_OFF = "closing did not wait for the store any longer; what it had not acknowledged by then may be lost"
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 10.0
 
@@ -170,11 +171,11 @@ class Committer:
     def submit(self, session: SessionLog, entry: StoredEntry) -> None:
         """Accept an entry; it goes with the next commit."""
         if session.add(entry):
+            if not self._queued:
+                self._wake.set()
             self._queued[session] = None
         self._unsaved_entries += 1
         self._unsaved_bytes += len(entry.encoded)
-        if not self._wake.is_set():
-            self._wake.set()
 
     async def wait(self, session: SessionLog, sequence: int) -> None:
         """Return when the store has committed the session's entries up to `sequence`.
@@ -208,7 +209,15 @@ class Committer:
         self.check_store()
 
     async def run(self) -> None:
-        """Commit until `close`; never raises for what the store does."""
+        """Commit until `close`; never raises for what the store does. Nobody waits for it in vain when it ends."""
+        try:
+            await self._commit_until_closed()
+        finally:
+            if self._queued and self.failure is None:  # cancelled: a round that never comes is not to be waited for
+                self.failure = StoreUnavailable(_CUT_OFF)
+            self._next_round.over()
+
+    async def _commit_until_closed(self) -> None:
         backoff = FIRST_RETRY_S
         while True:
             await self._wake.wait()
@@ -216,7 +225,6 @@ class Committer:
             if self._queued:
                 await self._commit()
             if self._closing and (self.failure is not None or not self._queued):
-                self._next_round.over()
                 return
             if self.failure is not None:
                 await sleep_unless(self._clock, self._clock.jitter(backoff), self._hurry)
@@ -243,6 +251,9 @@ class Committer:
             self._failed(sessions, error)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, acknowledged it is not
             self._failed(sessions, _as_unavailable(error))
+        except BaseException:
+            self._put_back(sessions)
+            raise
         else:
             self._arrived(sessions, outcomes)
         finally:
@@ -258,7 +269,8 @@ class Committer:
             sent = session.sending or []
             session.sending = None
             self._unsaved_entries -= len(sent)
-            self._unsaved_bytes -= sum(len(entry.encoded) for entry in sent)
+            for entry in sent:
+                self._unsaved_bytes -= len(entry.encoded)
             if outcome is None:
                 session.committed = sent[-1].sequence
                 self._committed += len(sent)
@@ -285,6 +297,9 @@ class Committer:
         if self.failure is None or type(self.failure) is not type(error):
             log.error("the store cannot be written; retrying", action="commit.failed", error=str(error))
         self.failure = error
+        self._put_back(sessions)
+
+    def _put_back(self, sessions: Sequence[SessionLog]) -> None:
         younger = self._queued
         self._queued = {}
         for session in sessions:

@@ -101,7 +101,7 @@ def _checked(field: str, text: str) -> str:
         raise InvalidKey(f"{field} {_shown(text)} holds a lone surrogate; send valid Unicode") from None
     if length > MAX_KEY_BYTES:
         raise InvalidKey(f"{field} {_shown(text)} has {length} bytes; at most {MAX_KEY_BYTES} are allowed")
-    return text
+    return str.__str__(text)  # an enum's member is text too, but neither interned nor stored as such
 
 
 def _escape(text: str, *, extra: str, first: bool) -> str:

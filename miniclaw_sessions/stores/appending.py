@@ -30,9 +30,14 @@ def entries_to_add(
             f"cannot append to session {session_id}: the store has another session of this name, made after this one "
             "was deleted or by another program; get_or_create gives the one that is stored"
         )
-    _check_ascending(session_id, entries)
-    if not entries or entries[0].sequence > last_sequence:
+    previous = last_sequence
+    for entry in entries:
+        if entry.sequence <= previous:
+            break
+        previous = entry.sequence
+    else:  # the usual case: all of them are new
         return entries
+    _check_ascending(session_id, entries)
     known = [entry for entry in entries if entry.sequence <= last_sequence]
     stored = ids_between(known[0].sequence, known[-1].sequence)
     for entry in known:

@@ -101,11 +101,12 @@ class FaultyStore:
             hold.reached.set()
             await hold.released.wait()
         after = self._begin("append")
-        taken = [item for item in appends if item.head.session_id not in self._refused]
+        refused = dict(self._refused)  # what it is now: the test may heal the store meanwhile
+        taken = [item for item in appends if item.head.session_id not in refused]
         outcomes = iter(await self._store.append(taken))
         if after is not None:
             raise after
-        return [self._refused.get(item.head.session_id) or next(outcomes) for item in appends]
+        return [refused.get(item.head.session_id) or next(outcomes) for item in appends]
 
     async def heads(self) -> AsyncIterator[StoredHead]:
         """The real store's, but for the faults."""

@@ -13,7 +13,8 @@ import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -143,15 +144,15 @@ async def test_a_deleted_session_leaves_no_bytes_behind(path: Path) -> None:
     assert b"a secret that must go" not in b"".join(contents(path.parent).values())
 
 
-async def test_commits_are_synced_and_integrity_is_enforced(path: Path) -> None:
+async def test_commits_are_synced_and_what_is_deleted_is_overwritten(path: Path) -> None:
     async with SQLiteStore(path) as store:
         await append(store, 1, 1, 1)
         writer = store._writer
         assert writer is not None
-        settings = ("journal_mode", "synchronous", "foreign_keys", "secure_delete", "temp_store")
+        settings = ("journal_mode", "synchronous", "secure_delete", "temp_store")
         values = [writer.exec_driver_sql(f"PRAGMA {name}").scalar() for name in settings]
         writer.rollback()
-        assert values == ["wal", 2, 1, 1, 2]
+        assert values == ["wal", 2, 1, 2]
 
 
 # --- schema ----------------------------------------------------------------------------------------------------------
@@ -275,9 +276,124 @@ async def test_an_entry_without_a_session_and_a_false_name_are_reported(path: Pa
         other.execute("UPDATE sessions SET chat_id = '5' WHERE session_id = 'telegram_2'")
     async with SQLiteStore(path) as store:
         problems = await store.check()
-    assert len(problems) == 2
-    assert "belongs to no row of sessions" in problems[0]
-    assert "telegram_5" in problems[1]
+    assert problems[0] == "1 entries belong to no session"
+    assert "telegram_5" in problems[-1]
+
+
+# --- the log and its index --------------------------------------------------------------------------------------------
+
+
+async def test_entries_are_read_alike_wherever_the_index_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "MAX_UNPLACED", 7)
+    async with SQLiteStore(path) as store:
+        for sequence in range(1, 31):
+            for chat_id in (1, 2, 3):
+                assert await append(store, chat_id, sequence, sequence) is None
+                assert await store.read(f"telegram_{chat_id}") == sample_entries(1, sequence)
+                assert await store.read(f"telegram_{chat_id}", after=4, limit=20) == sample_entries(
+                    5, min(sequence, 24)
+                )
+                assert await store.read_newest(f"telegram_{chat_id}", 3) == sample_entries(
+                    max(sequence - 2, 1), sequence
+                )
+            assert [stored.last_sequence async for stored in store.heads()] == [sequence] * 3
+            assert await append(store, 1, 1, sequence) is None
+        assert store._known.unplaced <= 7 + 3
+        assert await store.check() == []
+    async with SQLiteStore(path) as store:
+        assert await store.read("telegram_3") == sample_entries(1, 30)
+
+
+async def test_whoever_reads_finds_a_short_tail(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        assert await append(store, 1, 1, sqlite.SCANNED_ENTRIES) is None
+        assert await append(store, 2, 1, 2) is None
+        assert store._known.unplaced == sqlite.SCANNED_ENTRIES + 2
+        assert len(await store.read("telegram_1")) == sqlite.SCANNED_ENTRIES
+        assert store._known.unplaced == 0
+        assert await store.read("telegram_2") == sample_entries(1, 2)
+
+
+async def test_what_a_crash_left_out_of_the_index_is_brought_there_when_the_store_is_opened(path: Path) -> None:
+    copy = path.with_name("copy.db")
+    async with SQLiteStore(path) as store:
+        assert await append(store, 1, 1, 50) is None
+        for file, copied in zip(files.database_files(path)[:2], files.database_files(copy), strict=False):
+            copied.write_bytes(file.read_bytes())
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as other:
+        assert other.execute("SELECT count(*) FROM places").fetchone() == (50,)
+    async with SQLiteStore(copy) as store:
+        assert await store.read("telegram_1") == sample_entries(1, 50)
+        assert await append(store, 1, 51, 52) is None
+        assert store._known.unplaced == 2
+        assert await store.check() == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("DELETE FROM places WHERE session = 1 AND sequence = 2", "telegram_1: 1 entries are not where"),
+        ("UPDATE places SET position = 3 WHERE session = 1 AND sequence = 2", "telegram_1: 1 entries are not where"),
+        ("INSERT INTO places VALUES (1, 6, 77)", "1 places without an entry"),
+        ("INSERT INTO entries SELECT 99, session, sequence, entry_id, encoded FROM entries", "1 entries are not where"),
+    ],
+)
+async def test_an_index_that_contradicts_the_log_is_reported(damage: str, problem: str, path: Path) -> None:
+    await filled(path, sessions=1)
+    async with SQLiteStore(path) as store:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute(damage + (" WHERE position = 2" if "SELECT" in damage else ""))
+        assert any(problem in text for text in await store.check())
+
+
+async def test_two_entries_at_one_sequence_are_damage_and_neither_is_overwritten(path: Path) -> None:
+    await filled(path, sessions=2)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("INSERT INTO entries VALUES (99, 1, 5, 'another', '{}')")
+    async with SQLiteStore(path) as store:
+        with pytest.raises(StoreCorrupt, match=r"places\.session, places\.sequence"):
+            await store.delete("telegram_2")
+        assert [entry.entry_id for entry in await store.read("telegram_1", after=4)] == ["entry-5", "another"]
+        assert await store.read("telegram_2") == sample_entries(1, 5)
+
+
+async def test_a_position_in_the_log_is_never_used_again(path: Path) -> None:
+    async with SQLiteStore(path) as one, SQLiteStore(path) as two:
+        assert await append(one, 1, 1, 2) is None
+        assert await append(two, 9, 1, 5) is None
+        assert await two.delete("telegram_9")
+        assert await append(one, 1, 3, 3) is None
+        assert await one.read("telegram_1") == sample_entries(1, 3)
+    async with SQLiteStore(path) as store:
+        assert await store.delete("telegram_1")
+        assert await append(store, 2, 1, 1) is None
+        assert await store.read("telegram_2") == sample_entries(1, 1)
+        assert await store.check() == []
+
+
+async def test_the_log_file_has_its_size_from_the_beginning(path: Path) -> None:
+    wal = files.database_files(path)[1]
+    for _ in range(2):
+        async with SQLiteStore(path) as store:
+            assert wal.stat().st_size == files.CHECKPOINT_BYTES
+            assert await append(store, 1, 1, 5) is None
+            assert wal.stat().st_size == files.CHECKPOINT_BYTES
+        assert not wal.exists()
+
+
+async def test_a_log_file_that_cannot_be_filled_keeps_its_size(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite = os.pwrite
+
+    def write_a_little(fd: int, data: bytes, offset: int) -> int:
+        if offset > 1_000_000:
+            raise OSError(28, "No space left on device")
+        return pwrite(fd, data[:100_000], offset)
+
+    monkeypatch.setattr(os, "pwrite", write_a_little)
+    async with SQLiteStore(path) as store:
+        assert files.database_files(path)[1].stat().st_size < 1_000_000
+        assert await append(store, 1, 1, 5) is None
+        assert await store.check() == []
 
 
 # --- a full disk -----------------------------------------------------------------------------------------------------
@@ -492,22 +608,29 @@ async def test_more_sessions_than_are_remembered_are_looked_up_again(
         for sequence in range(1, 5):
             for chat_id in range(1, 6):
                 assert await append(store, chat_id, sequence, sequence) is None
-                assert len(store._positions) <= 3
+                assert len(store._known.positions) <= 3
         assert await store.check() == []
 
 
 # --- cancellation and crashes ----------------------------------------------------------------------------------------
 
 
-async def test_an_append_whose_caller_is_cancelled_runs_to_its_end_and_closing_waits_for_it(path: Path) -> None:
+async def test_an_append_whose_caller_is_cancelled_runs_to_its_end_and_closing_waits_for_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with SQLiteStore(path) as store:
         assert await append(store, 1, 1, 1) is None
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
+            begun, begin = threading.Event(), store._append
+
+            def report_and_begin(appends: Sequence[Append]) -> list[StoreError | None]:
+                begun.set()
+                return begin(appends)
+
+            monkeypatch.setattr(store, "_append", report_and_begin)
             call = asyncio.create_task(append(store, 1, 2, 100), name="append")
-            while store._writing.acquire(blocking=False):  # until the thread has begun
-                store._writing.release()
-                await asyncio.sleep(0)
+            await anyio.to_thread.run_sync(begun.wait)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call

@@ -11,7 +11,12 @@ from sqlalchemy.exc import DBAPIError
 
 from miniclaw_sessions.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 
-_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
+_DAMAGED = frozenset(
+    {
+        *(sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT),
+        sqlite3.SQLITE_CONSTRAINT,  # by what is stored: an append that breaks one is dealt with where it happens
+    }
+)
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PROBE_BYTES = 64 * 1024
 
@@ -35,7 +40,7 @@ def store_error(error: Exception, *, path: Path, attempted: str) -> StoreError:
     return StoreUnavailable(f"{what}; see that the disk works, and that the file is ours alone and writable")
 
 
-def is_full(error: Exception) -> bool:
+def is_full(error: BaseException) -> bool:
     """Whether SQLite itself found no space, and so took the transaction back in good order."""
     return _code(error.orig if isinstance(error, DBAPIError) else error) == sqlite3.SQLITE_FULL
 

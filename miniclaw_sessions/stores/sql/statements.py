@@ -1,30 +1,51 @@
 """What happens inside a transaction, as plain functions over a SQLAlchemy connection.
 
-They begin and commit nothing: the store does, and so the same functions serve every engine, synchronous or not. Appends
-go to the driver as they are, with a text that is compiled once from the model; everything rarer uses SQLAlchemy's Core.
+They begin and commit nothing: the store does, and so the same functions serve every engine, synchronous or not. New
+entries go to the driver in statements of many rows, whose text is compiled once from the model: every further statement
+would cost a hand-over of the interpreter lock. Everything rarer uses SQLAlchemy's Core. How `entries` and `places` fit
+together is told in `models`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any
 
-from sqlalchemy import Connection, Dialect, Row, Select, bindparam, delete, func, insert, select
+import msgspec
+from sqlalchemy import (
+    Connection,
+    Dialect,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    union_all,
+    update,
+)
 
 from miniclaw_sessions.errors import StoreConflict, StoreError
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.appending import entries_to_add
 from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead
 from miniclaw_sessions.stores.soundness import TranscriptCheck
-from miniclaw_sessions.stores.sql.models import EntryRow, SessionRow
+from miniclaw_sessions.stores.sql.models import EntryRow, PlacedRow, PlaceRow, SessionRow
 
 PAGE = 500
 """Rows that are read, or named in one statement, at a time."""
 
+ROWS_PER_INSERT = 64
+"""New entries in one statement; the driver keeps one prepared for each smaller number too."""
 
-class Position(NamedTuple):
+
+class Position(msgspec.Struct, gc=False):
     """Where a session stands in the database: its row, whose it is, and the sequence of its newest entry."""
 
     row: int
@@ -32,105 +53,184 @@ class Position(NamedTuple):
     last_sequence: int
 
 
-class Appended(NamedTuple):
-    """What an append did: one outcome per session, and where those sessions stand once it is committed."""
+class Known:
+    """What a writer remembers of the database from one transaction to the next; to be forgotten when it may be wrong.
 
-    outcomes: list[StoreError | None]
-    positions: dict[str, Position]
+    Attributes:
+        positions: where sessions stand, as far as they were looked up.
+        end: the position of the log's newest entry; None when it is to be looked up.
+        placed: up to which position the log is in `places`.
+    """
 
+    __slots__ = ("end", "placed", "positions")
+
+    def __init__(self) -> None:
+        self.positions: dict[str, Position] = {}
+        self.end: int | None = None
+        self.placed = 0
+
+    @property
+    def unplaced(self) -> int:
+        """How long the tail is that readers have to scan; 0 when that is not known."""
+        return 0 if self.end is None else self.end - self.placed
+
+    def forget(self) -> None:
+        """Look everything up again."""
+        self.positions.clear()
+        self.end = None
+
+
+def driver_of(connection: Connection) -> Any:
+    """The driver's own connection, for what is done a thousand times a second."""
+    return connection.connection.driver_connection
+
+
+_PLACED_UP_TO = select(PlacedRow.up_to).scalar_subquery()
+_IN_TAIL = EntryRow.position > _PLACED_UP_TO
+_END = select(_PLACED_UP_TO, select(func.max(EntryRow.position)).scalar_subquery())
 
 _ROW_OF = select(SessionRow.id).where(SessionRow.session_id == bindparam("session_id")).scalar_subquery()
-_NEWEST = (
-    select(func.coalesce(func.max(EntryRow.sequence), 0)).where(EntryRow.session == SessionRow.id).scalar_subquery()
+_NEWEST_PLACED = (
+    select(func.coalesce(func.max(PlaceRow.sequence), 0)).where(PlaceRow.session == SessionRow.id).scalar_subquery()
 )
-_HEADS: Select[str, str, str, str, datetime, int] = select(
+_NEWEST_IN_TAIL = select(EntryRow.session, func.max(EntryRow.sequence)).where(_IN_TAIL).group_by(EntryRow.session)
+_HEADS: Select[int, str, str, str, str, datetime, int] = select(
+    SessionRow.id,
     SessionRow.session_id,
     SessionRow.channel,
     SessionRow.chat_id,
     SessionRow.incarnation,
     SessionRow.created_at,
-    _NEWEST,
+    _NEWEST_PLACED,
 )
 _HEAD = _HEADS.where(SessionRow.session_id == bindparam("session_id"))
 _HEADS_AFTER = _HEADS.where(SessionRow.session_id > bindparam("after")).order_by(SessionRow.session_id).limit(PAGE)
-_POSITIONS = select(SessionRow.session_id, SessionRow.id, SessionRow.incarnation, _NEWEST).where(
+_POSITIONS = select(SessionRow.session_id, SessionRow.id, SessionRow.incarnation, _NEWEST_PLACED).where(
     SessionRow.session_id.in_(bindparam("session_ids", expanding=True))
-)
-_ENTRIES = select(EntryRow.sequence, EntryRow.entry_id, EntryRow.encoded).where(EntryRow.session == _ROW_OF)
-_ENTRIES_AFTER = _ENTRIES.where(EntryRow.sequence > bindparam("after")).order_by(EntryRow.sequence)
-_ENTRIES_PAGE = _ENTRIES_AFTER.limit(bindparam("limit"))
-_NEWEST_ENTRIES = _ENTRIES.order_by(EntryRow.sequence.desc()).limit(bindparam("limit"))
-_IDS_BETWEEN = select(EntryRow.sequence, EntryRow.entry_id).where(
-    EntryRow.session == bindparam("row"), EntryRow.sequence.between(bindparam("first"), bindparam("last"))
 )
 _NEW_SESSIONS = insert(SessionRow).returning(SessionRow.session_id, SessionRow.id)
 
+_ENTRIES = union_all(
+    select(PlaceRow.sequence, EntryRow.entry_id, EntryRow.encoded)
+    .join(EntryRow, EntryRow.position == PlaceRow.position)
+    .where(PlaceRow.session == _ROW_OF, PlaceRow.sequence > bindparam("after")),
+    select(EntryRow.sequence, EntryRow.entry_id, EntryRow.encoded).where(
+        _IN_TAIL, EntryRow.session == _ROW_OF, EntryRow.sequence > bindparam("after")
+    ),
+)
+_OLDEST_FIRST = _ENTRIES.order_by(PlaceRow.sequence).limit(bindparam("limit"))
+_NEWEST_FIRST = _ENTRIES.order_by(PlaceRow.sequence.desc()).limit(bindparam("limit"))
+_NO_LIMIT = -1
+
+_PLACE = insert(PlaceRow).from_select(
+    ["session", "sequence", "position"],
+    select(EntryRow.session, EntryRow.sequence, EntryRow.position)
+    .where(EntryRow.position > bindparam("placed"))
+    .order_by(EntryRow.session, EntryRow.sequence),
+)
+_MISPLACED = (
+    select(SessionRow.session_id, func.count())
+    .select_from(EntryRow)
+    .join(SessionRow, SessionRow.id == EntryRow.session)
+    .outerjoin(PlaceRow, and_(PlaceRow.session == EntryRow.session, PlaceRow.sequence == EntryRow.sequence))
+    .where(or_(not_(_IN_TAIL), PlaceRow.position.is_not(None)), PlaceRow.position.is_distinct_from(EntryRow.position))
+    .group_by(SessionRow.session_id)
+)
+_ORPHANS = (
+    select(func.count())
+    .select_from(EntryRow)
+    .outerjoin(SessionRow, SessionRow.id == EntryRow.session)
+    .where(SessionRow.id.is_(None))
+)
+_PLACES_OF_NOTHING = (
+    select(func.count())
+    .select_from(PlaceRow)
+    .outerjoin(EntryRow, EntryRow.position == PlaceRow.position)
+    .where(EntryRow.position.is_(None))
+)
 
 # --- appending -------------------------------------------------------------------------------------------------------
 
 
-def append(connection: Connection, appends: Sequence[Append], known: Mapping[str, Position]) -> Appended:
-    """Insert the new entries of many sessions, and the sessions that do not exist yet.
+def append(connection: Connection, appends: Sequence[Append], known: Known) -> list[StoreError | None]:
+    """Add the new entries of many sessions to the log, and the sessions that do not exist yet.
 
     Args:
         connection: in a transaction.
         appends: no session twice.
-        known: where sessions stand, as far as it is known; the others are looked up. If it is wrong, the database
-            raises an integrity error, and the same call with nothing known does right.
+        known: brought up to what holds when this transaction is committed; to be forgotten if it is not.
 
     Returns:
-        A `StoreConflict` for each session whose entries contradict what is stored; nothing of it was inserted.
+        A `StoreConflict` for each session whose entries contradict what is stored; nothing of it was added.
     """
-    positions = _positions(connection, appends, known)
+    _look_up(connection, [item.head.session_id for item in appends], known)
     outcomes: list[StoreError | None] = []
     accepted: list[tuple[SessionHead, Sequence[StoredEntry]]] = []
     for item in appends:
         try:
-            accepted.append((item.head, _new_entries(connection, item, positions.get(item.head.session_id))))
+            accepted.append((item.head, _new_entries(connection, item, known.positions.get(item.head.session_id))))
             outcomes.append(None)
         except StoreConflict as conflict:
             outcomes.append(conflict)
-    positions.update(_create(connection, [head for head, _ in accepted if head.session_id not in positions]))
-    rows: list[tuple[int, int, str, bytes]] = []
-    for head, entries in accepted:
-        row, incarnation, last_sequence = positions[head.session_id]
-        for entry in entries:
-            last_sequence = entry.sequence
-            rows.append((row, last_sequence, entry.entry_id, entry.encoded))
-        positions[head.session_id] = Position(row, incarnation, last_sequence)
-    if rows:
-        connection.exec_driver_sql(_insert_entries(connection.dialect), rows)
-    return Appended(outcomes, positions)
-
-
-def _positions(connection: Connection, appends: Sequence[Append], known: Mapping[str, Position]) -> dict[str, Position]:
-    """Where the sessions of these appends stand; those that do not exist are left out."""
-    positions: dict[str, Position] = {}
-    unknown: list[str] = []
-    for item in appends:
-        session_id = item.head.session_id
-        if (position := known.get(session_id)) is not None:
-            positions[session_id] = position
-        else:
-            unknown.append(session_id)
-    for start in range(0, len(unknown), PAGE):
-        for session_id, *fields in connection.execute(_POSITIONS, {"session_ids": unknown[start : start + PAGE]}):
-            positions[session_id] = Position(*fields)
-    return positions
+    _create(connection, [head for head, _ in accepted if head.session_id not in known.positions], known)
+    _insert(connection, _rows(accepted, known))
+    return outcomes
 
 
 def _new_entries(connection: Connection, item: Append, position: Position | None) -> Sequence[StoredEntry]:
-    row, incarnation, last_sequence = position or (None, None, 0)
+    return entries_to_add(
+        item,
+        incarnation=position.incarnation if position else None,
+        last_sequence=position.last_sequence if position else 0,
+        ids_between=partial(_ids_between, connection, item.head.session_id),
+    )
 
-    def ids_between(first: int, last: int) -> dict[int, str]:
-        return dict(connection.execute(_IDS_BETWEEN, {"row": row, "first": first, "last": last}).all())
 
-    return entries_to_add(item, incarnation=incarnation, last_sequence=last_sequence, ids_between=ids_between)
+def _rows(accepted: Sequence[tuple[SessionHead, Sequence[StoredEntry]]], known: Known) -> list[int | str | bytes]:
+    """The values of all new rows, one after the other; where their sessions and the log end moves along."""
+    values: list[int | str | bytes] = []
+    end = known.end or 0
+    for head, entries in accepted:
+        position = known.positions[head.session_id]
+        row = position.row
+        for entry in entries:
+            end += 1
+            values += (end, row, entry.sequence, entry.entry_id, entry.encoded)
+        if entries:
+            position.last_sequence = entries[-1].sequence
+    known.end = end
+    return values
 
 
-def _create(connection: Connection, heads: Sequence[SessionHead]) -> dict[str, Position]:
+def _look_up(connection: Connection, session_ids: Sequence[str], known: Known) -> None:
+    """Learn where the log ends and where these sessions stand, unless it is known; new ones are left out."""
+    if known.end is None:
+        known.placed, last = connection.execute(_END).one()
+        known.end = max(known.placed, last or 0)  # a position that was given out is never given out again
+    unknown = [session_id for session_id in session_ids if session_id not in known.positions]
+    found: dict[str, Position] = {}
+    for start in range(0, len(unknown), PAGE):
+        for session_id, *fields in connection.execute(_POSITIONS, {"session_ids": unknown[start : start + PAGE]}):
+            found[session_id] = Position(*fields)
+    tail = _newest_in_tail(connection) if found else {}
+    for position in found.values():
+        position.last_sequence = tail.get(position.row, position.last_sequence)
+    known.positions.update(found)
+
+
+def _newest_in_tail(connection: Connection) -> dict[int, int]:
+    """The newest sequence of every session that has entries in the tail of the log."""
+    return dict(connection.execute(_NEWEST_IN_TAIL).all())
+
+
+def _ids_between(connection: Connection, session_id: str, first: int, last: int) -> dict[int, str]:
+    stored = entries_after(connection, session_id, first - 1, last - first + 1)
+    return {entry.sequence: entry.entry_id for entry in stored if entry.sequence <= last}
+
+
+def _create(connection: Connection, heads: Sequence[SessionHead], known: Known) -> None:
     if not heads:
-        return {}
+        return
     values = [
         {
             "session_id": head.session_id,
@@ -142,13 +242,37 @@ def _create(connection: Connection, heads: Sequence[SessionHead]) -> dict[str, P
         for head in heads
     ]
     rows = dict(connection.execute(_NEW_SESSIONS, values).all())
-    return {head.session_id: Position(rows[head.session_id], head.incarnation, 0) for head in heads}
+    for head in heads:
+        known.positions[head.session_id] = Position(rows[head.session_id], head.incarnation, 0)
 
 
-@lru_cache(maxsize=4)
-def _insert_entries(dialect: Dialect) -> str:
-    """The text in the driver's own style: running it directly saves several microseconds per row."""
-    return str(insert(EntryRow).compile(dialect=dialect))
+def _insert(connection: Connection, values: Sequence[int | str | bytes]) -> None:
+    """Add rows to `entries`, given as one flat sequence of their values."""
+    columns = len(EntryRow.__table__.columns)
+    step = ROWS_PER_INSERT * columns
+    for start in range(0, len(values), step):
+        chunk = values[start : start + step]
+        driver_of(connection).execute(_insert_text(connection.dialect, len(chunk) // columns), chunk)
+
+
+@lru_cache(maxsize=2 * ROWS_PER_INSERT)
+def _insert_text(dialect: Dialect, rows: int) -> str:
+    """An INSERT of so many rows, in the driver's own style."""
+    statement, values, row = str(insert(EntryRow).compile(dialect=dialect)).partition(" VALUES ")
+    return statement + values + ", ".join([row] * rows)
+
+
+def place(connection: Connection, known: Known) -> None:
+    """Bring `places` up to the end of the log.
+
+    Raises:
+        IntegrityError: the log has two entries of one session with the same sequence; the database is damaged.
+    """
+    _look_up(connection, (), known)
+    if known.unplaced:
+        connection.execute(_PLACE, {"placed": known.placed})
+        connection.execute(update(PlacedRow).values(up_to=known.end))
+        known.placed = known.end or 0
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -156,52 +280,64 @@ def _insert_entries(dialect: Dialect) -> str:
 
 def heads_after(connection: Connection, session_id: str) -> list[StoredHead]:
     """One page of the sessions whose id is greater, in order of session_id."""
-    return [_stored_head(row) for row in connection.execute(_HEADS_AFTER, {"after": session_id})]
+    rows = connection.execute(_HEADS_AFTER, {"after": session_id}).all()
+    tail = _newest_in_tail(connection) if rows else {}
+    return [_stored_head(row, tail) for row in rows]
 
 
 def head(connection: Connection, session_id: str) -> StoredHead | None:
     """One session, or None."""
     row = connection.execute(_HEAD, {"session_id": session_id}).one_or_none()
-    return None if row is None else _stored_head(row)
+    return None if row is None else _stored_head(row, _newest_in_tail(connection))
 
 
 def entries_after(connection: Connection, session_id: str, after: int, limit: int | None) -> list[StoredEntry]:
     """The entries after a sequence, oldest first, at most `limit` of them."""
-    parameters: dict[str, str | int] = {"session_id": session_id, "after": after}
-    if limit is None:
-        return [StoredEntry(*row) for row in connection.execute(_ENTRIES_AFTER, parameters)]
-    return [StoredEntry(*row) for row in connection.execute(_ENTRIES_PAGE, {**parameters, "limit": limit})]
+    limit = _NO_LIMIT if limit is None else limit
+    rows = connection.execute(_OLDEST_FIRST, {"session_id": session_id, "after": after, "limit": limit})
+    return [StoredEntry(*row) for row in rows]
 
 
 def newest_entries(connection: Connection, session_id: str, limit: int) -> list[StoredEntry]:
     """The newest entries, oldest first."""
-    rows = connection.execute(_NEWEST_ENTRIES, {"session_id": session_id, "limit": limit}).all()
+    rows = connection.execute(_NEWEST_FIRST, {"session_id": session_id, "after": 0, "limit": limit}).all()
     return [StoredEntry(*row) for row in reversed(rows)]
 
 
-def _stored_head(row: Row[str, str, str, str, datetime, int]) -> StoredHead:
-    session_id, channel, chat_id, incarnation, created_at, last_sequence = row
-    return StoredHead(SessionHead(session_id, SessionKey(channel, chat_id), incarnation, created_at), last_sequence)
+def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping[int, int]) -> StoredHead:
+    number, session_id, channel, chat_id, incarnation, created_at, placed = row
+    head = SessionHead(session_id, SessionKey(channel, chat_id), incarnation, created_at)
+    return StoredHead(head, tail.get(number, placed))
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 
-def delete_session(connection: Connection, session_id: str) -> bool:
+def delete_session(connection: Connection, session_id: str, known: Known) -> bool:
     """Remove a session and its entries; whether there was one."""
-    connection.execute(delete(EntryRow).where(EntryRow.session == _ROW_OF), {"session_id": session_id})
-    removed = connection.execute(
-        delete(SessionRow).where(SessionRow.session_id == bindparam("session_id")), {"session_id": session_id}
-    )
+    place(connection, known)  # so that its entries need not be searched for, and their positions are not used again
+    of_session = {"session_id": session_id}
+    positions = select(PlaceRow.position).where(PlaceRow.session == _ROW_OF)
+    connection.execute(delete(EntryRow).where(EntryRow.position.in_(positions)), of_session)
+    connection.execute(delete(PlaceRow).where(PlaceRow.session == _ROW_OF), of_session)
+    removed = connection.execute(delete(SessionRow).where(SessionRow.session_id == bindparam("session_id")), of_session)
+    known.positions.pop(session_id, None)
     return removed.rowcount > 0
 
 
 def check_database(connection: Connection) -> list[str]:
-    """What the engine itself finds wrong with its file: pages, indexes, entries without a session (SQLite only)."""
+    """What the engine itself finds wrong with its file, and where the tables contradict each other (SQLite only)."""
     rows = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
-    orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
     problems = [f"the database is damaged: {text}" for text in rows if text != "ok"]
-    return [*problems, *(f"row {row[1]} of {row[0]} belongs to no row of {row[2]}" for row in orphans)]
+    if count := connection.execute(_ORPHANS).scalar_one():
+        problems.append(f"{count} entries belong to no session")
+    problems += [
+        f"session {session_id}: {count} entries are not where the index has them"
+        for session_id, count in connection.execute(_MISPLACED)
+    ]
+    if count := connection.execute(_PLACES_OF_NOTHING).scalar_one():
+        problems.append(f"the index has {count} places without an entry")
+    return problems
 
 
 def check_session(connection: Connection, stored: StoredHead) -> list[str]:

@@ -14,7 +14,7 @@ BIG_INTEGER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
-    """Make the two tables of the first version."""
+    """Make the tables of the first version."""
     op.create_table(
         "sessions",
         sa.Column("id", BIG_INTEGER, nullable=False),
@@ -29,13 +29,27 @@ def upgrade() -> None:
     )
     op.create_table(
         "entries",
+        sa.Column("position", BIG_INTEGER, autoincrement=False, nullable=False),
         sa.Column("session", BIG_INTEGER, nullable=False),
-        sa.Column("sequence", BIG_INTEGER, autoincrement=False, nullable=False),
+        sa.Column("sequence", BIG_INTEGER, nullable=False),
         sa.Column("entry_id", sa.Text, nullable=False),
         sa.Column("encoded", sa.LargeBinary, nullable=False),
-        sa.PrimaryKeyConstraint("session", "sequence", name="pk_entries"),
-        sa.ForeignKeyConstraint(["session"], ["sessions.id"], name="fk_entries_session"),
+        sa.PrimaryKeyConstraint("position", name="pk_entries"),
     )
+    op.create_table(
+        "places",
+        sa.Column("session", BIG_INTEGER, autoincrement=False, nullable=False),
+        sa.Column("sequence", BIG_INTEGER, autoincrement=False, nullable=False),
+        sa.Column("position", BIG_INTEGER, nullable=False),
+        sa.PrimaryKeyConstraint("session", "sequence", name="pk_places"),
+        sqlite_with_rowid=False,
+    )
+    placed = op.create_table(
+        "placed",
+        sa.Column("up_to", BIG_INTEGER, autoincrement=False, nullable=False),
+        sa.PrimaryKeyConstraint("up_to", name="pk_placed"),
+    )
+    op.bulk_insert(placed, [{"up_to": 0}])
 
 
 def downgrade() -> None:
