@@ -108,6 +108,8 @@ def _run_bare_flush(directory: Path, count: int) -> float:
 
 
 def _run_recovery(place: Path) -> float:
+    import miniclaw_sessions.stores.sql.sqlite  # noqa: F401, PLC0415 - a library's import is no part of recovery
+
     async def main() -> float:
         started = time.perf_counter()
         async with SessionManager(place, store="sqlite:", settings=SETTINGS) as manager:

@@ -177,17 +177,21 @@ class SessionManager:
             )
         self._closed = True
         self._committer.accepting = False
-        with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(self.settings.shutdown_timeout_s):
-                self._sweeper.close()
-                await self._save_the_rest()
-                self._flusher.close()
-                self._committer.close()
-                await self._background.ended()
-        self._background.cut_off()
-        stack, self._stack = self._stack, None
-        await stack.aclose()
+        try:
+            await self._background.complete(self._wind_down)
+        finally:  # when asyncio itself cancels the caller, the stack's task group waits for what was begun
+            stack, self._stack = self._stack, None
+            await stack.aclose()
         self._refuse_to_forget()
+
+    async def _wind_down(self) -> None:
+        with anyio.move_on_after(self.settings.shutdown_timeout_s):
+            self._sweeper.close()
+            await self._save_the_rest()
+            self._flusher.close()
+            self._committer.close()
+            await self._background.ended()
+        self._background.cut_off()
 
     async def _save_the_rest(self) -> None:
         try:
@@ -200,9 +204,9 @@ class SessionManager:
         unsaved, dirty = self._committer.counts.unsaved_entries, self._flusher.dirty
         if not unsaved and not dirty:
             return
-        cause = self._committer.failure or self._flusher.problem or "time ran out"
-        is_full = isinstance(self._committer.failure, StoreFull) or "No space left" in str(cause)
-        kind = StoreFull if is_full else StoreUnavailable
+        rejected = next((s.log.rejected for s in self._sessions.values() if s.log.rejected is not None), None)
+        cause = self._committer.failure or self._flusher.problem or rejected or "time ran out"
+        kind = StoreFull if isinstance(cause, StoreFull) else StoreUnavailable
         raise kind(f"closed with {unsaved} messages and {dirty} snapshots unsaved in {self.workspace}: {cause}")
 
     def _adopt(self, report: RecoveryReport) -> None:
@@ -242,20 +246,21 @@ class SessionManager:
             InvalidKey: the channel or chat id cannot name a session.
             SessionLimit: there are `max_sessions` sessions already.
             ManagerClosed: the manager is not open.
+            StoreError: the store had refused this session's entries, and what it has instead cannot be read now.
         """
         self._require_open()
         key = SessionKey.of(channel, chat_id)
         session_id = key.session_id
-        session = self._sessions.get(session_id) if session_id not in self._leaving else None
-        if session is not None and session.log.rejected is not None:
-            session = await self._reload(session)
+        session = self._usable(session_id)
         while session is None:
             if (leaving := self._leaving.get(session_id)) is not None:
                 await leaving.wait()  # its predecessor is being deleted; its files must be gone first
             async with self._lock:
-                session = self._sessions.get(session_id) if session_id not in self._leaving else None
+                self._require_open()
+                session = self._usable(session_id)
                 if session is None and session_id not in self._leaving:
-                    session = self._create(key, agent_id)
+                    refused = self._sessions.get(session_id)
+                    session = self._create(key, agent_id) if refused is None else await self._reload(refused)
         session.touch()
         return session
 
@@ -399,13 +404,13 @@ class SessionManager:
 
     def health(self) -> Health:
         """Whether messages can be acknowledged and snapshots written."""
-        problems = []
         if self._stack is None or self._closed:
-            problems.append("the manager is closed")
+            return Health(ok=False, store=self._store_name, problems=["the manager is not open"])
+        problems = []
         if self._committer.failure is not None:
             problems.append(f"messages are not acknowledged: {self._committer.failure}")
-        if self._flusher.problem:
-            problems.append(self._flusher.problem)
+        if self._flusher.problem is not None:
+            problems.append(str(self._flusher.problem))
         return Health(ok=not problems, store=self._store_name, problems=problems)
 
     @property
@@ -441,22 +446,31 @@ class SessionManager:
         self._sessions[session.session_id] = session
         return session
 
-    async def _reload(self, refused: Session) -> Session:
-        """The store refused a session's entries: go on from what the store has, as a new object for the same key."""
-        async with self._lock:
-            current = self._sessions.get(refused.session_id)
-            if current is not None and current is not refused:
-                return current
-            refused.retire()
-            self._flusher.remove(refused)
-            stored = await self._store.head(refused.session_id)
-            head = stored.head if stored is not None else refused.log.head
-            conversation = Conversation(
-                head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self.settings.window
-            )
-            await catch_up(conversation, self._store)
-            session = Session(conversation, self._services, committed=conversation.last_sequence, dirty=True)
-            self._sessions[session.session_id] = session
+    def _usable(self, session_id: str) -> Session | None:
+        """The live session, unless it is being deleted or the store has refused it."""
+        session = self._sessions.get(session_id)
+        is_usable = session is not None and session.log.rejected is None and session_id not in self._leaving
+        return session if is_usable else None
+
+    async def _reload(self, refused: Session) -> Session | None:
+        """The store refused a session's entries: go on from what the store has, as a new object for the same key.
+
+        None when it is being deleted, or was deleted meanwhile. When the store cannot be read, nothing has changed.
+        """
+        session_id = refused.session_id
+        stored = await self._store.head(session_id)
+        head = stored.head if stored is not None else refused.log.head
+        conversation = Conversation(
+            head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self.settings.window
+        )
+        await catch_up(conversation, self._store)
+        if self._sessions.get(session_id) is not refused or session_id in self._leaving:
+            return None
+        refused.retire()
+        self._flusher.remove(refused)
+        self._evicted_of_gone += refused.evicted
+        session = Session(conversation, self._services, committed=conversation.last_sequence, dirty=True)
+        self._sessions[session_id] = session
         log.warning("reloaded from the store", action="session.reloaded", session_id=session.session_id)
         return session
 
@@ -466,6 +480,8 @@ class SessionManager:
         A task of the manager does it, because nothing keeps asyncio's own cancellation from the caller's: the file
         would be gone and the transcript not.
         """
+        if self._stack is None:
+            raise ManagerClosed(f"the session manager was closed; session {session.session_id} is as it was")
         self._leaving[session.session_id] = anyio.Event()
         await self._background.complete(partial(self._remove_now, session))
 

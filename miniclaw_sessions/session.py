@@ -21,7 +21,7 @@ from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
 from miniclaw_sessions.persistence.committer import Committer, SessionLog, anew
 from miniclaw_sessions.persistence.flusher import Flusher
-from miniclaw_sessions.protocol.encoding import decode_entry, decode_message, encode_entry, encode_message
+from miniclaw_sessions.protocol.encoding import decode_entry, decode_message, encode_entry, encode_message, in_utc
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     Custom,
@@ -250,6 +250,7 @@ class Session:
 
         Raises:
             StoreUnavailable: the store cannot be written; what was accepted stays in memory and is tried again.
+            StoreConflict: the store has other entries in their place; get_or_create goes on from those.
         """
         await self._services.committer.wait(self._log, self._conversation.last_sequence)
 
@@ -416,7 +417,7 @@ class Session:
         """Accept again: the deletion failed."""
         self._retired = False
         self._changed()
-        self._services.flusher.add(self)
+        self._services.flusher.add(self)  # which had forgotten it, dirty or not
 
     def flushed(self, revision: int) -> None:
         """The snapshot of this revision is safe."""
@@ -425,27 +426,33 @@ class Session:
 
     def _append(self, entry: E) -> E:
         """Encode once, fold in, hand over: the path of every entry."""
-        if self._retired:
-            raise SessionDeleted(f"session {self.session_id} was deleted; get_or_create makes a new one")
-        if self._log.rejected is not None:
-            raise anew(self._log.rejected)
+        self._check_accepting()
         encoded = encode_entry(entry)  # type: ignore[arg-type]
-        services = self._services
         self._check_entry(entry, len(encoded))
-        services.committer.check_room(len(encoded))
-        self.evicted += self._conversation.apply(entry)  # type: ignore[arg-type]
-        services.committer.submit(self._log, StoredEntry(entry.sequence, entry.id, encoded))
-        self._changed()
+        self._services.committer.check_room(len(encoded))
+        self._accept(entry, encoded)  # type: ignore[arg-type]
         return entry
 
     def _append_all(self, entries: Sequence[Entry]) -> None:
         """`_append` for several entries that are accepted together or not at all."""
+        self._check_accepting()
         encoded = [encode_entry(entry) for entry in entries]
         for entry, one in zip(entries, encoded, strict=True):
             self._check_entry(entry, len(one))
         self._services.committer.check_room(sum(map(len, encoded)))
-        for entry in entries:
-            self._append(entry)
+        for entry, one in zip(entries, encoded, strict=True):
+            self._accept(entry, one)
+
+    def _check_accepting(self) -> None:
+        if self._retired:
+            raise SessionDeleted(f"session {self.session_id} was deleted; get_or_create makes a new one")
+        if self._log.rejected is not None:
+            raise anew(self._log.rejected)
+
+    def _accept(self, entry: Entry, encoded: bytes) -> None:
+        self.evicted += self._conversation.apply(entry)
+        self._services.committer.submit(self._log, StoredEntry(entry.sequence, entry.id, encoded))
+        self._changed()
 
     def _known(self, idempotency_key: str, accepted: Sequence[MessageEntry] = ()) -> MessageEntry | None:
         """The entry that has this key already, in the session or among those that are accepted together."""
@@ -475,6 +482,8 @@ class Session:
         )
 
     def _changed(self) -> None:
+        if self._retired:  # its file is gone or another object's: nothing would ever make it clean again
+            return
         if self._revision == self._flushed_revision:
             self._services.flusher.add(self)
         self._revision += 1
@@ -493,13 +502,8 @@ def _own(message: Message, now: datetime) -> Message:
     if moment is None:
         message = msgspec.structs.replace(message, timestamp=now)
     elif moment.tzinfo is not UTC:
-        message = msgspec.structs.replace(message, timestamp=_in_utc(moment))
+        message = msgspec.structs.replace(message, timestamp=in_utc(moment))
     role, content = message.role, message.content
     if type(content) is str and type(role) is Role and message == Message(role, content, message.timestamp):
         return message  # the usual case: a role and a text, and nothing else
     return decode_message(encode_message(message))
-
-
-def _in_utc(moment: datetime) -> datetime:
-    """The same moment in UTC; one without a time zone is taken to be UTC already."""
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

@@ -87,7 +87,7 @@ class Turn:
     async def __aenter__(self) -> Self:
         refuse_reentry(self.session)
         if self._message is not None:
-            raise TurnInProgress("a turn is entered once, or its reply would be saved twice; call `session.turn()` again")
+            raise TurnInProgress("a turn is entered once, its reply would be saved twice; call `session.turn()` again")
         await self.session.turn_lock.acquire()
         try:
             self._message = await self._begin()

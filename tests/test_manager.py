@@ -518,6 +518,22 @@ async def test_deleting_waits_for_the_open_turn(home: Home) -> None:
         assert deleted == [True]
 
 
+async def test_a_deletion_that_still_waits_when_the_manager_closes_is_refused(faulty: Faulty) -> None:
+    async def deleting(manager: SessionManager) -> None:
+        with pytest.raises(ManagerClosed):
+            await manager.delete("telegram_1")
+
+    async with anyio.create_task_group() as tasks:
+        async with faulty.manager() as manager:
+            session = await say(manager, "hi")
+            await session.turn_lock.acquire()
+            tasks.start_soon(deleting, manager)
+            await faulty.clock.advance(0)
+        session.turn_lock.release()
+    async with faulty.manager() as manager:
+        assert texts(await manager.get("telegram", "1")) == ["hi"]
+
+
 async def test_deleting_ones_own_session_in_a_turn_is_refused_instead_of_waiting_for_ever(home: Home) -> None:
     async with home.manager() as manager:
         session = await manager.get_or_create("telegram", "1")
@@ -639,6 +655,7 @@ async def test_an_unknown_store_is_a_clear_error_and_its_password_is_not_shown(t
 async def test_a_manager_that_is_not_open_refuses_everything(home: Home) -> None:
     manager = home.manager()
     await check_that_all_is_refused(manager)
+    assert manager.health().ok is False
     async with manager:
         session = await say(manager, "hi")
     await check_that_all_is_refused(manager)
@@ -724,6 +741,22 @@ async def test_closing_raises_when_only_snapshots_could_not_be_written(
             assert texts(await manager.get("telegram", "1")) == ["hi"]
 
 
+async def test_closing_tells_of_the_session_that_the_store_refused(faulty: Faulty) -> None:
+    with pytest.raises(StoreUnavailable, match="telegram_1 is refused"):
+        async with faulty.manager() as manager:
+            session = await say(manager, "hi")
+            faulty.faults.refuse("telegram_1")
+            with pytest.raises(StoreConflict):
+                await session.add_message(Message.user("refused"))
+
+
+async def test_a_full_disk_is_told_as_such_when_closing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreFull):
+        async with home.manager() as manager:
+            await say(manager, "hi")
+            break_disk(monkeypatch, errno.EDQUOT)
+
+
 async def test_an_error_of_the_body_is_not_hidden_by_one_of_closing(faulty: Faulty) -> None:
     with pytest.raises(ZeroDivisionError):
         async with faulty.manager() as manager:
@@ -756,6 +789,41 @@ async def test_cancelling_the_body_still_saves_everything(home: Home, *, native:
     async with home.manager() as manager:
         assert texts(await manager.get("telegram", "1")) == ["accepted"]
         assert manager.recovery.brought_up == 0  # the snapshot was written too
+
+
+async def test_a_close_that_asyncio_itself_cancels_still_saves_everything_and_lets_the_directory_go(
+    faulty: Faulty,
+) -> None:
+    hold = faulty.faults.hold()
+
+    async def serve() -> None:
+        async with faulty.manager() as manager:
+            (await manager.get_or_create("telegram", "1")).append(Message.user("accepted"))
+
+    serving = asyncio.create_task(serve())
+    await hold.reached.wait()
+    await faulty.clock.advance(0)  # the body is over: it is closing
+    for _ in range(2):
+        serving.cancel()
+        await faulty.clock.advance(0)
+        assert not serving.done()
+    faulty.faults.heal()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    async with faulty.manager() as manager:
+        assert texts(await manager.get("telegram", "1")) == ["accepted"]
+        assert manager.recovery.brought_up == 0
+
+
+async def test_who_waits_for_a_store_that_hangs_gets_an_error_when_the_manager_closes(faulty: Faulty) -> None:
+    with pytest.raises(StoreUnavailable, match="1 messages"):
+        async with faulty.manager(shutdown_timeout_s=0.05) as manager:
+            hold = faulty.faults.hold()
+            waiting = asyncio.create_task(say(manager, "unsaved"))
+            await hold.reached.wait()
+    with pytest.raises(StoreUnavailable) as refusal:
+        await waiting
+    assert "when the store recovers" not in str(refusal.value)
 
 
 async def test_a_store_that_hangs_does_not_keep_the_manager_from_closing(faulty: Faulty) -> None:
@@ -891,6 +959,34 @@ async def test_a_session_that_the_store_refuses_is_reloaded_and_goes_on(faulty: 
         assert texts(await manager.get_or_create("telegram", "1")) == ["hi", "on"]
     async with faulty.manager() as manager:
         assert texts(await manager.get("telegram", "1")) == ["hi", "on"]
+
+
+async def test_a_refused_session_that_cannot_be_reloaded_yet_can_still_be_deleted(faulty: Faulty) -> None:
+    async with faulty.manager() as manager:
+        session = await say(manager, "hi")
+        faulty.faults.refuse("telegram_1")
+        with pytest.raises(StoreConflict):
+            await session.add_message(Message.user("refused"))
+        faulty.faults.heal()
+        faulty.faults.fail(method="head")
+        with pytest.raises(StoreUnavailable):
+            await manager.get_or_create("telegram", "1")
+        assert await manager.delete("telegram_1") is True
+        assert await manager.list() == []
+
+
+async def test_a_refused_session_that_was_replaced_never_becomes_dirty_again(faulty: Faulty) -> None:
+    async with faulty.manager() as manager:
+        session = await say(manager, "hi")
+        faulty.faults.refuse("telegram_1")
+        with pytest.raises(StoreConflict):
+            await session.add_message(Message.user("refused"))
+        faulty.faults.heal()
+        await manager.get_or_create("telegram", "1")
+        await manager.flush()
+        await faulty.clock.advance(2 * 3600)
+        session.touch()
+        assert manager.statistics().dirty == 0
 
 
 async def test_a_refused_and_reloaded_session_can_be_deleted(faulty: Faulty) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,12 @@ async def test_session_add_message_and_messages(session: Session, bench: Bench) 
     )
     await session.add_message(message)
     assert session.messages() == [message]
+
+
+async def test_a_time_that_utc_has_no_year_for_stays_as_it_is(session: Session) -> None:
+    moment = datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5)))
+    await session.add_message(Message(Role.USER, "ancient", timestamp=moment))
+    assert session.messages()[0].timestamp == moment
 
 
 async def test_session_messages_order(session: Session) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import anyio
 import pytest
 
 from miniclaw_sessions.clock import Clock, sleep_unless
-from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreFull, StoreUnavailable
+from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from miniclaw_sessions.stores.base import Append, Store
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.stores.none import NoStore
@@ -189,6 +190,18 @@ async def test_any_method_can_fail_until_it_is_healed() -> None:
     store.heal()
     assert await store.read("telegram_1") == sample_entries(1, 1)
     assert [stored.last_sequence async for stored in store.heads()] == [1]
+
+
+async def test_a_refusal_that_is_healed_during_an_append_still_holds_for_it() -> None:
+    class HealedMeanwhile(MemoryStore):
+        async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+            store.heal()
+            return await super().append(appends)
+
+    store = FaultyStore(HealedMeanwhile())
+    store.refuse("telegram_1")
+    appends = [Append(sample_head(chat_id), sample_entries(1, 1)) for chat_id in (1, 2)]
+    assert [type(outcome) for outcome in await store.append(appends)] == [StoreConflict, type(None)]
 
 
 async def test_one_session_can_be_refused_while_others_are_stored() -> None:

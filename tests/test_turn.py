@@ -93,6 +93,16 @@ async def test_what_is_staged_joins_the_session_at_the_end_in_one_commit(session
     assert await bench.committed() == [1, 2, 3, 4]
 
 
+async def test_a_turn_is_entered_once(session: Session) -> None:
+    turn = session.turn(ASK)
+    async with turn:
+        turn.append(Message.assistant("answer"))
+    with pytest.raises(TurnInProgress):
+        async with turn:
+            pytest.fail("entered again")
+    assert texts(session) == ["ask", "answer"]
+
+
 async def test_staged_messages_get_the_time_at_which_they_were_said(session: Session, bench: Bench) -> None:
     async with session.turn(ASK) as turn:
         said = bench.clock.now()

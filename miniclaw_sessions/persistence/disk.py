@@ -371,12 +371,11 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _read_all(fd: int, size: int) -> bytes:
-    pieces = []
-    while piece := os.read(fd, size + 1):
-        pieces.append(piece)
-        if len(piece) > size:
-            break
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    """A regular file's bytes; one read, unless the file is changing under our hands."""
+    data = os.read(fd, size + 1)
+    while len(data) < size and (piece := os.read(fd, size + 1 - len(data))):
+        data += piece
+    return data
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

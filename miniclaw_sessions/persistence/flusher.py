@@ -15,10 +15,11 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.clock import Clock, sleep_unless
-from miniclaw_sessions.errors import StoreUnavailable, named
+from miniclaw_sessions.errors import StoreFull, StoreUnavailable, named
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.conversation import Snapshot
 from miniclaw_sessions.persistence.committer import Committer
+from miniclaw_sessions.persistence.disk import is_no_space
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.persistence.snapshots import CHUNK, Snapshots, Written
 
@@ -83,7 +84,7 @@ class Flusher:
     ) -> None:
         self.counts = FlushCounts()
         self.busy_since: float | None = None
-        self.problem: str | None = None
+        self.problem: StoreUnavailable | None = None
         self.lock = anyio.Lock()
         """Held during a flush; whoever removes a session's file holds it too, so that no flush brings it back."""
         self._snapshots = snapshots
@@ -116,7 +117,7 @@ class Flusher:
             try:
                 await self.flush()
             except Exception as error:  # noqa: BLE001 - a flush that fails must not end the task that repeats it
-                self.problem = f"the last flush failed: {type(error).__name__}"
+                self.problem = StoreUnavailable(f"the last flush failed: {type(error).__name__}")
                 log.error("the flush failed; retrying", action="flush.failed", error=named(error))
 
     def close(self) -> None:
@@ -178,7 +179,8 @@ class Flusher:
             self.problem = None
             return
         first = failed[0]
-        self.problem = f"{len(failed)} snapshots could not be written: {first.error}"
+        kind = StoreFull if is_no_space(first.error) else StoreUnavailable
+        self.problem = kind(f"{len(failed)} snapshots could not be written: {first.error}")
         log.error(
             "snapshots could not be written; they stay dirty and are tried again",
             action="flush.failed",

@@ -16,13 +16,15 @@ from __future__ import annotations
 import gc
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import anyio
 import msgspec
+from anyio.streams.memory import MemoryObjectSendStream
 
 from miniclaw_sessions.clock import Clock, derived_id
-from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.errors import ConfigError, InvalidMessage, first_cause
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
@@ -33,6 +35,9 @@ from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead
 from miniclaw_sessions.stores.reading import read_all
 from miniclaw_sessions.stores.soundness import RESTORED
+
+READ_AHEAD = 4
+"""How many chunks of files may be read and not yet decoded."""
 
 BATCH = 500
 """How many sessions are settled before their missing entries are written and progress is told."""
@@ -100,27 +105,46 @@ class Recovery:
             SchemaTooNew: a newer version wrote a file or the store.
             QuarantineFull: a damaged file has nowhere to go.
             StoreError: the store cannot be read or written.
+            ConfigError: a file cannot be moved to where it belongs; it is where it was.
         """
         started = self._clock.monotonic()
-        with _collector_paused():
-            await self._load_files()
-            heads = {stored.head.session_id: stored async for stored in self._store.heads()}
-            await self._set_damaged_aside()
-            await self._compare(heads)
-        await self._snapshots.clean()
+        try:
+            with _collector_paused():
+                await self._load_files()
+                heads = {stored.head.session_id: stored async for stored in self._store.heads()}
+                await self._set_damaged_aside()
+                await self._compare(heads)
+            await self._snapshots.clean()
+        except OSError as error:
+            raise ConfigError(
+                f"the files in {self._snapshots.path} cannot be put in order: {error.strerror or error}. "
+                "Nothing is lost; mend the directory or the disk and start again."
+            ) from error
         self.report.seconds = self._clock.monotonic() - started
         return self.report
 
     # --- the files ---------------------------------------------------------------------------------------------------
 
     async def _load_files(self) -> None:
+        """Read in a thread and decode here at the same time: each keeps the other waiting least this way."""
         names = await self._snapshots.names()
         done = 0
-        async for chunk in self._snapshots.read(names, tighten=True):
-            for found in chunk:
-                self._load(found)
-            done += len(chunk)
-            self._on_progress(Progress("recovering", done, len(names)))
+        send, receive = anyio.create_memory_object_stream[list[Found]](READ_AHEAD)
+        try:
+            async with anyio.create_task_group() as tasks, receive:
+                tasks.start_soon(self._read_files, names, send, name="read snapshots")
+                async for chunk in receive:
+                    for found in chunk:
+                        self._load(found)
+                    done += len(chunk)
+                    self._on_progress(Progress("recovering", done, len(names)))
+        except ExceptionGroup as group:  # whichever it was, the file's own error says what to do
+            raise first_cause(group) from None
+
+    async def _read_files(self, names: Sequence[str], send: MemoryObjectSendStream[list[Found]]) -> None:
+        async with send:
+            async for chunk in self._snapshots.read(names, tighten=True):
+                await send.send(chunk)
 
     def _load(self, found: Found) -> None:
         """Decode one file, or note what is to be done with it; nothing is changed yet."""
@@ -227,9 +251,13 @@ def ids_for(data: bytes) -> Callable[[], str]:
 
     A crash before the file is written anew must not make a stranger of it to the store, which knows it by these ids.
     """
-    digest = hashlib.sha256(data).hexdigest()
-    numbers = itertools.count()
-    return lambda: derived_id(f"{digest} {next(numbers)}")
+
+    def ids() -> Iterator[str]:
+        digest = hashlib.sha256(data).hexdigest()  # not before the first id is asked for: most files have theirs
+        for number in itertools.count():
+            yield derived_id(f"{digest} {number}")
+
+    return ids().__next__
 
 
 async def catch_up(conversation: Conversation, store: Store) -> None:
@@ -266,7 +294,6 @@ def _missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, 
         data=dict(snapshot.metadata),
         extra={RESTORED: {"store_had": last}},
     )
-    conversation.updated_at, conversation.last_accessed = snapshot.updated_at, snapshot.last_accessed
     conversation.last_sequence = conversation.state_sequence = marker.sequence
     conversation.leaf_id = marker.id
     entries: list[Entry] = [*(entry for entry in snapshot.entries if entry.sequence > last), marker]

@@ -105,7 +105,7 @@ def message_to_dict(message: Message) -> dict[str, Any]:
     if (role_text := message.role_text) is not None:
         fields["role"] = _checked_role_text(role_text)
     if message.timestamp is not None:
-        fields["timestamp"] = msgspec.to_builtins(_in_utc(message.timestamp))
+        fields["timestamp"] = msgspec.to_builtins(in_utc(message.timestamp))
     if message.tool_calls:
         fields["tool_calls"] = [_flatten(call) for call in message.tool_calls]
     if message.usage is not None:
@@ -164,7 +164,7 @@ def _check_nested(value: Any, levels: int) -> None:
         check_json(item, levels - 1)
 
 
-def _in_utc(moment: datetime) -> datetime:
+def in_utc(moment: datetime) -> datetime:
     """The same moment in UTC; one without a time zone is taken to be UTC already."""
     if moment.tzinfo is None:
         return moment.replace(tzinfo=UTC)
@@ -355,7 +355,7 @@ def instant(value: Any) -> Any:
         moment = msgspec.convert(value, datetime)
     except msgspec.ValidationError:
         return value
-    return _in_utc(moment)
+    return in_utc(moment)
 
 
 def _tolerant_entry(encoded: bytes) -> Entry:

@@ -382,6 +382,28 @@ async def test_closing_with_a_failing_store_tries_once_more_keeps_what_is_unsave
     assert isinstance(await error_of(lambda: bench.committer.wait(log, 1)), StoreFull)
 
 
+@pytest.mark.parametrize("sequence", [1, 2])
+async def test_who_still_waits_for_a_committer_that_is_cut_off_gets_an_error(sequence: int) -> None:
+    bench, log = Bench(), session_log()
+    bench.store.gate = anyio.Event()
+    errors: list[Exception | None] = []
+
+    async def wait() -> None:
+        errors.append(await error_of(lambda: bench.committer.wait(log, sequence)))
+
+    async with anyio.create_task_group() as waiting, anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.committer.run)
+        bench.submit(log, 1)
+        await bench.settle()
+        bench.submit(log, 2)  # 1 is on its way, 2 is queued
+        waiting.start_soon(wait)
+        await bench.settle()
+        tasks.cancel_scope.cancel()
+    assert [type(error) for error in errors] == [StoreUnavailable]
+    assert bench.committer.counts.unsaved_entries == 2
+    assert isinstance(await error_of(bench.committer.drain), StoreUnavailable)
+
+
 async def test_being_busy_is_measured_from_the_start_of_a_commit() -> None:
     async with at_work() as bench:
         assert bench.busy_since() is None

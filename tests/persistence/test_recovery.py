@@ -15,7 +15,14 @@ import orjson
 import pytest
 
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.errors import QuarantineFull, SchemaTooNew, SessionNotFound, SnapshotUnreadable, StoreUnavailable
+from miniclaw_sessions.errors import (
+    ConfigError,
+    QuarantineFull,
+    SchemaTooNew,
+    SessionNotFound,
+    SnapshotUnreadable,
+    StoreUnavailable,
+)
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.persistence.disk import Directory
 from miniclaw_sessions.protocol.messages import Message, ToolCall
@@ -90,6 +97,25 @@ async def test_when_both_agree_nothing_is_read_written_or_dirty(home: Home) -> N
         assert (manager.recovery.from_snapshots, manager.recovery.brought_up, manager.recovery.rebuilt) == (1, 0, 0)
         assert home.faults.calls["read"] == home.faults.calls["append"] == 0
     assert home.files() == before
+
+
+async def test_a_damaged_file_that_cannot_be_moved_is_a_clear_error_and_stays(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await home.say("1")
+    (home.sessions / "telegram_1.json").write_bytes(b"{damaged")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Directory, "move", fail)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        async with home.open():
+            pass
+    assert home.files()["telegram_1.json"] == b"{damaged"
+    monkeypatch.undo()
+    async with home.open() as manager:
+        assert texts(await manager.get("telegram", "1")) == ["1"]
 
 
 async def test_a_snapshot_that_is_behind_is_brought_up(home: Home) -> None:

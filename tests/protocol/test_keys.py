@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from enum import StrEnum
 
 import pytest
 from hypothesis import example, given
@@ -34,6 +35,15 @@ def test_a_plain_key_keeps_its_plain_name() -> None:
 def test_a_numeric_chat_id_is_the_same_as_its_text() -> None:
     assert SessionKey.of("telegram", -1001234567890) == SessionKey.of("telegram", "-1001234567890")
     assert SessionKey.of("telegram", -5).session_id == "telegram_-5"
+
+
+def test_a_half_of_an_enumeration_is_its_text() -> None:
+    class Channel(StrEnum):
+        TELEGRAM = "telegram"
+
+    key = SessionKey.of(Channel.TELEGRAM, Channel.TELEGRAM)
+    assert (type(key.channel), type(key.chat_id)) == (str, str)
+    assert key == SessionKey.of("telegram", "telegram")
 
 
 @given(halves, halves, halves, halves)
