@@ -531,11 +531,24 @@ class Terminal:
 
     def press_until_end(self, key: str) -> int:
         """Press a key, and again if need be: Python misses an interrupt between the prompt and the wait for input."""
-        ready: list[int] = []
-        while not ready:
-            self.type(key)
-            ready, _, _ = select.select([self._master], [], [], 1.0)
+        has_ended = False
+        while not has_ended:
+            with contextlib.suppress(OSError):  # the other side has closed
+                self.type(key)
+            has_ended = self._ends_while_it_talks()
         return self.end()
+
+    def _ends_while_it_talks(self) -> bool:
+        """Read until the command ends, or says nothing for a second: the echo of a key is no end."""
+        while select.select([self._master], [], [], 1.0)[0]:
+            try:
+                data = os.read(self._master, 65536)
+            except OSError:
+                return True
+            if not data:
+                return True
+            self.seen += data.decode(errors="replace")
+        return False
 
     def end(self) -> int:
         """Wait for the command's end and return its exit status."""
