@@ -13,8 +13,7 @@ from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import LoadedSettings
 from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.disk import DirectoryLock
-from miniclaw_sessions.persistence.quarantine import Quarantine
-from miniclaw_sessions.persistence.snapshots import Snapshots
+from miniclaw_sessions.persistence.workspace import open_snapshots
 from miniclaw_sessions.stores import open_store
 
 
@@ -37,11 +36,8 @@ async def _check(loaded: LoadedSettings, report: Report) -> CheckReport:
         return CheckReport(notes=["the workspace holds no sessions yet"])
     async with AsyncExitStack() as stack:
         stack.callback((await to_thread.run_sync(DirectoryLock, workspace)).release)
-        quarantine = Quarantine(
-            workspace / "quarantine", max_files=settings.quarantine_max_files, max_bytes=settings.quarantine_max_bytes
-        )
         clock = SystemClock()
-        snapshots = Snapshots(workspace / "sessions", quarantine, clock=clock, max_bytes=settings.snapshot_max_bytes)
+        snapshots = open_snapshots(workspace, settings, clock=clock)
         stack.callback(snapshots.close)
         names = await snapshots.names()
         if lost := await to_thread.run_sync(_missing_store, settings.store, workspace):

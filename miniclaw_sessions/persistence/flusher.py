@@ -8,7 +8,6 @@ its old file stays whole; the next flush tries again with the newest state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Protocol
 
 import anyio
@@ -67,7 +66,6 @@ class FlushCounts(msgspec.Struct):
     failures: int = 0
     written: int = 0
     last_seconds: float = 0.0
-    last_at: datetime | None = None
 
 
 class Flusher:
@@ -194,7 +192,6 @@ class Flusher:
         self.counts.failures += report.failed
         self.counts.written += report.written
         self.counts.last_seconds = report.seconds
-        self.counts.last_at = self._clock.now()
         if report.written:
             log.info(
                 "flushed",

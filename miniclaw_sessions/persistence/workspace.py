@@ -7,7 +7,7 @@ store that turns out to be damaged is set aside once, whole, and the conversatio
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -51,9 +51,6 @@ class Workspace:
         self._clock = clock
         self._on_progress = on_progress
         self._stack = AsyncExitStack()
-        self._quarantine = Quarantine(
-            path / "quarantine", max_files=settings.quarantine_max_files, max_bytes=settings.quarantine_max_bytes
-        )
 
     def __repr__(self) -> str:
         return f"<Workspace {self.path}>"
@@ -86,7 +83,7 @@ class Workspace:
             Directory(self.path).close()
             stack.callback(DirectoryLock(self.path).release)
             self._clean()
-            return self._open_snapshots(stack)
+            return stack.enter_context(closing(open_snapshots(self.path, self._settings, clock=self._clock)))
         except OSError as error:
             raise ConfigError(
                 f"the workspace {self.path} cannot be used: {error.strerror}; mend it or choose another one"
@@ -108,18 +105,6 @@ class Workspace:
             if path.exists():
                 with Directory(path) as directory:
                     directory.remove_temporaries()
-
-    def _open_snapshots(self, stack: AsyncExitStack) -> Snapshots:
-        settings = self._settings
-        largest = 2 * (settings.window + 2) * settings.max_message_bytes  # what we may write, we must be able to read
-        snapshots = Snapshots(
-            self.path / "sessions",
-            self._quarantine,
-            clock=self._clock,
-            max_bytes=max(settings.snapshot_max_bytes, largest),
-        )
-        stack.callback(snapshots.close)
-        return snapshots
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
         try:
@@ -155,7 +140,21 @@ class Workspace:
         for file in files:
             if file.exists():
                 with Directory(file.parent, is_ours=file.parent == self.path) as directory:
-                    self._quarantine.take(directory, file.name, reason, at=self._clock.now())
+                    self.snapshots.quarantine.take(directory, file.name, reason, at=self._clock.now())
+
+
+def open_snapshots(path: Path, settings: SessionSettings, *, clock: Clock) -> Snapshots:
+    """The snapshots of the workspace `path`, and its quarantine; close them after use.
+
+    Raises:
+        OSError: the directory cannot be opened.
+    """
+    quarantine = Quarantine(
+        path / "quarantine", max_files=settings.quarantine_max_files, max_bytes=settings.quarantine_max_bytes
+    )
+    largest = 2 * (settings.window + 2) * settings.max_message_bytes  # what we may write, we must be able to read
+    max_bytes = max(settings.snapshot_max_bytes, largest)
+    return Snapshots(path / "sessions", quarantine, clock=clock, max_bytes=max_bytes)
 
 
 async def _close_shielded(stack: AsyncExitStack) -> None:
