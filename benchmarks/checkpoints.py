@@ -14,8 +14,8 @@ import msgspec
 
 from benchmarks.workload import Row, fresh, in_process, in_turns, message
 from miniclaw_sessions import SessionManager, SessionSettings
+from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.formats.snapshot import _File
-from miniclaw_sessions.persistence.disk import Directory
 
 SETTINGS = SessionSettings(flush_interval_s=3600, max_unsaved_bytes=2**40)
 

@@ -5,7 +5,10 @@
     ├── looking up     SessionNotFound, EntryNotFound            (also LookupError)
     ├── creating       SessionLimit
     ├── appending      InvalidKey, InvalidMessage                (also ValueError)
+    │                  UnsafeCompaction                         (also ValueError)
     │                  DuplicateMessage, TurnInProgress, ManagerClosed, SessionDeleted
+    ├── importing      ImportRefused                            (also ValueError)
+    │                  SessionExists
     ├── storing        StoreError
     │                  ├── StoreUnavailable ── StoreFull, UnsavedLimit
     │                  ├── StoreConflict
@@ -101,6 +104,13 @@ class InvalidMessage(SessionsError, ValueError):
     """A message cannot be stored faithfully; nothing of it was accepted."""
 
 
+class UnsafeCompaction(SessionsError, ValueError):
+    """A compaction here would break the conversation: between a call and its result, or keeping what is not on its path.
+
+    Nothing was changed.
+    """
+
+
 class DuplicateMessage(SessionsError):
     """A message with this idempotency key was accepted before; `entry_id` is the entry that it became."""
 
@@ -121,6 +131,17 @@ class SessionDeleted(SessionsError):
 
 class ManagerClosed(SessionsError):
     """The manager is closed or closing and accepts nothing more."""
+
+
+# --- importing -------------------------------------------------------------------------------------------------------
+
+
+class ImportRefused(SessionsError, ValueError):
+    """A file is not a session in any known format, or cannot be taken in; it was not changed, and nothing was stored."""
+
+
+class SessionExists(SessionsError):
+    """There is a session with this key already; a new one was wanted."""
 
 
 # --- storing ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import anyio
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.disk import is_no_space
 from miniclaw_sessions.errors import (
     ManagerClosed,
     SessionLimit,
@@ -37,7 +38,6 @@ from miniclaw_sessions.history.window import MAX_MESSAGES, Window
 from miniclaw_sessions.persistence.background import Background
 from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.committer import Committer
-from miniclaw_sessions.persistence.disk import is_no_space
 from miniclaw_sessions.persistence.expiry import SweepReport
 from miniclaw_sessions.persistence.flusher import Flusher, FlushReport
 from miniclaw_sessions.persistence.recovery import Progress, RecoveryReport, catch_up

@@ -24,7 +24,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS: list[set[str]] = [
     {"errors"},
     {"clock", "config", "events", "statistics"},
-    {"protocol"},
+    {"protocol", "disk"},
     {"history", "log"},
     {"formats"},
     {"stores"},
@@ -70,7 +70,7 @@ CLOCKS: dict[str, str] = {
 """Files that read a clock or make ids, and why."""
 
 SYNCING: dict[str, str] = {
-    "persistence/disk.py": "it is the disk",
+    "disk.py": "it is the disk",
     "stores/sql/files.py": "the database file is made private and durable before SQLite opens it",
     "stores/sql/failures.py": "asking the disk itself, whether it is full, takes a sync",
 }

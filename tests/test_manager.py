@@ -18,6 +18,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import (
     ConfigError,
     DirectoryInUse,
@@ -33,7 +34,6 @@ from miniclaw_sessions.errors import (
     TurnInProgress,
 )
 from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.persistence.disk import Directory
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session

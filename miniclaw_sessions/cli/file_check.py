@@ -11,8 +11,8 @@ from anyio import to_thread
 from miniclaw_sessions.cli.backend import Document, Report
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import LoadedSettings
+from miniclaw_sessions.disk import DirectoryLock
 from miniclaw_sessions.persistence.checking import Check, CheckReport
-from miniclaw_sessions.persistence.disk import DirectoryLock
 from miniclaw_sessions.persistence.workspace import open_snapshots
 from miniclaw_sessions.stores import open_store
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from miniclaw_sessions.persistence.disk import Directory
+from miniclaw_sessions.disk import Directory
 
 
 async def archive(path: Path, session_id: str, lines: AsyncIterator[bytes], *, at: datetime) -> Path:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import msgspec
 
 from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.disk import Found
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.conversation import Snapshot
-from miniclaw_sessions.persistence.disk import Found
 from miniclaw_sessions.persistence.recovery import Progress, ids_for
 from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry

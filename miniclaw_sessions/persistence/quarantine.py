@@ -13,8 +13,8 @@ from pathlib import Path
 
 import orjson
 
+from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import QuarantineFull
-from miniclaw_sessions.persistence.disk import Directory
 
 _REASON = ".reason"  # no session file ends like this, whatever a stranger calls a chat
 

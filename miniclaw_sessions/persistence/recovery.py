@@ -24,11 +24,11 @@ import msgspec
 from anyio.streams.memory import MemoryObjectSendStream
 
 from miniclaw_sessions.clock import Clock, derived_id
+from miniclaw_sessions.disk import Found, TooLarge
 from miniclaw_sessions.errors import ConfigError, InvalidMessage, first_cause
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
-from miniclaw_sessions.persistence.disk import Found, TooLarge
 from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry

@@ -15,10 +15,10 @@ from typing import NamedTuple, TypeVar
 from anyio import CapacityLimiter, to_thread
 
 from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.disk import Directory, Found, NotRegular, TooLarge
 from miniclaw_sessions.errors import SnapshotUnreadable
 from miniclaw_sessions.formats.snapshot import encode_snapshot
 from miniclaw_sessions.history.conversation import Snapshot
-from miniclaw_sessions.persistence.disk import Directory, Found, NotRegular, TooLarge
 from miniclaw_sessions.persistence.quarantine import Quarantine
 
 SUFFIX = ".json"

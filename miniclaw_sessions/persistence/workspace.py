@@ -17,9 +17,9 @@ from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.disk import Directory, DirectoryLock
 from miniclaw_sessions.errors import ConfigError, StoreCorrupt
 from miniclaw_sessions.events import get_logger
-from miniclaw_sessions.persistence.disk import Directory, DirectoryLock
 from miniclaw_sessions.persistence.quarantine import Quarantine
 from miniclaw_sessions.persistence.recovery import Progress, Recovery, RecoveryReport
 from miniclaw_sessions.persistence.snapshots import Snapshots

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry, OtherEntry
+from miniclaw_sessions.protocol.entries import Compaction, Custom, Entry, MessageEntry, OtherEntry
 from miniclaw_sessions.protocol.messages import (
     EXTRA,
     ImagePart,
@@ -78,6 +78,9 @@ def encode_entry(entry: Entry) -> bytes:
             return bytes(entry.encoded)
         if isinstance(entry, Custom):
             check_json(entry.data)
+        if isinstance(entry, Compaction) and entry.messages:
+            fields = _flatten(msgspec.structs.replace(entry, messages=()))
+            return _encoder.encode({**fields, "messages": [message_to_dict(message) for message in entry.messages]})
         return _encoder.encode(entry if entry.extra is None else _flatten(entry))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidMessage(f"a {type(entry).__name__} cannot be stored as JSON: {error}") from None
@@ -367,6 +370,9 @@ def _tolerant_entry(encoded: bytes) -> Entry:
     if kind is None:
         base = {name: fields[name] for name in ("id", "parent_id", "timestamp", "sequence") if name in fields}
         return _gather(OtherEntry, {**base, "encoded": msgspec.Raw(encoded)})
+    if kind is Compaction and isinstance(messages := fields.get("messages"), list):
+        compaction = _gather(Compaction, {name: value for name, value in fields.items() if name != "messages"})
+        return msgspec.structs.replace(compaction, messages=tuple(message_from_dict(message) for message in messages))
     if kind is not MessageEntry:
         return _gather(kind, fields)
     entry = _gather(MessageEntry, {**fields, "message": {"role": "other"}})

@@ -1,8 +1,9 @@
 """What is logged: the entries of a session's transcript (document 003).
 
 An entry wraps what happened with an identity: its own id, its parent's id, when it was logged and its place in the
-session (`sequence`, 1 for the first). A session's whole state is the fold of its entries, so everything that must
-survive is an entry: messages, but also a model change, a title, free metadata, and a move of the leaf (clearing a
+session (`sequence`, 1 for the first). The parents make a tree of the entries; the leaf is where the conversation goes
+on, and every new entry becomes a child of it. A session's whole state is the fold of its entries, so everything that
+must survive is an entry: messages, but also a model change, a title, free metadata, and a move of the leaf (clearing a
 session moves it to the root). An entry of a type from a newer version is kept byte for byte.
 """
 
@@ -19,20 +20,30 @@ METADATA = "metadata"
 
 
 class EntryBase(Value, frozen=True, gc=False, kw_only=True):
-    """What every entry has."""
+    """What every entry has.
+
+    `parent_sequence` is where the parent stands, unless that is right before this entry: whoever follows the tree
+    upwards finds every parent by its place, without an index of ids.
+    """
 
     id: str
     parent_id: str | None
     timestamp: Instant
     sequence: int = 0
+    parent_sequence: int | None = None
     extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
 
 
 class MessageEntry(EntryBase, frozen=True, gc=False, kw_only=True, tag="message", tag_field="type"):
-    """A message was said; `idempotency_key` is the sender's own id for it, where one was given."""
+    """A message was said.
+
+    `idempotency_key` is the sender's own id for it, where one was given. `continues` says that it was saved as part of
+    the same turn as the message before it.
+    """
 
     message: Message
     idempotency_key: str | None = None
+    continues: bool = False
 
 
 class ModelChange(EntryBase, frozen=True, gc=False, kw_only=True, tag="model_change", tag_field="type"):
@@ -62,24 +73,32 @@ class Label(EntryBase, frozen=True, gc=False, kw_only=True, tag="label", tag_fie
 
 
 class Compaction(EntryBase, frozen=True, gc=False, kw_only=True, tag="compaction", tag_field="type"):
-    """A summary stands for everything before `first_kept_entry_id`; the originals stay in the transcript."""
+    """A summary stands for everything before `first_kept_entry_id`; the originals stay in the transcript.
 
-    summary: str
-    first_kept_entry_id: str
+    Without a first kept entry nothing before the compaction is kept, but `messages`, which follow the summary, may
+    stand for some of it. `reason` says who wanted it: manual, threshold, overflow.
+    """
+
+    summary: str = ""
+    first_kept_entry_id: str | None = None
     tokens_before: int = 0
+    tokens_after: int | None = None
+    reason: str = ""
+    messages: tuple[Message, ...] = ()
 
 
 class BranchSummary(EntryBase, frozen=True, gc=False, kw_only=True, tag="branch_summary", tag_field="type"):
-    """What happened on the branch that was left at `from_id`."""
+    """What happened on the branch that was left; `from_id` is where it was left, or went off, as its source has it."""
 
     summary: str
-    from_id: str
+    from_id: str = ""
 
 
 class LeafMove(EntryBase, frozen=True, gc=False, kw_only=True, tag="leaf", tag_field="type"):
-    """The conversation goes on from `target_id`; None is the root, which clears the session."""
+    """The conversation goes on from `target_id`, at `target_sequence`; None is the root, which clears the session."""
 
     target_id: str | None
+    target_sequence: int | None = None
 
 
 class Custom(EntryBase, frozen=True, gc=False, kw_only=True, tag="custom", tag_field="type"):
@@ -107,3 +126,15 @@ Entry = (
     | Custom
     | OtherEntry
 )
+
+
+def moves_leaf(entry: Entry) -> bool:
+    """Whether an entry becomes the leaf: free metadata is about the session, not about a place in it."""
+    return not (isinstance(entry, Custom) and entry.custom_type == METADATA)
+
+
+def place_of_parent(entry: EntryBase) -> int:
+    """The sequence at which the entry's parent stands; 0 when it has none."""
+    if entry.parent_id is None:
+        return 0
+    return entry.sequence - 1 if entry.parent_sequence is None else entry.parent_sequence

@@ -120,6 +120,10 @@ class Store(Protocol):
         """The newest `limit` entries, oldest first."""
         ...
 
+    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
+        """The entry with this id, or None. May look at every entry of the session: for people's requests, not loops."""
+        ...
+
     async def delete(self, session_id: str) -> bool:
         """Remove the session and all its entries, durably; whether there was one."""
         ...

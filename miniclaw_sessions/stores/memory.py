@@ -90,6 +90,11 @@ class MemoryStore:
         await checkpoint()
         return self._entries(session_id)[-limit:] if limit > 0 else []
 
+    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
+        """The entry with this id, or None."""
+        await checkpoint()
+        return next((entry for entry in self._entries(session_id) if entry.entry_id == entry_id), None)
+
     async def delete(self, session_id: str) -> bool:
         """Forget a session; whether there was one."""
         await checkpoint()

@@ -62,6 +62,10 @@ class NoStore:
         """Nothing."""
         return []
 
+    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:  # noqa: ARG002 - same
+        """Nothing."""
+        return None
+
     async def delete(self, session_id: str) -> bool:  # noqa: ARG002 - same
         """There was none."""
         return False

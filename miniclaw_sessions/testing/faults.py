@@ -14,7 +14,7 @@ from miniclaw_sessions.errors import StoreConflict, StoreError, StoreUnavailable
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
 
 T = TypeVar("T")
-Method = Literal["append", "heads", "head", "read", "read_newest", "delete", "check"]
+Method = Literal["append", "heads", "head", "read", "read_newest", "find", "delete", "check"]
 
 
 class FaultyStore:
@@ -127,6 +127,10 @@ class FaultyStore:
     async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
         """The real store's, but for the faults."""
         return await self._call("read_newest", lambda: self._store.read_newest(session_id, limit))
+
+    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
+        """The real store's, but for the faults."""
+        return await self._call("find", lambda: self._store.find(session_id, entry_id))
 
     async def delete(self, session_id: str) -> bool:
         """The real store's, but for the faults."""

@@ -108,6 +108,10 @@ async def entries_come_back_in_order(stores: StoreMaker) -> None:
         _expect(await newest("telegram_1", 3) == entries[4:], "the newest entries come oldest first")
         _expect(await newest("telegram_1", 50) == entries, "fewer than `limit` come as they are")
         _expect(await newest("telegram_1", 0) == [], "none of the newest are none")
+        for entry in entries:
+            _expect(await store.find("telegram_1", entry.entry_id) == entry, "an entry is found by its id")
+        _expect(await store.find("telegram_1", "entry-8") is None, "an unknown id is not found")
+        _expect(await store.find("telegram_2", "entry-1") is None, "an id is looked for in its own session only")
         _expect(await store.check() == [], "a store that was only appended to is sound")
 
 

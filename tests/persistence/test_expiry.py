@@ -12,10 +12,10 @@ import pytest
 
 from miniclaw_sessions import sweeper as sweeper_module
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.persistence.archive import archive
-from miniclaw_sessions.persistence.disk import Directory
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message

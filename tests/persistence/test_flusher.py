@@ -11,11 +11,11 @@ import anyio
 import pytest
 from anyio import to_thread
 
+from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import StoreFull
 from miniclaw_sessions.formats.snapshot import decode_snapshot
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
 from miniclaw_sessions.persistence.committer import Committer, SessionLog
-from miniclaw_sessions.persistence.disk import Directory
 from miniclaw_sessions.persistence.flusher import PERSISTENCE_INTERVAL_SECS, Flusher
 from miniclaw_sessions.persistence.quarantine import Quarantine
 from miniclaw_sessions.persistence.recovery import Progress

@@ -10,9 +10,9 @@ from pathlib import Path
 import orjson
 import pytest
 
+from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import QuarantineFull
 from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.persistence.disk import Directory
 from miniclaw_sessions.persistence.quarantine import Quarantine
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

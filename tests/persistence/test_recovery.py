@@ -15,6 +15,7 @@ import orjson
 import pytest
 
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import (
     ConfigError,
     QuarantineFull,
@@ -24,7 +25,6 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
 )
 from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.persistence.disk import Directory
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.stores.base import Store

