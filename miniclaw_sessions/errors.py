@@ -105,10 +105,7 @@ class InvalidMessage(SessionsError, ValueError):
 
 
 class UnsafeCompaction(SessionsError, ValueError):
-    """A compaction here would break the conversation: between a call and its result, or keeping what is not on its path.
-
-    Nothing was changed.
-    """
+    """A compaction here would part a call from its result, or keep what is not on its path; nothing was changed."""
 
 
 class DuplicateMessage(SessionsError):
@@ -137,7 +134,7 @@ class ManagerClosed(SessionsError):
 
 
 class ImportRefused(SessionsError, ValueError):
-    """A file is not a session in any known format, or cannot be taken in; it was not changed, and nothing was stored."""
+    """A file is not a session in a known format, or cannot be taken in; it was not changed and nothing was stored."""
 
 
 class SessionExists(SessionsError):
