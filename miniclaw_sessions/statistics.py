@@ -8,15 +8,21 @@ import msgspec
 
 
 class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a list of sessions."""
+    """One line of a list of sessions.
+
+    `messages` counts those of the window, `message_count` all of the transcript; `updated_at` is when the content last
+    changed, `last_accessed` when the session was last used.
+    """
 
     session_id: str
     channel: str
     chat_id: str
     title: str | None
     messages: int
+    message_count: int
     entries: int
     created_at: datetime
+    updated_at: datetime
     last_accessed: datetime
     dirty: bool
 

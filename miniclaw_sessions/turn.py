@@ -127,7 +127,7 @@ class Turn:
 
     async def _finish(self, *, failed: bool) -> None:
         messages = close_open_calls(self._staged) if failed else self._staged
-        self.session.extend(messages)
+        self.session.extend(messages, continues=[True] * len(messages))
         self.session.touch()
         await self.session.saved()
 

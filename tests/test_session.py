@@ -510,9 +510,10 @@ async def test_the_transcript_has_every_entry_with_its_parent(tmp_path: Path) ->
         MessageEntry,
     ]
     assert [entry.sequence for entry in entries] == [1, 2, 3, 4, 5, 6]
-    ids: list[str | None] = [None, *(entry.id for entry in entries)]
-    assert [entry.parent_id for entry in entries[:5]] == ids[:5]
-    assert entries[5].parent_id is None
+    first, title, model, metadata, move, last = entries
+    assert [entry.parent_id for entry in (first, title, model)] == [None, first.id, title.id]
+    assert metadata.parent_id == move.parent_id == model.id  # free metadata is no place in the conversation
+    assert last.parent_id is None
 
 
 # --- the window ------------------------------------------------------------------------------------------------------

@@ -132,6 +132,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
         reader: makes a reader; None: only written.
         by_line: whether the reader is fed lines; else the parsed document.
         writer: makes a writer that is fed all entries, oldest first; None: only read, or written by `dump`.
+        branch_only: the writer is fed the entries of the current branch, and not the whole tree.
         dump: the messages of the current branch, legal for a model, as one document; for formats without a tree.
     """
 
@@ -142,6 +143,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     reader: Callable[[Chain], Reader] | None = None
     by_line: bool = True
     writer: Callable[[SessionFacts], Writer] | None = None
+    branch_only: bool = False
     dump: Callable[[Sequence[Message], SessionFacts], bytes] | None = None
 
 

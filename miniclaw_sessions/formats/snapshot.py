@@ -7,7 +7,7 @@ they lack is made up once. Unknown fields are written back as they came.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -16,16 +16,18 @@ import orjson
 from msgspec.structs import replace
 
 from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, SessionsError
-from miniclaw_sessions.history.conversation import Snapshot
+from miniclaw_sessions.history.conversation import Snapshot, Totals
 from miniclaw_sessions.protocol.encoding import (
     STORED_DEPTH,
     check_json,
+    decode_entry,
+    encode_entry,
     encode_message,
     instant,
     message_from_dict,
     parse_json,
 )
-from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.entries import Compaction, MessageEntry, place_of_parent
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Instant, Message
 
@@ -56,13 +58,19 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     last_sequence: int
     sequences: list[int]
     ids: list[str]
+    parents: dict[str, tuple[str | None, int]] = {}
     leaf_id: str | None = None
+    leaf_sequence: int | None = None
+    compaction: dict[str, Any] | None = None
+    newest_evicted: int = 0
+    totals: Totals | None = None
     metadata: dict[str, Any] = {}
     idempotency_keys: dict[str, str] = {}
     complete: bool = True
 
 
 _decoder = msgspec.json.Decoder(_File)
+_totals_encoder = msgspec.json.Encoder()
 _OWN_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(_File))
 
 
@@ -89,6 +97,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         "sequences": [entry.sequence for entry in snapshot.entries],
         "ids": [entry.id for entry in snapshot.entries],
         "leaf_id": snapshot.leaf_id,
+        **_tree_fields(snapshot),
         "metadata": dict(snapshot.metadata),
         "idempotency_keys": dict(snapshot.idempotency_keys),
         "complete": snapshot.complete,
@@ -98,6 +107,32 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         return orjson.dumps(fields, option=orjson.OPT_UTC_Z)
     except orjson.JSONEncodeError as error:
         raise InvalidMessage(f"session {snapshot.key.session_id} cannot be written as JSON: {error}") from None
+
+
+def _tree_fields(snapshot: Snapshot) -> dict[str, Any]:
+    """What is only written where it is not what a plain conversation has."""
+    fields: dict[str, Any] = {}
+    if parents := _unusual_parents(snapshot.entries):
+        fields["parents"] = parents
+    if snapshot.leaf_sequence != snapshot.last_sequence:
+        fields["leaf_sequence"] = snapshot.leaf_sequence
+    if snapshot.compaction is not None:
+        fields["compaction"] = orjson.Fragment(encode_entry(snapshot.compaction))
+    if snapshot.newest_evicted:
+        fields["newest_evicted"] = snapshot.newest_evicted
+    fields["totals"] = orjson.Fragment(_totals_encoder.encode(snapshot.totals))
+    return fields
+
+
+def _unusual_parents(entries: Sequence[MessageEntry]) -> dict[str, tuple[str | None, int]]:
+    """The parents that are not the message before, with their places."""
+    before: str | None = None
+    parents = {}
+    for entry in entries:
+        if entry.parent_id != before:
+            parents[entry.id] = (entry.parent_id, place_of_parent(entry))
+        before = entry.id
+    return parents
 
 
 def _encode(message: Message) -> bytes:
@@ -141,24 +176,27 @@ def _assemble(file: _File, key: SessionKey, extra: dict[str, Any] | None = None)
     if len(set(file.ids)) < len(file.ids):
         raise DamagedSnapshot("two of its messages have the same id")
     entries: list[MessageEntry] = []
-    parent_id: str | None = None
+    before: str | None = None
     previous = 0
     for message, sequence, entry_id in zip(file.messages, file.sequences, file.ids, strict=True):
         if sequence <= previous:
             raise DamagedSnapshot("its messages are not in order of sequence")
-        previous = sequence
+        parent_id, place = file.parents.get(entry_id, (before, previous)) if file.parents else (before, previous)
         entries.append(
             MessageEntry(
                 id=entry_id,
                 parent_id=parent_id,
                 timestamp=message.timestamp or file.updated_at,
                 sequence=sequence,
+                parent_sequence=None if parent_id is None or place == sequence - 1 else place,
                 message=message,
             )
         )
-        parent_id = entry_id
+        before, previous = entry_id, sequence
     if not previous <= file.last_sequence < _MAX_SEQUENCE:
         raise DamagedSnapshot("its last_sequence is below a message's sequence, or impossibly large")
+    if not 0 <= (file.leaf_sequence or 0) <= file.last_sequence or not 0 <= file.newest_evicted <= file.last_sequence:
+        raise DamagedSnapshot("its leaf_sequence or newest_evicted is no place in the session")
     return Snapshot(
         key=key,
         incarnation=file.incarnation,
@@ -168,11 +206,24 @@ def _assemble(file: _File, key: SessionKey, extra: dict[str, Any] | None = None)
         entries=_with_idempotency_keys(entries, file.idempotency_keys),
         metadata=check_json(file.metadata),
         idempotency_keys=file.idempotency_keys,
-        leaf_id=_same(file.leaf_id, parent_id),
+        leaf_id=_same(file.leaf_id, before),
+        leaf_sequence=file.last_sequence if file.leaf_sequence is None else file.leaf_sequence,
         last_sequence=file.last_sequence,
+        compaction=_compaction(file.compaction),
+        newest_evicted=file.newest_evicted,
+        totals=file.totals or Totals(len(entries), len(entries)),
         complete=file.complete,
         extra=check_json(extra or {}),
     )
+
+
+def _compaction(fields: dict[str, Any] | None) -> Compaction | None:
+    if fields is None:
+        return None
+    entry = decode_entry(orjson.dumps(fields))
+    if not isinstance(entry, Compaction):
+        raise DamagedSnapshot("its compaction is another kind of entry")
+    return entry
 
 
 def _same(value: T, known: T) -> T:

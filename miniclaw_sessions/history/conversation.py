@@ -8,16 +8,19 @@ moment, ready to be written; folding the later entries over it gives the later c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
+from copy import copy, deepcopy
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
+from miniclaw_sessions.history.branch import Branch, as_message_entry, provider_of
 from miniclaw_sessions.history.window import Window
 from miniclaw_sessions.protocol.entries import (
     METADATA,
+    BranchSummary,
+    Compaction,
     Custom,
     Entry,
     LeafMove,
@@ -25,11 +28,33 @@ from miniclaw_sessions.protocol.entries import (
     ModelChange,
     SessionInfo,
     ThinkingLevelChange,
+    moves_leaf,
+    place_of_parent,
 )
 from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Usage
 
 REMEMBERED_KEYS = 256
 """How many idempotency keys a session remembers, newest first."""
+
+
+class Totals(msgspec.Struct, gc=False):
+    """What all entries of a transcript add up to, on all branches.
+
+    `events` counts what was saved as one: turns, messages that were saved alone, and compactions (document 001).
+    """
+
+    messages: int = 0
+    events: int = 0
+    usage: Usage | None = None
+
+    def add(self, entry: MessageEntry, sign: int = 1) -> None:
+        """Count one more message, or one less when `sign` is -1."""
+        self.messages += sign
+        if not entry.continues:
+            self.events += sign
+        if entry.message.usage is not None:
+            self.usage = _sum(self.usage or Usage(), entry.message.usage, sign)
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -48,25 +73,38 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     metadata: Mapping[str, Any] = MappingProxyType({})
     idempotency_keys: Mapping[str, str] = MappingProxyType({})
     leaf_id: str | None = None
+    leaf_sequence: int = 0
     last_sequence: int = 0
+    compaction: Compaction | None = None
+    newest_evicted: int = 0
+    totals: Totals = msgspec.field(default_factory=Totals)
     extra: Mapping[str, Any] = MappingProxyType({})
     complete: bool = True
 
 
 class Conversation:
-    """The state that a sequence of entries leads to: window, metadata, leaf, remembered keys."""
+    """The state that a sequence of entries leads to: window, compaction, metadata, leaf, remembered keys.
+
+    A move of the leaf changes the window to another branch's, which only the store knows. Until `rebuild` has been told
+    it, `lacks_branch` is true and the window means nothing.
+    """
 
     __slots__ = (
         "_metadata",
+        "compaction",
         "created_at",
         "extra",
         "idempotency_keys",
         "incarnation",
         "key",
+        "lacks_branch",
+        "lacks_messages",
         "last_accessed",
         "last_sequence",
         "leaf_id",
+        "leaf_sequence",
         "state_sequence",
+        "totals",
         "updated_at",
         "window",
     )
@@ -79,6 +117,11 @@ class Conversation:
         self.last_accessed = created_at
         self.window = Window(capacity)
         self.leaf_id: str | None = None
+        self.leaf_sequence = 0  # 0 when there is no leaf, or its place is not known
+        self.compaction: Compaction | None = None
+        self.lacks_branch = False
+        self.lacks_messages = False  # as `lacks_branch`, but the compaction and the metadata are right
+        self.totals = Totals()
         self.last_sequence = 0
         self.state_sequence = 0  # the newest entry that changed more than the window's tail
         self.idempotency_keys: dict[str, str] | None = None
@@ -94,7 +137,12 @@ class Conversation:
         conversation.updated_at = snapshot.updated_at
         conversation.last_accessed = snapshot.last_accessed
         conversation.window = Window(capacity, snapshot.entries)
+        conversation.window.newest_evicted = max(conversation.window.newest_evicted, snapshot.newest_evicted)
         conversation.leaf_id = snapshot.leaf_id
+        conversation.leaf_sequence = snapshot.leaf_sequence
+        conversation.compaction = snapshot.compaction
+        conversation.totals = copy(snapshot.totals)
+        conversation.lacks_messages = not snapshot.complete
         conversation.last_sequence = conversation.state_sequence = snapshot.last_sequence
         conversation.idempotency_keys = dict(snapshot.idempotency_keys) or None
         conversation.extra = dict(snapshot.extra) or None
@@ -106,26 +154,88 @@ class Conversation:
         """Title, model, provider, thinking_level, agent_id and whatever else was set; read-only."""
         return MappingProxyType(self._metadata or {})
 
+    @property
+    def window_is_whole(self) -> bool:
+        """Whether the window holds all that a model is told of the branch, and not only the newest of it."""
+        if self.compaction is None:
+            return self.window.newest_evicted == 0
+        if self.compaction.first_kept_entry_id is None:
+            return self.window.newest_evicted < self.compaction.sequence
+        return self.window.newest_evicted < (self.compaction.first_kept_sequence or 0)
+
     def apply(self, entry: Entry) -> int:
         """Fold one more entry in; return how many messages left the window for it."""
         self.last_sequence = entry.sequence
-        self.leaf_id = entry.id
         if entry.timestamp > self.updated_at:  # noqa: PLR1730 - the path of every append: max() costs twice
             self.updated_at = entry.timestamp
         if entry.timestamp > self.last_accessed:  # noqa: PLR1730 - same
             self.last_accessed = entry.timestamp
         if isinstance(entry, MessageEntry):
+            self.leaf_id = entry.id
+            self.leaf_sequence = entry.sequence
+            self.totals.add(entry)
             if entry.idempotency_key is not None:
                 self._remember(entry.idempotency_key, entry.id)
+            if entry.message.model is not None and entry.message.is_assistant:
+                self._note_model(entry)
             return self.window.push(entry)
+        return self._apply_event(entry)
+
+    def _apply_event(self, entry: Entry) -> int:
+        """Fold in an entry that is not a message."""
         self.state_sequence = entry.sequence
         if isinstance(entry, LeafMove):
-            self.leaf_id = entry.target_id
-            if entry.target_id is None:
-                self.window.clear()
+            self._move_leaf(entry)
+            return 0
+        if moves_leaf(entry):
+            self.leaf_id, self.leaf_sequence = entry.id, entry.sequence
+        if isinstance(entry, BranchSummary):
+            told = as_message_entry(entry)
+            return 0 if told is None else self.window.push(told)
+        if isinstance(entry, Compaction):
+            self._compact(entry)
         else:
             self._set_metadata(_metadata_of(entry))
         return 0
+
+    def _note_model(self, entry: MessageEntry) -> None:
+        """Whoever answered is the model in force."""
+        known = self._metadata or {}
+        provider, model = provider_of(entry.message) or known.get("provider"), entry.message.model
+        if (known.get("provider"), known.get("model")) != (provider, model):
+            self.state_sequence = entry.sequence
+            self._set_metadata({"provider": provider, "model": model})
+
+    def _move_leaf(self, move: LeafMove) -> None:
+        self.leaf_id, self.leaf_sequence = move.target_id, move.target_sequence or 0
+        self.window.clear()
+        self.compaction = None
+        self.lacks_branch = move.target_id is not None
+
+    def _compact(self, compaction: Compaction) -> None:
+        self.totals.events += 1
+        self.compaction = compaction
+        self.window.keep_from(
+            compaction.sequence
+            if compaction.first_kept_entry_id is None
+            else compaction.first_kept_sequence or self._place_in_window(compaction.first_kept_entry_id)
+        )
+
+    def _place_in_window(self, entry_id: str) -> int:
+        return next((entry.sequence for entry in self.window if entry.id == entry_id), 0)
+
+    def rebuild(self, branch: Branch) -> None:
+        """Take the window of the branch that the leaf is on, as the store has it."""
+        entries = [as_message_entry(e) for e in branch.entries if isinstance(e, MessageEntry | BranchSummary)]
+        self.window = Window(self.window.capacity, (entry for entry in entries if entry is not None))
+        if not branch.is_whole and branch.entries:
+            self.window.newest_evicted = max(self.window.newest_evicted, branch.entries[0].sequence - 1)
+        if self.lacks_branch:
+            self.compaction = branch.compaction
+            self._set_metadata(
+                {"provider": branch.provider, "model": branch.model, "thinking_level": branch.thinking_level}
+            )
+        self.lacks_branch = self.lacks_messages = False
 
     def capture(self, committed: int) -> Snapshot | None:
         """What a snapshot may say when the store has committed everything up to `committed`.
@@ -134,12 +244,12 @@ class Conversation:
         because a younger entry changed more than the window's tail, has left the window already (folding it in again
         would bring back what it answers), or because nothing in a full window is committed.
         """
-        if self.state_sequence > committed:
+        if self.state_sequence > committed or self.lacks_branch or self.lacks_messages:
             return None
         entries = tuple(self.window)
         keys = self.idempotency_keys or {}
         complete = self.last_sequence <= committed
-        leaf_id = self.leaf_id
+        leaf_id, leaf_sequence, totals = self.leaf_id, self.leaf_sequence, copy(self.totals)
         if not complete:
             younger = [entry for entry in entries if entry.sequence > committed]
             if len(younger) != self.last_sequence - committed or len(younger) == self.window.capacity:
@@ -147,7 +257,9 @@ class Conversation:
             entries = entries[: -len(younger)]
             younger_ids = {entry.id for entry in younger}
             keys = {key: entry_id for key, entry_id in keys.items() if entry_id not in younger_ids}
-            leaf_id = younger[0].parent_id
+            leaf_id, leaf_sequence = younger[0].parent_id, place_of_parent(younger[0])
+            for entry in younger:
+                totals.add(entry, -1)
         return Snapshot(
             key=self.key,
             incarnation=self.incarnation,
@@ -158,7 +270,11 @@ class Conversation:
             metadata=dict(self._metadata or {}),
             idempotency_keys=dict(keys),
             leaf_id=leaf_id,
+            leaf_sequence=leaf_sequence,
             last_sequence=min(self.last_sequence, committed),
+            compaction=self.compaction,
+            newest_evicted=self.window.newest_evicted,
+            totals=totals,
             extra=dict(self.extra or {}),
             complete=complete,
         )
@@ -173,6 +289,19 @@ class Conversation:
     def _set_metadata(self, changes: Mapping[str, Any]) -> None:
         merged = {**(self._metadata or {}), **changes}
         self._metadata = {name: value for name, value in merged.items() if value is not None} or None
+
+
+def _sum(usage: Usage, other: Usage, sign: int) -> Usage:
+    """Both together, or the difference; the fields of other programs are not added up."""
+    costs = (usage.cost, other.cost)
+    return Usage(
+        input_tokens=usage.input_tokens + sign * other.input_tokens,
+        output_tokens=usage.output_tokens + sign * other.output_tokens,
+        cache_read_tokens=usage.cache_read_tokens + sign * other.cache_read_tokens,
+        cache_write_tokens=usage.cache_write_tokens + sign * other.cache_write_tokens,
+        total_tokens=usage.total + sign * other.total,
+        cost=None if costs == (None, None) else (usage.cost or 0.0) + sign * (other.cost or 0.0),
+    )
 
 
 def _metadata_of(entry: Entry) -> Mapping[str, Any]:

@@ -24,13 +24,15 @@ MAX_MESSAGES = 50
 class Window:
     """A bounded FIFO of message entries; the eviction rules are this module's docstring."""
 
-    __slots__ = ("_entries", "_last_user", "capacity")
+    __slots__ = ("_entries", "_last_user", "capacity", "newest_evicted")
 
     def __init__(self, capacity: int = MAX_MESSAGES, entries: Iterable[MessageEntry] = ()) -> None:
         """Hold at most `capacity` messages (at least 2); `entries`, oldest first, pass through the same rules."""
         if capacity < 2:  # noqa: PLR2004 - a question and its answer
             raise ValueError(f"a window holds at least 2 messages, not {capacity}")
         self.capacity = capacity
+        self.newest_evicted = 0
+        """The greatest sequence of what left, as a whole or in part; whatever came later is here."""
         self._entries: deque[MessageEntry] = deque()
         self._last_user: MessageEntry | None = None
         self._fill(tuple(entries))
@@ -54,6 +56,7 @@ class Window:
         entries = self._entries
         role = entry.message.role
         if not entries and role is Role.TOOL_RESULT:
+            self._note_evicted(entry)
             return 1  # its call is gone already: it stays in the transcript only
         entries.append(entry)
         if role is Role.USER:
@@ -61,7 +64,7 @@ class Window:
         if len(entries) <= self.capacity:
             return 0
         if entries[0] is not self._last_user and entries[1].message.role is not Role.TOOL_RESULT:
-            entries.popleft()  # the usual case: a plain message leaves
+            self._note_evicted(entries.popleft())  # the usual case: a plain message leaves
             return 1
         evicted = 0
         while len(self._entries) > self.capacity:
@@ -71,23 +74,30 @@ class Window:
     def _fill(self, entries: tuple[MessageEntry, ...]) -> None:
         """Push all; at once when nothing has to leave, because thousands of windows are filled at startup."""
         if len(entries) > self.capacity or (entries and entries[0].message.is_tool_result):
+            self._entries, self._last_user = deque(), None
             for entry in entries:
                 self.push(entry)
             return
         self._entries = deque(entries)
         self._last_user = next((entry for entry in reversed(entries) if entry.message.role is Role.USER), None)
 
+    def keep_from(self, sequence: int) -> None:
+        """Forget the messages that are older than this place; they are not counted as evicted."""
+        if self._entries and self._entries[0].sequence < sequence:
+            self._fill(tuple(entry for entry in self._entries if entry.sequence >= sequence))
+
     def clear(self) -> None:
-        """Forget all messages."""
+        """Forget all messages, and that any ever left."""
         self._entries.clear()
         self._last_user = None
+        self.newest_evicted = 0
 
     def _evict(self) -> int:
         """Remove the oldest unit that may go; at least one message leaves."""
         entries = self._entries
         if entries[0] is not self._last_user and (size := self._unit_size(0)) < len(entries):
             for _ in range(size):
-                entries.popleft()
+                self._note_evicted(entries.popleft())
             return size
         return self._evict_from_open_turn()
 
@@ -108,6 +118,7 @@ class Window:
         kept = tuple(other for other in calls if call is not None and other.id != call.id)
         if call is None or not kept:  # one call only, answered again and again, or not by these
             return self._remove(results[:1] if len(results) > 1 else (head, *results))
+        self._note_evicted(entries[head])
         trimmed = msgspec.structs.replace(entries[head].message, tool_calls=kept)
         entries[head] = msgspec.structs.replace(entries[head], message=trimmed)
         if entries[head + 1].message.tool_call_id is None:
@@ -132,5 +143,10 @@ class Window:
 
     def _remove(self, indices: Iterable[int]) -> int:
         gone = set(indices)
+        for index in gone:
+            self._note_evicted(self._entries[index])
         self._entries = deque(entry for index, entry in enumerate(self._entries) if index not in gone)
         return len(gone)
+
+    def _note_evicted(self, entry: MessageEntry) -> None:
+        self.newest_evicted = max(self.newest_evicted, entry.sequence)

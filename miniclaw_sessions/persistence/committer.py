@@ -49,6 +49,11 @@ class SessionLog:
         """Accepted entries that no commit has taken up yet."""
         return self._waiting or ()
 
+    @property
+    def pending(self) -> list[StoredEntry]:
+        """Accepted entries that are not committed, as far as is known."""
+        return [*(self.sending or ()), *(self._waiting or ())]
+
     def add(self, entry: StoredEntry) -> bool:
         """Let an entry wait for the next commit; whether it is the first that waits."""
         if self._waiting:

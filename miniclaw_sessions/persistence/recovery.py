@@ -33,6 +33,7 @@ from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.branches import bring_window_up
 from miniclaw_sessions.stores.reading import read_all
 from miniclaw_sessions.stores.soundness import RESTORED
 
@@ -200,12 +201,9 @@ class Recovery:
             )
             self.report.quarantined.append(name)
             snapshot = None
-        if stored is not None and (snapshot is None or _has_short_window(snapshot, stored)):
+        if stored is not None and snapshot is None:
             conversation, dirty = self._empty(stored.head), True
             await catch_up(conversation, self._store)
-            if snapshot is not None:
-                conversation.last_accessed = max(snapshot.last_accessed, conversation.last_accessed)
-                conversation.extra = dict(snapshot.extra) or None
             self.report.rebuilt += 1
         else:
             assert snapshot is not None  # noqa: S101 - the id came from one of the two
@@ -213,9 +211,10 @@ class Recovery:
             self.report.from_snapshots += 1
             last = stored.last_sequence if stored is not None else 0
             dirty = last != conversation.last_sequence and self._store.keeps_entries
-            if last > conversation.last_sequence:
+            if last > conversation.last_sequence or (conversation.lacks_messages and stored is not None):
                 await catch_up(conversation, self._store)
                 self.report.brought_up += 1
+                dirty = True
             elif dirty:
                 self._missing.append(_missing_entries(snapshot, conversation, last, self._clock))
         self.report.messages += len(conversation.window)
@@ -239,11 +238,6 @@ class Recovery:
             sessions=len(self._missing),
         )
         self._missing = []
-
-
-def _has_short_window(snapshot: Snapshot, stored: StoredHead) -> bool:
-    """Whether messages that the store has were missing in the window when the snapshot was taken."""
-    return not snapshot.complete and stored.last_sequence >= snapshot.last_sequence
 
 
 def ids_for(data: bytes) -> Callable[[], str]:
@@ -277,6 +271,8 @@ async def catch_up(conversation: Conversation, store: Store) -> None:
             conversation.last_sequence = stored.sequence
             continue
         conversation.apply(msgspec.structs.replace(entry, sequence=stored.sequence))
+    for problem in await bring_window_up(conversation, store):
+        log.error("a branch is damaged", action="recovery.entry_damaged", session_id=session_id, error=problem)
 
 
 def _missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, clock: Clock) -> Append:
@@ -290,12 +286,12 @@ def _missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, 
         parent_id=conversation.leaf_id,
         timestamp=clock.now(),
         sequence=conversation.last_sequence + 1,
+        parent_sequence=conversation.leaf_sequence,
         custom_type=METADATA,
         data=dict(snapshot.metadata),
         extra={RESTORED: {"store_had": last}},
     )
     conversation.last_sequence = conversation.state_sequence = marker.sequence
-    conversation.leaf_id = marker.id
     entries: list[Entry] = [*(entry for entry in snapshot.entries if entry.sequence > last), marker]
     head = SessionHead(snapshot.key.session_id, snapshot.key, snapshot.incarnation, snapshot.created_at)
     return Append(head, [StoredEntry(entry.sequence, entry.id, encode_entry(entry)) for entry in entries])

@@ -123,8 +123,9 @@ def test_the_keys_are_those_of_document_004_followed_by_ours() -> None:
     fields = fields_of(REAL)
     assert list(fields)[:6] == ["session_id", "channel", "chat_id", "created_at", "last_accessed", "messages"]
     assert list(fields)[6:] == [
-        *("schema_version", "incarnation", "updated_at", "last_sequence", "sequences", "ids", "leaf_id", "metadata"),
-        *("idempotency_keys", "complete"),
+        *("schema_version", "incarnation", "updated_at", "last_sequence", "sequences", "ids", "leaf_id"),
+        *("leaf_sequence", "totals"),
+        *("metadata", "idempotency_keys", "complete"),
     ]
     assert fields["session_id"] == "telegram_123456789"
     assert fields["chat_id"] == "123456789"

@@ -26,6 +26,7 @@ from miniclaw_sessions.protocol.entries import (
     OtherEntry,
     SessionInfo,
     ThinkingLevelChange,
+    moves_leaf,
 )
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall
@@ -45,6 +46,7 @@ def logged(steps: Sequence[Step]) -> list[Entry]:
     """The steps as a live session would log them: numbered from 1, each one the child of the leaf."""
     entries: list[Entry] = []
     leaf: str | None = None
+    place = 0
     for number, step in enumerate(steps, 1):
         entry = step(
             {
@@ -52,9 +54,13 @@ def logged(steps: Sequence[Step]) -> list[Entry]:
                 "parent_id": leaf,
                 "timestamp": START + timedelta(seconds=number),
                 "sequence": number,
+                "parent_sequence": None if leaf is None or place == number - 1 else place,
             }
         )
-        leaf = entry.target_id if isinstance(entry, LeafMove) else entry.id
+        if isinstance(entry, LeafMove):
+            leaf, place = entry.target_id, entry.target_sequence or 0
+        elif moves_leaf(entry):
+            leaf, place = entry.id, number
         entries.append(entry)
     return entries
 
@@ -350,7 +356,8 @@ def test_no_snapshot_is_ahead_of_what_is_committed(drawn: list[Any], capacity: i
         assert snapshot.last_sequence == committed
         assert all(entry.sequence <= committed for entry in snapshot.entries)
         assert dict(snapshot.metadata) == dict(exact.metadata)
-        assert snapshot.leaf_id == exact.leaf_id
+        assert (snapshot.leaf_id, snapshot.leaf_sequence) == (exact.leaf_id, exact.leaf_sequence)
+        assert snapshot.totals == exact.totals
         assert dict(snapshot.idempotency_keys) == (exact.idempotency_keys or {})
         assert {entry.id for entry in snapshot.entries} <= {entry.id for entry in exact.window}
 
@@ -364,7 +371,7 @@ def test_what_was_written_to_a_file_goes_on_as_if_it_had_never_stopped(drawn: li
     snapshot = decode_snapshot(encoded, stem=KEY.session_id, now=START, new_id=lambda: "unused")
     after = fold(entries[half:], Conversation.from_snapshot(snapshot, capacity=capacity))
     live = fold(entries, capacity=capacity)
-    names = ("last_sequence", "leaf_id", "incarnation", "created_at", "updated_at", "last_accessed")
+    names = ("last_sequence", "leaf_id", "leaf_sequence", "compaction", "totals", "incarnation", "created_at", "updated_at", "last_accessed")
     assert [getattr(after, name) for name in names] == [getattr(live, name) for name in names]
     assert after.metadata == live.metadata
     assert after.idempotency_keys == live.idempotency_keys

@@ -29,6 +29,10 @@ from miniclaw_sessions.testing import FakeClock, FaultyStore, sample_entries, sa
 pytestmark = pytest.mark.anyio
 
 
+async def no_fork(source: Session, key: SessionKey | None, leaf_id: str | None) -> Session:
+    raise AssertionError("nothing is forked here")
+
+
 class Bench:
     """A flusher and a committer at work on real files, without a manager around them."""
 
@@ -46,7 +50,7 @@ class Bench:
             interval_s=PERSISTENCE_INTERVAL_SECS,
             on_progress=self.progress.append,
         )
-        self.services = Services(self.clock, self.committer, self.flusher, 1_000_000)
+        self.services = Services(self.clock, self.committer, self.flusher, self.store, 1_000_000, no_fork)
 
     def session(self, chat_id: str = "1") -> Session:
         conversation = Conversation(

@@ -1,0 +1,63 @@
+"""All formats of session files, in the order in which a file is compared with them."""
+
+from __future__ import annotations
+
+from miniclaw_sessions.errors import ImportRefused
+from miniclaw_sessions.formats.anthropic import ANTHROPIC
+from miniclaw_sessions.formats.claude_code import CLAUDE_CODE
+from miniclaw_sessions.formats.codex import CODEX
+from miniclaw_sessions.formats.dive import DIVE
+from miniclaw_sessions.formats.entry_line import ENTRY_LINE
+from miniclaw_sessions.formats.foreign import Format, Sample
+from miniclaw_sessions.formats.google import GOOGLE
+from miniclaw_sessions.formats.html import HTML
+from miniclaw_sessions.formats.markdown import MARKDOWN
+from miniclaw_sessions.formats.nanobot import NANOBOT
+from miniclaw_sessions.formats.openai_chat import OPENAI_CHAT
+from miniclaw_sessions.formats.openai_items import OPENAI_ITEMS
+from miniclaw_sessions.formats.pi import PI
+from miniclaw_sessions.formats.rust_miniclaw import RUST_MINICLAW
+
+FORMATS: tuple[Format, ...] = (
+    ENTRY_LINE,
+    PI,
+    DIVE,
+    CLAUDE_CODE,
+    CODEX,
+    NANOBOT,
+    RUST_MINICLAW,
+    OPENAI_ITEMS,
+    GOOGLE,
+    ANTHROPIC,
+    OPENAI_CHAT,
+    MARKDOWN,
+    HTML,
+)
+
+READABLE = tuple(form for form in FORMATS if form.reader is not None)
+WRITABLE = tuple(form for form in FORMATS if form.writer is not None or form.dump is not None)
+
+
+def recognise(sample: Sample) -> Format:
+    """The format of a file that begins like this.
+
+    Raises:
+        ImportRefused: it is none of them, or something that is known not to be a session.
+    """
+    for form in READABLE:
+        if form.recognise(sample):
+            return form
+    names = ", ".join(form.name for form in READABLE)
+    raise ImportRefused(f"this is not a session in any known format ({names}); --format says which one is meant")
+
+
+def format_named(name: str) -> Format:
+    """The format of this name.
+
+    Raises:
+        ImportRefused: there is none.
+    """
+    for form in FORMATS:
+        if form.name == name:
+            return form
+    raise ImportRefused(f"there is no format {name!r}; there are {', '.join(form.name for form in FORMATS)}")

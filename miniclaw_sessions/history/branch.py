@@ -1,0 +1,183 @@
+"""What a model is told of one branch: the entries from the leaf upwards, with the newest compaction resolved.
+
+Document 003, section 8.2: of a branch's compactions only the newest counts; its summary comes first, then the messages
+from its first kept entry on, to the leaf. A `BranchCollector` is fed the entries from the leaf towards the root, and
+says when it has seen enough, so that a context costs what it holds, however long the transcript is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from miniclaw_sessions.protocol.entries import (
+    BranchSummary,
+    Compaction,
+    Entry,
+    MessageEntry,
+    ModelChange,
+    ThinkingLevelChange,
+)
+from miniclaw_sessions.protocol.messages import Message, Role
+
+
+class Branch(msgspec.Struct, frozen=True, kw_only=True):
+    """One branch, as far as it matters at its leaf.
+
+    Attributes:
+        entries: what is kept, oldest first: from the compaction's first kept entry (or the root) to the leaf. The
+            compaction itself stands among them, at its own place.
+        compaction: the newest compaction; None when there is none.
+        is_whole: whether the entries are all that a model is told of the branch, and not only the newest.
+        provider, model, thinking_level: what was in force at the leaf, as far as these entries tell.
+        problems: what is wrong with the branch, one sentence each.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    compaction: Compaction | None = None
+    is_whole: bool = True
+    provider: str | None = None
+    model: str | None = None
+    thinking_level: str | None = None
+    problems: tuple[str, ...] = ()
+
+    def messages(self) -> list[Message]:
+        """The summary, if there is one, and what is kept; not yet made legal for a model."""
+        told_entries = (told(entry) for entry in self.entries)
+        return [*summary_messages(self.compaction), *(message for message in told_entries if message is not None)]
+
+
+def told(entry: Entry) -> Message | None:
+    """What a model is told of an entry at its place: a message, or what happened on a branch that was left."""
+    if isinstance(entry, MessageEntry):
+        return entry.message
+    if isinstance(entry, BranchSummary) and entry.summary:
+        return Message(Role.BRANCH_SUMMARY, entry.summary, entry.timestamp)
+    return None
+
+
+def as_message_entry(entry: MessageEntry | BranchSummary) -> MessageEntry | None:
+    """An entry as the window holds it; None for a summary that says nothing."""
+    if isinstance(entry, MessageEntry):
+        return entry
+    message = told(entry)
+    if message is None:
+        return None
+    return MessageEntry(
+        id=entry.id,
+        parent_id=entry.parent_id,
+        timestamp=entry.timestamp,
+        sequence=entry.sequence,
+        parent_sequence=entry.parent_sequence,
+        message=message,
+    )
+
+
+def summary_messages(compaction: Compaction | None) -> list[Message]:
+    """What stands in a context for everything that a compaction replaced."""
+    if compaction is None:
+        return []
+    summary = [Message(Role.COMPACTION_SUMMARY, compaction.summary, compaction.timestamp)] if compaction.summary else []
+    return [*summary, *compaction.messages]
+
+
+class BranchCollector:
+    """Gathers a branch from its leaf upwards.
+
+    Args:
+        newest: gather only so many messages, and those that go with them back to a user's; None: all.
+        needs_compaction: whether to look for the newest compaction even where the messages do not reach up to it.
+        needs_state: whether to look on towards the root until model and thinking level are known.
+    """
+
+    def __init__(self, *, newest: int | None = None, needs_compaction: bool = True, needs_state: bool = False) -> None:
+        self._newest = newest
+        self._needs_compaction = needs_compaction
+        self._needs_state = needs_state
+        self._entries: list[Entry] = []  # newest first
+        self._messages = 0
+        self._has_user = False
+        self._compaction: Compaction | None = None
+        self._after_compaction = 0  # how many of the entries are not older than the compaction
+        self._is_complete = False
+        self._left_out = False
+        self._provider: str | None = None
+        self._model: str | None = None
+        self._thinking_level: str | None = None
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether the rest of the branch would change nothing."""
+        has_compaction = self._compaction is not None or not self._needs_compaction
+        has_state = (self._model is not None and self._thinking_level is not None) or not self._needs_state
+        return self._has_messages and has_compaction and has_state
+
+    @property
+    def _has_messages(self) -> bool:
+        has_newest = self._newest is not None and self._messages >= self._newest and self._has_user
+        return self._is_complete or has_newest
+
+    def feed(self, entry: Entry) -> None:
+        """The next entry towards the root."""
+        self._note_state(entry)
+        has_messages = self._has_messages
+        if not has_messages:
+            self._entries.append(entry)
+            message = told(entry)
+            self._messages += message is not None
+            self._has_user = self._has_user or (message is not None and message.is_user)
+        elif not self._is_complete:
+            self._left_out = self._left_out or told(entry) is not None
+        if self._compaction is None and isinstance(entry, Compaction):
+            self._compaction = entry
+            self._after_compaction = len(self._entries)
+            self._is_complete = self._is_complete or entry.first_kept_entry_id is None
+        elif self._compaction is not None and entry.id == self._compaction.first_kept_entry_id:
+            self._is_complete = True
+
+    def branch(self, problems: Iterable[str] = ()) -> Branch:
+        """What was gathered; to be asked for when there is enough, or the branch has ended."""
+        found = list(problems)
+        entries = self._entries
+        if self._compaction is not None and not self._is_complete and not self.has_enough:
+            found.append(
+                f"compaction {self._compaction.id} keeps what follows {self._compaction.first_kept_entry_id}, which is "
+                "not on its branch; nothing from before the compaction is kept"
+            )
+            entries = entries[: self._after_compaction]
+        return Branch(
+            entries=tuple(reversed(entries)),
+            compaction=self._compaction,
+            is_whole=not self._left_out and (self._is_complete or not self.has_enough),
+            provider=self._provider,
+            model=self._model,
+            thinking_level=self._thinking_level,
+            problems=tuple(found),
+        )
+
+    def _note_state(self, entry: Entry) -> None:
+        """The newest change counts, which is the first that is met; an assistant's message names its model, too."""
+        match entry:
+            case ModelChange() if self._model is None:
+                self._provider, self._model = entry.provider, entry.model_id
+            case ThinkingLevelChange() if self._thinking_level is None:
+                self._thinking_level = entry.thinking_level
+            case MessageEntry(message=Message(role=Role.ASSISTANT, model=str(model))) if self._model is None:
+                self._provider, self._model = provider_of(entry.message), model
+
+
+def resolve(path: Iterable[Entry]) -> Branch:
+    """The branch whose entries are all at hand, root first."""
+    collector = BranchCollector()
+    for entry in reversed(list(path)):
+        collector.feed(entry)
+    return collector.branch()
+
+
+def provider_of(message: Message) -> str | None:
+    """Who served the model that wrote a message, as pi and others say beside it; None where nobody says."""
+    for kept in (message.extra, *((message.extra or {}).values())):
+        if isinstance(kept, dict) and isinstance(provider := kept.get("provider"), str):
+            return provider
+    return None

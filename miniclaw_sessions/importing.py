@@ -1,0 +1,368 @@
+"""Taking in a session file of any known format, as a stream: a transcript may be larger than the memory.
+
+The beginning of the file tells its format; a file that is none is refused untouched. The entries become a new session
+that nobody sees until it is complete. What had to be repaired or left out is reported, and never costs its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.errors import EntryNotFound, ImportRefused, InvalidKey, InvalidMessage
+from miniclaw_sessions.formats.foreign import (
+    MAX_DOCUMENT_BYTES,
+    Chain,
+    Finding,
+    Format,
+    Outcome,
+    Reader,
+    Sample,
+    SessionFacts,
+)
+from miniclaw_sessions.formats.registry import recognise
+from miniclaw_sessions.history.placing import Places
+from miniclaw_sessions.persistence.recovery import Progress, ids_for
+from miniclaw_sessions.protocol.encoding import parse_json
+from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.session import Session
+
+HEAD_BYTES = 262_144
+"""How much of a file is looked at to recognise it."""
+
+SAMPLE_LINES = 50
+MAX_LINE_BYTES = 67_108_864
+"""A line that is longer than this ends the import: it would have to be held in memory whole."""
+
+REPORTED_FINDINGS = 1_000
+"""Of so many findings the report has the text; the rest is only counted."""
+
+BATCH_ENTRIES = 500
+BATCH_BYTES = 4_194_304
+"""When one of these is reached, what was read is stored before more is."""
+
+SOURCE = "source"
+"""The metadata of an imported session: format, id and header of the file."""
+
+NOT_STORED = "import.too_large"
+"""The `custom_type` of what stands in the place of an entry that is too large to be stored."""
+
+NewSession = Callable[[SessionKey, datetime | None], AbstractAsyncContextManager[Session]]
+
+
+class ImportReport(msgspec.Struct, kw_only=True):
+    """What became of a file.
+
+    Attributes:
+        session_id: the session that it became, or would become.
+        format: what it was recognised as.
+        entries, messages: how many were taken in.
+        repaired, set_aside: how many pieces were not as they should be; `findings` tells of the first of them.
+        bytes_read: the size of the file.
+        dry_run: nothing was stored.
+    """
+
+    session_id: str
+    format: str
+    title: str | None = None
+    entries: int = 0
+    messages: int = 0
+    repaired: int = 0
+    set_aside: int = 0
+    findings: list[Finding] = msgspec.field(default_factory=list)
+    bytes_read: int = 0
+    dry_run: bool = False
+
+    def note(self, findings: Iterable[Finding]) -> None:
+        """Count what a reader found."""
+        for finding in findings:
+            if finding.outcome is Outcome.REPAIRED:
+                self.repaired += 1
+            else:
+                self.set_aside += 1
+            if len(self.findings) < REPORTED_FINDINGS:
+                self.findings.append(finding)
+
+
+class Import:
+    """One file on its way in."""
+
+    def __init__(  # noqa: PLR0913 - it works with what the manager has
+        self,
+        chunks: AsyncIterator[bytes],
+        *,
+        name: str,
+        form: Format | None,
+        clock: Clock,
+        on_progress: Callable[[Progress], None],
+        size: int | None = None,
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            chunks: the file's bytes, in pieces of any size.
+            name: the file's name without its suffix; the session's, where the file says none.
+            form: the format, where it is known; None: it is recognised.
+            clock: time, for what has none.
+            on_progress: told how many bytes are done, and how many there are.
+            size: how many bytes there are, where that is known.
+        """
+        self._name = name
+        self._form = form
+        self._clock = clock
+        self._on_progress = on_progress
+        self._size = size
+        self._bytes = _Bytes(chunks)
+
+    async def run(self, new_session: NewSession, key: SessionKey | None, *, dry_run: bool) -> ImportReport:
+        """Read the file and store it.
+
+        Args:
+            new_session: makes the session; not called in a dry run.
+            key: its key; None: as the file says, or else `import` and the file's name.
+            dry_run: only read, and report.
+
+        Raises:
+            ImportRefused: the file is not a session in a known format, or cannot be read as one.
+            SessionExists, SessionLimit, StoreError: the session could not be made; nothing of it is left.
+            OSError: the file cannot be read.
+        """
+        head = await self._bytes.head(HEAD_BYTES)
+        sample, is_document = await self._sample(head)
+        form = self._form or recognise(sample)
+        if form.reader is None:
+            raise ImportRefused(f"{self._name} cannot be read as {form.name}: that format is only written")
+        now, new_id = self._clock.now(), ids_for(head)
+        reader = form.reader(Chain(new_id=new_id, now=now))
+        async with aclosing(self._entries(form, reader, sample if is_document else None)) as entries:
+            begun = [entry async for entry in _first(entries)]
+            key = key or _key_of(reader.facts, self._name)
+            report = ImportReport(session_id=key.session_id, format=form.name, dry_run=dry_run)
+            if dry_run:
+                await self._count(_chained(begun, entries), report)
+            else:
+                async with new_session(key, reader.facts.created_at) as session:
+                    await self._store(session, _chained(begun, entries), report)
+                    await _finish(session, reader.facts, form, report)
+        report.note(reader.findings)
+        report.title = report.title or reader.facts.title
+        report.bytes_read = self._bytes.read
+        if not report.entries and not reader.facts.source_id:
+            raise ImportRefused(f"{self._name} holds nothing that is an entry of a session; nothing was imported")
+        return report
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def _sample(self, head: bytes) -> tuple[Sample, bool]:
+        """What the file's format is recognised by, and whether it is one document rather than lines."""
+        is_whole = self._bytes.at_end
+        lines = _parsed_lines(head, is_whole=is_whole)
+        looks_like_lines = len(lines) > 1 or (len(lines) == 1 and not is_whole)
+        if looks_like_lines and not (self._form and not self._form.by_line):
+            return Sample(lines=lines), bool(self._form and not self._form.by_line)
+        data = await self._bytes.head(MAX_DOCUMENT_BYTES)
+        if not self._bytes.at_end:
+            raise ImportRefused(f"{self._name} is one document of more than {MAX_DOCUMENT_BYTES} bytes")
+        try:
+            document = parse_json(data.removeprefix(b"\xef\xbb\xbf"))
+        except InvalidMessage:
+            return Sample(lines=lines), False
+        by_line = self._form.by_line if self._form else False
+        return Sample(lines=lines, document=document), not by_line
+
+    async def _entries(self, form: Format, reader: Reader, document: Sample | None) -> AsyncGenerator[Entry, None]:
+        """Everything that the reader makes of the file."""
+        if not form.by_line:
+            for entry in reader.feed(document.document if document is not None else None):
+                yield entry
+        else:
+            async for line in self._bytes.lines(self._name):
+                for entry in reader.feed(line):
+                    yield entry
+                self._tell()
+        for entry in reader.finish():
+            yield entry
+        self._tell(done=True)
+
+    def _tell(self, *, done: bool = False) -> None:
+        if self._bytes.read >= self._bytes.told + HEAD_BYTES or done:
+            self._bytes.told = self._bytes.read
+            self._on_progress(Progress("importing", self._bytes.read, self._size or 0))
+
+    # --- storing -----------------------------------------------------------------------------------------------------
+
+    async def _count(self, entries: AsyncIterator[Entry], report: ImportReport) -> None:
+        async for entry in entries:
+            report.entries += 1
+            report.messages += isinstance(entry, MessageEntry)
+
+    async def _store(self, session: Session, entries: AsyncIterator[Entry], report: ImportReport) -> None:
+        """Append the entries in batches, so that neither memory nor the store's queue fills up."""
+        places, batch, size = Places(), [], 0
+        async for entry in entries:
+            report.entries += 1
+            report.messages += isinstance(entry, MessageEntry)
+            batch.append(entry)
+            size += _weight(entry)
+            if len(batch) >= BATCH_ENTRIES or size >= BATCH_BYTES:
+                _adopt(session, batch, places, report)
+                await session.saved()
+                batch, size = [], 0
+        _adopt(session, batch, places, report)
+        await session.settle()
+        await session.saved()
+
+
+class _Bytes:
+    """A stream of chunks that can be looked into before it is taken line by line."""
+
+    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
+        self.read = 0
+        self.told = 0
+        self.at_end = False
+        self._chunks = chunks
+        self._held = bytearray()
+
+    async def head(self, size: int) -> bytes:
+        """The first bytes, up to about `size`; they are not taken away."""
+        while len(self._held) < size and await self._more():
+            pass
+        return bytes(self._held)
+
+    async def lines(self, name: str) -> AsyncIterator[bytes]:
+        """The lines without their ends; split at byte 0x0A only (rule R13)."""
+        number = 0
+        start = 0
+        while True:
+            end = self._held.find(b"\n", start)
+            if end >= 0:
+                number += 1
+                yield bytes(self._held[start:end])
+                start = end + 1
+                continue
+            del self._held[:start]
+            start = 0
+            if len(self._held) > MAX_LINE_BYTES:
+                raise ImportRefused(f"line {number + 1} of {name} is longer than {MAX_LINE_BYTES} bytes")
+            if not await self._more():
+                break
+        if self._held:
+            yield bytes(self._held)
+
+    async def _more(self) -> bool:
+        try:
+            chunk = await anext(self._chunks)
+        except StopAsyncIteration:
+            self.at_end = True
+            return False
+        self._held += chunk
+        self.read += len(chunk)
+        return True
+
+
+def _parsed_lines(head: bytes, *, is_whole: bool) -> list[Any]:
+    """The JSON of the first lines; an incomplete last one does not count, nor what is not JSON."""
+    lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if not is_whole:
+        lines.pop()
+    parsed = []
+    for line in lines[:SAMPLE_LINES]:
+        text = line.strip(b"\0 \t\r\n")
+        try:
+            parsed += [parse_json(text)] if text else []
+        except InvalidMessage:
+            continue
+    return parsed
+
+
+async def _first(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
+    """The first entry: by the time it is known, the file's header has been read."""
+    async for entry in entries:
+        yield entry
+        return
+
+
+async def _chained(begun: Sequence[Entry], rest: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
+    for entry in begun:
+        yield entry
+    async for entry in rest:
+        yield entry
+
+
+def _weight(entry: Entry) -> int:
+    """About how many bytes an entry has: exactly is known when it is encoded."""
+    if isinstance(entry, MessageEntry):
+        message = entry.message
+        calls = sum(len(call.arguments) for call in message.tool_calls or ())
+        return calls + (len(message.content) if isinstance(message.content, str) else len(repr(message.content)))
+    return HEAD_BYTES // BATCH_ENTRIES
+
+
+def _key_of(facts: SessionFacts, name: str) -> SessionKey:
+    """Where a session belongs that nobody gave a key."""
+    if facts.channel and facts.chat_id:
+        try:
+            return SessionKey.of(facts.channel, facts.chat_id)
+        except InvalidKey:
+            pass  # a file from elsewhere may say anything
+    try:
+        return SessionKey.of("import", facts.source_id or name)
+    except InvalidKey as error:
+        raise ImportRefused(f"{name} names no session that could be made ({error}); choose a name for it") from None
+
+
+def _adopt(session: Session, batch: Sequence[Entry], places: Places, report: ImportReport) -> None:
+    """Append a batch; what is too large or cannot be stored leaves an entry in its place, so that the tree is whole."""
+    try:
+        session.adopt(batch, places)
+    except InvalidMessage:
+        for entry in batch:
+            try:
+                session.adopt([entry], places)
+            except InvalidMessage as error:
+                report.note([Finding(0, Outcome.SET_ASIDE, f"entry {entry.id}: {error}")])
+                session.adopt([_in_its_place(entry, str(error))], places)
+
+
+def _in_its_place(entry: Entry, reason: str) -> Entry:
+    return Custom(
+        id=entry.id,
+        parent_id=entry.parent_id,
+        timestamp=entry.timestamp,
+        custom_type=NOT_STORED,
+        data={"reason": reason},
+    )
+
+
+async def _finish(session: Session, facts: SessionFacts, form: Format, report: ImportReport) -> None:
+    """What a file says of its session as a whole, and a new time to live."""
+    about = {
+        "format": form.name,
+        "id": facts.source_id or None,
+        "parent_session": facts.parent_session,
+        "header": facts.header or None,
+    }
+    known = session.metadata
+    changes: dict[str, Any] = {name: value for name, value in facts.metadata.items() if name not in known}
+    changes["source"] = {name: value for name, value in about.items() if value is not None}
+    if facts.title and not session.title:
+        changes["title"] = facts.title
+    try:
+        session.update(**changes)
+    except InvalidMessage as error:
+        report.note([Finding(0, Outcome.SET_ASIDE, f"the file's header could not be kept: {error}")])
+        session.update(source={"format": form.name})
+    report.title = session.title
+    if facts.leaf_id is not None and facts.leaf_id != session.leaf_id:
+        try:
+            await session.branch(facts.leaf_id)
+        except EntryNotFound:
+            text = "the place where the conversation was to go on is missing; it goes on from the last entry"
+            report.note([Finding(0, Outcome.REPAIRED, text)])
+    session.touch()

@@ -1,0 +1,216 @@
+"""The sessions that a manager holds: made, found, given up, each under one key and once only.
+
+The dict of sessions is guarded by one lock for creation. A key whose session is being deleted, or is being put together
+by a fork or an import, is in nobody's hands until that is done: whoever asks for it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
+from functools import partial
+
+import anyio
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.disk import is_no_space
+from miniclaw_sessions.errors import ManagerClosed, SessionExists, SessionLimit, StoreFull, StoreUnavailable
+from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.forking import copy_session
+from miniclaw_sessions.history.conversation import Conversation
+from miniclaw_sessions.persistence.background import Background
+from miniclaw_sessions.persistence.committer import Committer
+from miniclaw_sessions.persistence.flusher import Flusher
+from miniclaw_sessions.persistence.recovery import catch_up
+from miniclaw_sessions.persistence.snapshots import Snapshots
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.session import Services, Session
+from miniclaw_sessions.stores.base import Store
+
+INCOMPLETE = "incomplete"
+"""The metadata of a session that is still being put together, and says by what; a crash leaves it to be removed."""
+
+log = get_logger(__name__)
+
+
+class HeldSessions:
+    """The live sessions of an open manager, and how they come and go."""
+
+    _store: Store
+    _snapshots: Snapshots
+    _committer: Committer
+    _flusher: Flusher
+    _services: Services
+    _background: Background
+
+    def __init__(self, settings: SessionSettings, clock: Clock) -> None:
+        self.settings = settings
+        self.clock = clock
+        self._sessions: dict[str, Session] = {}
+        self._lock = anyio.Lock()
+        self._leaving: dict[str, anyio.Event] = {}
+        self._stack: AsyncExitStack | None = None
+        self._closed = False
+        self._evicted_of_gone = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __bool__(self) -> bool:
+        return True  # a manager without sessions is one all the same
+
+    def _require_open(self) -> None:
+        if self._stack is None or self._closed:
+            raise ManagerClosed("the session manager is not open; use `async with SessionManager(...)`")
+
+    def _create(self, key: SessionKey, agent_id: str | None) -> Session:
+        session = self._new(key, dirty=agent_id is None)
+        if agent_id is not None:  # which may be refused: until then nobody may know of the session
+            session.agent_id = agent_id
+        self._sessions[session.session_id] = session
+        return session
+
+    def _new(self, key: SessionKey, *, dirty: bool = False, created_at: datetime | None = None) -> Session:
+        limit = self.settings.max_sessions
+        if len(self._sessions) >= limit:
+            raise SessionLimit(f"there are {limit} sessions already (max_sessions); delete some or raise the limit")
+        conversation = Conversation(
+            key,
+            incarnation=self.clock.new_id(),
+            created_at=created_at or self.clock.now(),
+            capacity=self.settings.window,
+        )
+        return Session(conversation, self._services, committed=0, dirty=dirty)
+
+    def _usable(self, session_id: str) -> Session | None:
+        """The live session, unless it is being deleted or the store has refused it."""
+        session = self._sessions.get(session_id)
+        is_usable = session is not None and session.log.rejected is None and session_id not in self._leaving
+        return session if is_usable else None
+
+    async def _reload(self, refused: Session) -> Session | None:
+        """The store refused a session's entries: go on from what the store has, as a new object for the same key.
+
+        None when it is being deleted, or was deleted meanwhile. When the store cannot be read, nothing has changed.
+        """
+        session_id = refused.session_id
+        stored = await self._store.head(session_id)
+        head = stored.head if stored is not None else refused.log.head
+        conversation = Conversation(
+            head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self.settings.window
+        )
+        await catch_up(conversation, self._store)
+        if self._sessions.get(session_id) is not refused or session_id in self._leaving:
+            return None
+        refused.retire()
+        self._flusher.remove(refused)
+        self._evicted_of_gone += refused.evicted
+        session = Session(conversation, self._services, committed=conversation.last_sequence, dirty=True)
+        self._sessions[session_id] = session
+        log.warning("reloaded from the store", action="session.reloaded", session_id=session.session_id)
+        return session
+
+    @asynccontextmanager
+    async def new_session(
+        self, key: SessionKey, *, purpose: str, created_at: datetime | None = None
+    ) -> AsyncIterator[Session]:
+        """A session that nobody else sees until the block has ended well; else nothing of it is left.
+
+        Its content is committed as it comes, however much that is. After a crash in between, the next start removes it.
+
+        Args:
+            key: its key.
+            purpose: what makes it: fork or import.
+            created_at: when it began; by default now.
+
+        Raises:
+            SessionExists: there is a session with this key, or one is being made.
+            SessionLimit: there are `max_sessions` sessions already.
+            StoreError: it could not be stored; nothing of it is left.
+        """
+        session_id = key.session_id
+        async with self._lock:
+            self._require_open()
+            if session_id in self._sessions or session_id in self._leaving:
+                raise SessionExists(f"session {session_id!r} exists already; delete it first, or choose another name")
+            session = self._new(key, created_at=created_at)
+            self._leaving[session_id] = anyio.Event()
+        try:
+            session.update(**{INCOMPLETE: purpose})
+            yield session
+            session.update(**{INCOMPLETE: None})
+            await session.settle()
+            await session.saved()
+            self._sessions[session_id] = session
+        except BaseException:
+            await self._background.complete(partial(self._discard, session))
+            raise
+        finally:
+            self._leaving.pop(session_id).set()
+
+    async def _fork(self, source: Session, key: SessionKey | None, leaf_id: str | None) -> Session:
+        """A new session with a session's tree, or one branch of it."""
+        if key is None:
+            key = SessionKey.of(source.channel, f"{source.chat_id}.fork-{self.clock.new_id()[-12:]}")
+        async with self.new_session(key, purpose="fork") as fork:
+            await copy_session(source, fork, leaf_id)
+        return fork
+
+    async def _remove_unfinished(self) -> None:
+        """Finish what a crash interrupted: half a fork or half an import is no session."""
+        for session in [one for one in self._sessions.values() if INCOMPLETE in one.metadata]:
+            purpose = session.metadata[INCOMPLETE]
+            log.warning("unfinished", action="session.unfinished", session_id=session.session_id, purpose=purpose)
+            del self._sessions[session.session_id]
+            await self._discard(session)
+
+    async def _discard(self, session: Session) -> None:
+        """Remove what there is of a session that was never finished; if it cannot be removed, the next start does."""
+        try:
+            await self._erase(session)
+        except (StoreUnavailable, OSError) as error:
+            log.error(
+                "an unfinished session could not be removed; the next start does",
+                action="session.unfinished",
+                session_id=session.session_id,
+                error=str(error),
+            )
+
+    async def _remove(self, session: Session) -> None:
+        """Take a session out of memory and off the disk; on failure it is back as it was.
+
+        A task of the manager does it, because nothing keeps asyncio's own cancellation from the caller's: the file
+        would be gone and the transcript not.
+        """
+        if self._stack is None:
+            raise ManagerClosed(f"the session manager was closed; session {session.session_id} is as it was")
+        self._leaving[session.session_id] = anyio.Event()
+        await self._background.complete(partial(self._remove_now, session))
+
+    async def _remove_now(self, session: Session) -> None:
+        session_id = session.session_id
+        try:
+            await self._erase(session)
+            self._evicted_of_gone += session.evicted
+            del self._sessions[session_id]
+        except OSError as error:
+            session.revive()
+            kind = StoreFull if is_no_space(error) else StoreUnavailable
+            raise kind(f"session {session_id} could not be deleted: {error.strerror}; it is as it was") from error
+        except BaseException:
+            session.revive()
+            raise
+        finally:
+            self._leaving.pop(session_id).set()
+
+    async def _erase(self, session: Session) -> None:
+        """Take a session's file and transcript off the disk, once it is quiet; it takes nothing more."""
+        session.retire()
+        if session.log.rejected is None:
+            await self._committer.wait(session.log, session.last_sequence)
+        self._flusher.remove(session)
+        async with self._flusher.lock:
+            await self._snapshots.remove(session.session_id)
+            await self._store.delete(session.session_id)

@@ -1,0 +1,199 @@
+"""Compaction of a live session: plan, let the caller's coroutine summarise, append, or say why not.
+
+The summary is made without any lock: a model takes its time, and the conversation goes on. What was said meanwhile is
+kept. Whatever goes wrong changes nothing: the old history is readable before, during and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from miniclaw_sessions.errors import EntryNotFound, SessionDeleted, UnsafeCompaction
+from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.history.branch import Branch, told
+from miniclaw_sessions.history.compaction import TokenCounter, count_tokens, has_open_calls, plan_compaction, tokens_of
+from miniclaw_sessions.protocol.messages import Message, Role
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.session.tree import SessionTree
+
+SUMMARY_TIMEOUT_S = 300.0
+"""How long a summary may take."""
+
+log = get_logger(__name__)
+
+Summarizer = Callable[[Sequence[Message]], Awaitable[str | Message | Sequence[Message]]]
+"""Summarises messages, oldest first: a text, or the messages that are to stand for them (document 001)."""
+
+
+class CompactionStatus(StrEnum):
+    """How a compaction ended. Only DONE changed anything."""
+
+    DONE = "done"
+    SKIPPED = "skipped"
+    """There was nothing to summarise."""
+
+    FAILED = "failed"
+    """The summary could not be made, took too long, or was empty."""
+
+    ABORTED = "aborted"
+    """The conversation went another way meanwhile, so that the summary no longer fits."""
+
+
+class CompactionOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a compaction; `detail` says why, without anything that was said."""
+
+    status: CompactionStatus
+    detail: str = ""
+    entry_id: str | None = None
+    tokens_before: int = 0
+    tokens_after: int = 0
+
+
+async def compact(  # noqa: PLR0913 - what may be chosen, each with a default at the session's call
+    session: SessionTree,
+    summarizer: Summarizer,
+    *,
+    keep_tokens: int,
+    count: TokenCounter,
+    reason: str,
+    timeout_s: float,
+) -> CompactionOutcome:
+    """Summarise the older part of a session's branch.
+
+    Args:
+        session: whose branch.
+        summarizer: makes the summary of the messages it is given, the former summary first. Its failure is an outcome,
+            not an error.
+        keep_tokens: how much of the newest part is kept as it is, about.
+        count: how tokens are counted.
+        reason: stands in the entry: manual, threshold or overflow.
+        timeout_s: how long the summary may take.
+
+    Raises:
+        StoreFull, StoreUnavailable: the compaction was accepted or not, but is not acknowledged.
+        SessionDeleted, UnsavedLimit, InvalidMessage: the compaction was not accepted.
+    """
+    branch = await session.read_branch()
+    plan = _plan(branch, keep_tokens, count)
+    if plan is None:
+        return CompactionOutcome(status=CompactionStatus.SKIPPED, detail="there is nothing to summarise now")
+    try:
+        with anyio.fail_after(timeout_s):
+            summary = _as_messages(await summarizer(plan.messages))
+    except Exception as error:  # noqa: BLE001 - the caller's coroutine: whatever it raises, nothing has changed
+        return _failed(session, plan, f"the summary could not be made: {type(error).__name__}")
+    if not any(message.text.strip() for message in summary):
+        return _failed(session, plan, "the summary is empty")
+    return await _append(session, branch, plan, summary, count=count, reason=reason)
+
+
+async def _append(  # noqa: PLR0913 - the parts of one compaction
+    session: SessionTree,
+    planned_on: Branch,
+    plan: _Plan,
+    summary: Sequence[Message],
+    *,
+    count: TokenCounter,
+    reason: str,
+) -> CompactionOutcome:
+    """Append the compaction, provided that the branch is still the one that it was planned on."""
+    current = await session.read_branch()
+    if _compaction_id(current) != _compaction_id(planned_on):
+        return _aborted(session, plan, "the branch was compacted, or left, meanwhile")
+    tokens_after = count_tokens(summary, count) + plan.tokens_kept
+    text = "\n\n".join(message.text for message in summary if message.role is Role.COMPACTION_SUMMARY)
+    try:
+        entry_id = await session.append_compaction(
+            text,
+            plan.first_kept_entry_id,
+            plan.tokens_before,
+            tokens_after=tokens_after,
+            reason=reason,
+            messages=[*plan.instructions, *(m for m in summary if m.role is not Role.COMPACTION_SUMMARY)],
+        )
+    except (UnsafeCompaction, EntryNotFound) as error:
+        return _aborted(session, plan, str(error))
+    except SessionDeleted:
+        return _aborted(session, plan, "the session was deleted meanwhile")
+    log.info(
+        "compacted",
+        action="compaction.done",
+        session_id=session.session_id,
+        reason=reason,
+        tokens_before=plan.tokens_before,
+        tokens_after=tokens_after,
+    )
+    return CompactionOutcome(
+        status=CompactionStatus.DONE, entry_id=entry_id, tokens_before=plan.tokens_before, tokens_after=tokens_after
+    )
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """What is summarised and what is kept; `instructions` are the system's, which no summary replaces."""
+
+    first_kept_entry_id: str | None
+    messages: Sequence[Message]
+    instructions: Sequence[Message]
+    tokens_before: int
+    tokens_kept: int
+
+
+def _plan(branch: Branch, keep_tokens: int, count: TokenCounter) -> _Plan | None:
+    """Where to cut; None when there is nothing to summarise, or a call waits for its result."""
+    if keep_tokens > 0:
+        plan = plan_compaction(branch.entries, keep_tokens=keep_tokens, count=count)
+        if plan is None:
+            return None
+        messages = [*plan.messages, *plan.turn_prefix]
+        sizes = plan.tokens_before, plan.tokens_kept
+        return _Plan(plan.first_kept_entry_id, _without_system(messages), _system(messages), *sizes)
+    if has_open_calls(branch.entries) or all(told(entry) is None for entry in branch.entries):
+        return None
+    messages = branch.messages()
+    return _Plan(None, _without_system(messages), _system(messages), tokens_of(branch.entries, count), 0)
+
+
+def _system(messages: Sequence[Message]) -> list[Message]:
+    return [message for message in messages if message.role is Role.SYSTEM]
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message]:
+    return [message for message in messages if message.role is not Role.SYSTEM]
+
+
+def _as_messages(summary: str | Message | Sequence[Message]) -> list[Message]:
+    """What a summarizer gave, as messages; a text is the summary itself."""
+    if isinstance(summary, str):
+        return [Message(Role.COMPACTION_SUMMARY, summary)]
+    return [summary] if isinstance(summary, Message) else list(summary)
+
+
+def _compaction_id(branch: Branch) -> str | None:
+    return None if branch.compaction is None else branch.compaction.id
+
+
+def _failed(session: SessionTree, plan: _Plan, detail: str) -> CompactionOutcome:
+    return _unchanged(session, plan, CompactionStatus.FAILED, detail)
+
+
+def _aborted(session: SessionTree, plan: _Plan, detail: str) -> CompactionOutcome:
+    return _unchanged(session, plan, CompactionStatus.ABORTED, detail)
+
+
+def _unchanged(session: SessionTree, plan: _Plan, status: CompactionStatus, detail: str) -> CompactionOutcome:
+    log.warning(
+        "a compaction changed nothing",
+        action="compaction.unchanged",
+        session_id=session.session_id,
+        status=status.value,
+        detail=detail,
+    )
+    return CompactionOutcome(
+        status=status, detail=detail, tokens_before=plan.tokens_before, tokens_after=plan.tokens_before
+    )

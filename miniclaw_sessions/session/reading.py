@@ -1,0 +1,56 @@
+"""A session's entries as they are now: what the store has, and behind it what was accepted and is not committed yet."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+
+import msgspec
+
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.persistence.committer import SessionLog
+from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
+from miniclaw_sessions.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.stores.base import Store, StoredEntry
+from miniclaw_sessions.stores.reading import PAGE
+
+
+class SessionEntries:
+    """Reads one session like a store. Where the store keeps nothing, the window is all there is."""
+
+    def __init__(self, store: Store, log: SessionLog, window: Iterable[MessageEntry]) -> None:
+        self._store = store
+        self._log = log
+        self._window = window
+
+    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """The entries with a sequence greater than `after`, oldest first, at most `limit` of them."""
+        pending = self._pending()  # before the store is asked: what it commits meanwhile is then seen twice, not never
+        page = await self._store.read(session_id, after=after, limit=limit) if self._store.keeps_entries else []
+        last = page[-1].sequence if page else after
+        page += [entry for entry in pending if entry.sequence > last]
+        return page if limit is None else page[:limit]
+
+    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
+        """The entry with this id, or None."""
+        pending = next((entry for entry in self._pending() if entry.entry_id == entry_id), None)
+        return pending or await self._store.find(session_id, entry_id)
+
+    async def decoded(self, problems: list[str]) -> AsyncIterator[Entry]:
+        """All of them, oldest first; what cannot be read is left out, and told to `problems`."""
+        after = 0
+        while page := await self.read(self._log.head.session_id, after=after, limit=PAGE):
+            for stored in page:
+                try:
+                    entry = decode_entry(stored.encoded)
+                except InvalidMessage as error:
+                    problems.append(f"entry {stored.entry_id} is damaged and is left out: {error}")
+                    continue
+                yield msgspec.structs.replace(entry, sequence=stored.sequence)
+            after = page[-1].sequence
+
+    def _pending(self) -> list[StoredEntry]:
+        if self._store.keeps_entries:
+            return self._log.pending
+        entries = list(self._window)
+        roots = [msgspec.structs.replace(entry, parent_id=None, parent_sequence=None) for entry in entries[:1]]
+        return [StoredEntry(entry.sequence, entry.id, encode_entry(entry)) for entry in (*roots, *entries[1:])]
