@@ -75,12 +75,13 @@ class Label(EntryBase, frozen=True, gc=False, kw_only=True, tag="label", tag_fie
 class Compaction(EntryBase, frozen=True, gc=False, kw_only=True, tag="compaction", tag_field="type"):
     """A summary stands for everything before `first_kept_entry_id`; the originals stay in the transcript.
 
-    Without a first kept entry nothing before the compaction is kept, but `messages`, which follow the summary, may
-    stand for some of it. `reason` says who wanted it: manual, threshold, overflow.
+    The first kept entry stands at `first_kept_sequence`. Without one nothing before the compaction is kept, but
+    `messages`, which follow the summary, may stand for some of it. `reason` says why: manual, threshold, overflow.
     """
 
     summary: str = ""
     first_kept_entry_id: str | None = None
+    first_kept_sequence: int | None = None
     tokens_before: int = 0
     tokens_after: int | None = None
     reason: str = ""
