@@ -13,10 +13,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import appends, checkpoints, memory
+from benchmarks import appends, checkpoints, memory, trees
 from benchmarks.workload import Row
 
-BENCHMARKS = {"appends": appends.measure, "checkpoints": checkpoints.measure, "memory": memory.measure}
+BENCHMARKS = {
+    "appends": appends.measure,
+    "checkpoints": checkpoints.measure,
+    "memory": memory.measure,
+    "trees": trees.measure,
+}
 
 
 def main() -> None:

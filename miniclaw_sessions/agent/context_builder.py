@@ -6,10 +6,11 @@ Which older messages are worth sending is decided here; that the result is legal
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.history.window import MAX_MESSAGES
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.messages import Message, Role
 
 
 class ContextBuilder:
@@ -18,7 +19,8 @@ class ContextBuilder:
     Args:
         system_prompt: what the model is told first; empty: no system message. It is never stored in a session.
         limit: how many messages from before the current one are sent at most, newest first. What the turn has said
-            since the current message is always sent whole: a model that forgets its own steps repeats them.
+            since the current message is always sent whole: a model that forgets its own steps repeats them. The
+            summary of what was compacted does not count.
     """
 
     def __init__(self, system_prompt: str = "", *, limit: int = MAX_MESSAGES) -> None:
@@ -40,7 +42,9 @@ class ContextBuilder:
         """
         place = next((index for index in reversed(range(len(messages))) if messages[index] is current), None)
         before = [] if place is None else messages[:place]
+        summary = list(takewhile(lambda message: message.role is Role.COMPACTION_SUMMARY, before))
+        before = before[len(summary) :]
         steps = messages if place is None else messages[place + 1 :]
         history = before[max(0, len(before) - self.limit) :]
-        context = build_context([*history, current, *steps])
+        context = build_context([*summary, *history, current, *steps])
         return [Message.system(self.system_prompt), *context] if self.system_prompt else context
