@@ -71,7 +71,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 _decoder = msgspec.json.Decoder(_File)
 _totals_encoder = msgspec.json.Encoder()
-_OWN_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(_File))
+OWN_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(_File))
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -248,10 +248,10 @@ def _read_tolerantly(data: bytes, *, stem: str, now: datetime, new_id: Callable[
         key = _checked_key(fields.get("channel"), fields.get("chat_id"), fields.get("session_id"), stem)
         if not isinstance(messages := fields.get("messages"), list):
             raise DamagedSnapshot('it has no list of "messages"')
-        known = {name: value for name, value in fields.items() if name in _OWN_FIELDS}
+        known = {name: value for name, value in fields.items() if name in OWN_FIELDS}
         known |= {name: instant(known[name]) for name in ("created_at", "last_accessed", "updated_at") if name in known}
         known["messages"] = [message_from_dict(message) for message in messages]
-        extra = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
+        extra = {name: value for name, value in fields.items() if name not in OWN_FIELDS}
         file = msgspec.convert(_with_defaults(known, now, new_id), _File)
         file.messages = [m if m.timestamp else replace(m, timestamp=file.updated_at) for m in file.messages]
         return _assemble(file, key, extra)
