@@ -1,6 +1,7 @@
 """A session as Markdown that people like to read: one way only, it is never read back.
 
-`render_head` and `render_entry` give one piece each, so that a transcript of any length can be written as it is read.
+`render_head` and `render_entry` give one piece each, so that a transcript of any length can be written as it is read;
+`MarkdownWriter` puts them together, and says where the conversation went back and took another way.
 What strangers and models said stands in block quotes and fences that it cannot end, so that no text can pass itself off
 as another message; control characters are shown, not obeyed.
 """
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from miniclaw_sessions.formats.first_words import first_words, speaker
+from miniclaw_sessions.formats.foreign import Format, SessionFacts
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     BranchSummary,
@@ -26,6 +29,7 @@ from miniclaw_sessions.protocol.entries import (
     ModelChange,
     SessionInfo,
     ThinkingLevelChange,
+    moves_leaf,
 )
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
@@ -152,3 +156,97 @@ def _inline(text: str) -> str:
 
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+# --- a whole session -------------------------------------------------------------------------------------------------
+
+_WORDS_TOLD = 60
+
+
+class MarkdownWriter:
+    """Writes a session as it comes: all entries in the order of logging, with a line wherever the order is not the way.
+
+    Such a line names the entry from which the conversation goes on by its speaker, its time and its first words; labels
+    and branch summaries name theirs in the same way. After a session with branches stands where it goes on. Of an entry
+    that was written, only its id and this name are kept.
+    """
+
+    def __init__(self, facts: SessionFacts) -> None:
+        self._facts = facts
+        self._names: dict[str, str] = {}
+        self._standing_at: str | None = None  # the entry that the next one follows if nothing else is said
+        self._is_branched = False
+
+    def begin(self) -> bytes:
+        """The title and the facts."""
+        facts = self._facts
+        created = facts.created_at and facts.created_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        head = {
+            "session_id": facts.session_id or facts.source_id or "Conversation",
+            "channel": facts.channel or None,
+            "chat_id": facts.chat_id or None,
+            "created_at": created,
+            "title": facts.title,
+            "metadata": facts.metadata,
+        }
+        return render_head(head).encode()
+
+    def feed(self, entry: Entry) -> bytes:
+        """One entry; before it, where the conversation went back to, if it did."""
+        if isinstance(entry, LeafMove):
+            return self._stand_at(entry.target_id).encode()
+        turn = self._stand_at(entry.parent_id) if self._names else ""
+        is_remark = isinstance(entry, Label) and entry.parent_id in self._names
+        self._names[entry.id] = self._names[entry.parent_id or ""] if is_remark else _named(entry)
+        if moves_leaf(entry):
+            self._standing_at = entry.id
+        return (turn + self._rendered(entry)).encode()
+
+    def finish(self) -> bytes:
+        """Where the conversation goes on, if it has branches."""
+        if not self._is_branched:
+            return b""
+        leaf_id = self._facts.leaf_id if self._facts.leaf_id in self._names else self._standing_at
+        where = "its beginning" if leaf_id is None else self._name(leaf_id)
+        return f"\n---\n\n*The conversation stands at {where}*\n".encode()
+
+    def _stand_at(self, entry_id: str | None) -> str:
+        """The line that says so; none where the conversation stands there already."""
+        if entry_id == self._standing_at:
+            return ""
+        self._standing_at = entry_id
+        self._is_branched = True
+        if entry_id is None:
+            return "\n---\n\n*Cleared: a new beginning*\n"
+        return f"\n---\n\n*The conversation goes back to {self._name(entry_id)}*\n"
+
+    def _rendered(self, entry: Entry) -> str:
+        match entry:
+            case Label(label=label, target_id=target) if target in self._names:
+                return f"\n*Label: {_inline(label or '(removed)')} on {self._name(target)}*\n"
+            case BranchSummary(from_id=origin, summary=summary) if origin in self._names:
+                return f"\n*Branch summary: from {self._name(origin)}*\n\n{_quote(summary)}\n"
+            case _:
+                return render_entry(entry)
+
+    def _name(self, entry_id: str) -> str:
+        return _inline(self._names.get(entry_id) or f"an entry that is not here: {entry_id}")
+
+
+def _named(entry: Entry) -> str:
+    """An entry in a few words: who, when, how it begins."""
+    when, who = entry.timestamp, speaker(entry).capitalize()
+    if isinstance(entry, MessageEntry):
+        when = entry.message.timestamp or when
+        who = _NAMES.get(entry.message.role) or who
+    said = first_words(entry)
+    cut = said if len(said) <= _WORDS_TOLD else f"{said[: _WORDS_TOLD - 1]}…"
+    return f"{who} · {when:%Y-%m-%d %H:%M:%S} · “{cut}”"
+
+
+MARKDOWN = Format(
+    name="markdown",
+    about="Markdown for people, in the order of logging; written only",
+    suffix=".md",
+    writer=MarkdownWriter,
+)

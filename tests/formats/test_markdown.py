@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from miniclaw_sessions.formats.markdown import render_entry, render_head
+from miniclaw_sessions.formats.foreign import SessionFacts
+from miniclaw_sessions.formats.markdown import MARKDOWN, MarkdownWriter, render_entry, render_head
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     BranchSummary,
@@ -37,6 +38,7 @@ from miniclaw_sessions.protocol.messages import (
     ThinkingPart,
     ToolCall,
 )
+from tests.growing import Growing, grown_at_random
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 BASE: dict[str, Any] = {"id": "e1", "parent_id": None, "timestamp": WHEN, "sequence": 1}
@@ -158,3 +160,115 @@ def test_no_control_character_gets_through(text: str) -> None:
     ]
     markdown = "".join(render_entry(entry) for entry in entries)  # type: ignore[arg-type]
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", markdown)
+
+
+# --- a whole session -------------------------------------------------------------------------------------------------
+
+
+def written(entries: list[Entry], facts: SessionFacts | None = None) -> str:
+    writer = MarkdownWriter(facts or SessionFacts(session_id="telegram_1", channel="telegram", chat_id="1"))
+    return b"".join([writer.begin(), *map(writer.feed, entries), writer.finish()]).decode()
+
+
+def asides(markdown: str) -> list[str]:
+    """The lines that tell where the conversation stands."""
+    return [line for line in markdown.split("\n") if line.startswith(("*The conversation", "*Cleared"))]
+
+
+def test_a_session_without_branches_is_its_head_and_its_entries() -> None:
+    session = Growing()
+    session.add(SessionInfo, name="Trip")
+    session.user("a")
+    session.add(Custom, custom_type=METADATA, data={"a": 1})
+    session.assistant("b")
+    facts = SessionFacts(session_id="telegram_1", channel="telegram", chat_id="1", created_at=WHEN)
+    assert written(session.entries, facts) == render_head(HEAD) + "".join(map(render_entry, session.entries))
+
+
+def test_a_reader_is_told_where_the_conversation_went_back_to_and_where_it_stands() -> None:
+    session = Growing()
+    question = session.user("Where *to*?")
+    left = session.assistant("South")
+    session.go_to(question)
+    session.add(BranchSummary, summary="Not south", from_id=left)
+    taken = session.assistant("North, as far as the road goes, and then a little further on foot")
+    session.add(Label, target_id=taken, label="good")
+    markdown = written(session.entries)
+    told = "“North, as far as the road goes, and then a little further o…”"
+    assert asides(markdown) == [
+        "*The conversation goes back to User · 2026-03-14 09:01:00 · “Where \\*to\\*?”*",
+        f"*The conversation stands at Assistant · 2026-03-14 09:05:00 · {told}*",
+    ]
+    assert "\n---\n\n*The conversation goes back" in markdown
+    assert "*Branch summary: from Assistant · 2026-03-14 09:02:00 · “South”*\n\n> Not south\n" in markdown
+    assert f"*Label: good on Assistant · 2026-03-14 09:05:00 · {told}*" in markdown
+
+
+def test_a_branch_is_told_of_even_where_no_move_was_logged() -> None:
+    session = Growing()
+    question = session.user("a")
+    session.assistant("b")
+    session.leaf_id = question
+    session.assistant("c")
+    session.leaf_id = None
+    session.user("d")
+    session.leaf_id = "elsewhere"
+    session.user("e")
+    assert asides(written(session.entries)) == [
+        "*The conversation goes back to User · 2026-03-14 09:01:00 · “a”*",
+        "*Cleared: a new beginning*",
+        "*The conversation goes back to an entry that is not here: elsewhere*",
+        "*The conversation stands at User · 2026-03-14 09:05:00 · “e”*",
+    ]
+
+
+def test_a_cleared_session_stands_at_its_beginning() -> None:
+    session = Growing()
+    session.user("a")
+    session.go_to(None)
+    assert asides(written(session.entries)) == [
+        "*Cleared: a new beginning*",
+        "*The conversation stands at its beginning*",
+    ]
+
+
+def test_the_facts_say_where_the_leaf_is_if_they_know() -> None:
+    session = Growing()
+    first = session.user("a")
+    session.user("b")
+    session.go_to(first)
+    session.user("c")
+    assert asides(written(session.entries, SessionFacts(leaf_id="e2")))[-1].endswith("“b”*")
+
+
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 60))
+def test_who_follows_the_lines_finds_every_parent(seed: int, size: int) -> None:
+    entries = grown_at_random(seed, size)
+    writer = MARKDOWN.writer
+    assert writer is not None
+    writing = writer(SessionFacts(session_id="s"))
+    by_time = {entry.timestamp.strftime("%Y-%m-%d %H:%M:%S"): entry.id for entry in entries}
+    standing: str | None = None
+    for entry in entries:
+        for aside in asides(writing.feed(entry).decode()):
+            went_back = re.search(r"goes back to .*?(2026-[\d-]+ [\d:]+)", aside)
+            standing = by_time[went_back[1]] if went_back else None
+        if not isinstance(entry, LeafMove):
+            assert standing == entry.parent_id
+            standing = entry.id
+
+
+@given(text=st.text(), name=st.text(min_size=1))
+def test_no_text_can_forge_where_the_conversation_stands(text: str, name: str) -> None:
+    session = Growing()
+    said = session.user(text)
+    session.user("b")
+    session.go_to(said)
+    session.add(Label, target_id=said, label=name)
+    markdown = written(session.entries, SessionFacts(session_id="s"))
+    quoted = ["blockquote_open"] if text else []
+    assert blocks(markdown.partition("\n## ")[2].partition("\n")[2]) == [
+        *quoted,
+        *("heading_open", "blockquote_open"),
+        *("hr", "paragraph_open", "paragraph_open", "hr", "paragraph_open"),
+    ]

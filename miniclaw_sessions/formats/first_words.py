@@ -1,0 +1,119 @@
+"""An entry in a few words on one line: who spoke, and how it begins. Safe to print, whatever is in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.protocol.encoding import parse_json
+from miniclaw_sessions.protocol.entries import (
+    BranchSummary,
+    Compaction,
+    Custom,
+    Entry,
+    Label,
+    MessageEntry,
+    ModelChange,
+    SessionInfo,
+    ThinkingLevelChange,
+)
+from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall
+from miniclaw_sessions.protocol.printable import printable
+
+MAX_CHARACTERS = 160
+"""How much of a text is taken for a line."""
+
+_SPEAKERS = {
+    Role.TOOL_RESULT: "tool",
+    Role.BASH_EXECUTION: "shell",
+    Role.CUSTOM: "note",
+    Role.BRANCH_SUMMARY: "summary",
+    Role.COMPACTION_SUMMARY: "compaction",
+}
+_KINDS: dict[type, str] = {
+    ModelChange: "model",
+    ThinkingLevelChange: "thinking",
+    SessionInfo: "title",
+    Label: "label",
+    Compaction: "compaction",
+    BranchSummary: "summary",
+}
+
+
+def speaker(entry: Entry) -> str:
+    """Who spoke, or what happened: `user`, `assistant`, `tool`, `compaction`, `title`, `unknown`."""
+    match entry:
+        case MessageEntry(message=message):
+            return _SPEAKERS.get(message.role) or one_line(message.role_text or message.role.value)
+        case Custom(custom_type=kind):
+            return one_line(kind)
+        case _:
+            return _KINDS.get(type(entry), "unknown")
+
+
+def first_words(entry: Entry) -> str:
+    """How an entry begins; what has no text is described in brackets."""
+    text = ""
+    match entry:
+        case MessageEntry(message=message):
+            return _words_of(message)
+        case ModelChange(provider=provider, model_id=model):
+            text = f"{provider} {model}"
+        case ThinkingLevelChange(thinking_level=level):
+            text = level
+        case SessionInfo(name=name):
+            text = name
+        case Label(label=label):
+            text = label or "(removed)"
+        case Compaction(summary=summary) | BranchSummary(summary=summary):
+            text = summary
+    return one_line(text)
+
+
+def call_words(call: ToolCall) -> str:
+    """What a tool call is about: its first argument that is a text, or else all arguments."""
+    try:
+        arguments = parse_json(call.arguments.encode())
+    except (InvalidMessage, UnicodeEncodeError):
+        return one_line(call.arguments)
+    if not isinstance(arguments, dict):
+        return one_line(call.arguments)
+    texts = (value for value in arguments.values() if isinstance(value, str) and value.strip())
+    return one_line(next(texts, call.arguments if arguments else ""))
+
+
+def one_line(text: str) -> str:
+    """The beginning of a text of any origin, with its white space as single spaces."""
+    beginning = " ".join(text[: 2 * MAX_CHARACTERS].split())
+    is_whole = len(text) <= 2 * MAX_CHARACTERS and len(beginning) <= MAX_CHARACTERS
+    return printable(beginning) if is_whole else f"{printable(beginning[: MAX_CHARACTERS - 1])}…"
+
+
+def _words_of(message: Message) -> str:
+    text = one_line(_first_text(message))
+    calls = message.tool_calls or ()
+    if not calls:
+        return text or _described(message)
+    if len(calls) == 1:
+        return f"{text} → {one_line(calls[0].name)} {call_words(calls[0])}".strip()
+    names = Counter(call.name for call in calls)
+    told = ", ".join(name if count == 1 else f"{count} {name}" for name, count in names.items())
+    return f"{text} → {one_line(told)}".strip()
+
+
+def _first_text(message: Message) -> str:
+    command = (message.extra or {}).get("command")
+    if message.role is Role.BASH_EXECUTION and isinstance(command, str):
+        return f"$ {command}"
+    if isinstance(message.content, str):
+        return message.content
+    return next((part.text for part in message.content if isinstance(part, TextPart) and part.text.strip()), "")
+
+
+def _described(message: Message) -> str:
+    parts = () if isinstance(message.content, str) else message.content
+    if any(isinstance(part, ImagePart) for part in parts):
+        return "(an image)"
+    if any(isinstance(part, ThinkingPart) for part in parts):
+        return "(thinking)"
+    return f"({one_line(message.stop_reason or 'nothing')})"
