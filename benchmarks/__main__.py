@@ -13,13 +13,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import appends, checkpoints, memory, trees
+from benchmarks import appends, checkpoints, imports, memory, trees
 from benchmarks.workload import Row
 
 BENCHMARKS = {
     "appends": appends.measure,
     "checkpoints": checkpoints.measure,
     "memory": memory.measure,
+    "imports": imports.measure,
     "trees": trees.measure,
 }
 

@@ -6,7 +6,7 @@ that nobody sees until it is complete. What had to be repaired or left out is re
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from datetime import datetime
 from typing import Any
@@ -79,15 +79,20 @@ class ImportReport(msgspec.Struct, kw_only=True):
     bytes_read: int = 0
     dry_run: bool = False
 
-    def note(self, findings: Iterable[Finding]) -> None:
-        """Count what a reader found."""
-        for finding in findings:
-            if finding.outcome is Outcome.REPAIRED:
-                self.repaired += 1
-            else:
-                self.set_aside += 1
-            if len(self.findings) < REPORTED_FINDINGS:
-                self.findings.append(finding)
+    def note(self, finding: Finding) -> None:
+        """Count what was found; the piece itself is not kept, because the file still has it."""
+        if finding.outcome is Outcome.REPAIRED:
+            self.repaired += 1
+        else:
+            self.set_aside += 1
+        if len(self.findings) < REPORTED_FINDINGS:
+            self.findings.append(msgspec.structs.replace(finding, raw=b""))
+
+    def drain(self, reader: Reader) -> None:
+        """Take over what a reader has found so far: a damaged file may have millions of such places."""
+        for finding in reader.findings:
+            self.note(finding)
+        reader.findings.clear()
 
 
 class Import:
@@ -134,60 +139,64 @@ class Import:
             OSError: the file cannot be read.
         """
         head = await self._bytes.head(HEAD_BYTES)
-        sample, is_document = await self._sample(head)
+        sample = await self._sample(head)
         form = self._form or recognise(sample)
         if form.reader is None:
             raise ImportRefused(f"{self._name} cannot be read as {form.name}: that format is only written")
-        now, new_id = self._clock.now(), ids_for(head)
-        reader = form.reader(Chain(new_id=new_id, now=now))
-        async with aclosing(self._entries(form, reader, sample if is_document else None)) as entries:
+        reader = form.reader(Chain(new_id=ids_for(head), now=self._clock.now()))
+        report = ImportReport(session_id="", format=form.name, dry_run=dry_run)
+        async with aclosing(self._entries(form, reader, sample.document, report)) as entries:
             begun = [entry async for entry in _first(entries)]
             key = key or _key_of(reader.facts, self._name)
-            report = ImportReport(session_id=key.session_id, format=form.name, dry_run=dry_run)
+            report.session_id = key.session_id
+            everything = _chained(begun, entries)
             if dry_run:
-                await self._count(_chained(begun, entries), report)
-            else:
-                async with new_session(key, reader.facts.created_at) as session:
-                    await self._store(session, _chained(begun, entries), report)
-                    await _finish(session, reader.facts, form, report)
-        report.note(reader.findings)
-        report.title = report.title or reader.facts.title
-        report.bytes_read = self._bytes.read
-        if not report.entries and not reader.facts.source_id:
-            raise ImportRefused(f"{self._name} holds nothing that is an entry of a session; nothing was imported")
+                await self._count(everything, report)
+                _refuse_nothing(self._name, reader, report)
+                report.title = reader.facts.title
+                return report
+            async with new_session(key, reader.facts.created_at) as session:
+                await self._store(session, everything, report)
+                _refuse_nothing(self._name, reader, report)
+                await _finish(session, reader.facts, form, report)
         return report
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    async def _sample(self, head: bytes) -> tuple[Sample, bool]:
-        """What the file's format is recognised by, and whether it is one document rather than lines."""
-        is_whole = self._bytes.at_end
-        lines = _parsed_lines(head, is_whole=is_whole)
-        looks_like_lines = len(lines) > 1 or (len(lines) == 1 and not is_whole)
-        if looks_like_lines and not (self._form and not self._form.by_line):
-            return Sample(lines=lines), bool(self._form and not self._form.by_line)
+    async def _sample(self, head: bytes) -> Sample:
+        """What the file's format is recognised by: its first lines, and all of it where it is one document."""
+        lines = _parsed_lines(head, is_whole=self._bytes.at_end)
+        has_lines = len(lines) > 1 or (len(lines) == 1 and not self._bytes.at_end)
+        is_by_line = has_lines if self._form is None else self._form.by_line
+        if is_by_line or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"[", b"{"):
+            return Sample(lines=lines)
         data = await self._bytes.head(MAX_DOCUMENT_BYTES)
         if not self._bytes.at_end:
             raise ImportRefused(f"{self._name} is one document of more than {MAX_DOCUMENT_BYTES} bytes")
         try:
-            document = parse_json(data.removeprefix(b"\xef\xbb\xbf"))
-        except InvalidMessage:
-            return Sample(lines=lines), False
-        by_line = self._form.by_line if self._form else False
-        return Sample(lines=lines, document=document), not by_line
+            return Sample(lines=lines, document=parse_json(data.removeprefix(b"\xef\xbb\xbf")))
+        except InvalidMessage as error:
+            if self._form is not None:
+                raise ImportRefused(f"{self._name} cannot be read as {self._form.name}: {error}") from None
+            return Sample(lines=lines)
 
-    async def _entries(self, form: Format, reader: Reader, document: Sample | None) -> AsyncGenerator[Entry, None]:
+    async def _entries(
+        self, form: Format, reader: Reader, document: Any, report: ImportReport
+    ) -> AsyncGenerator[Entry, None]:
         """Everything that the reader makes of the file."""
-        if not form.by_line:
-            for entry in reader.feed(document.document if document is not None else None):
-                yield entry
-        else:
+        if form.by_line:
             async for line in self._bytes.lines(self._name):
                 for entry in reader.feed(line):
                     yield entry
+                report.drain(reader)
                 self._tell()
+        else:
+            for entry in reader.feed(document):
+                yield entry
         for entry in reader.finish():
             yield entry
+        report.drain(reader)
+        report.bytes_read = self._bytes.read
         self._tell(done=True)
 
     def _tell(self, *, done: bool = False) -> None:
@@ -295,6 +304,11 @@ async def _chained(begun: Sequence[Entry], rest: AsyncIterator[Entry]) -> AsyncI
         yield entry
 
 
+def _refuse_nothing(name: str, reader: Reader, report: ImportReport) -> None:
+    if not report.entries and not reader.facts.source_id:
+        raise ImportRefused(f"{name} holds nothing that is an entry of a session; nothing was imported")
+
+
 def _weight(entry: Entry) -> int:
     """About how many bytes an entry has: exactly is known when it is encoded."""
     if isinstance(entry, MessageEntry):
@@ -326,7 +340,7 @@ def _adopt(session: Session, batch: Sequence[Entry], places: Places, report: Imp
             try:
                 session.adopt([entry], places)
             except InvalidMessage as error:
-                report.note([Finding(0, Outcome.SET_ASIDE, f"entry {entry.id}: {error}")])
+                report.note(Finding(0, Outcome.SET_ASIDE, f"entry {entry.id}: {error}"))
                 session.adopt([_in_its_place(entry, str(error))], places)
 
 
@@ -356,7 +370,7 @@ async def _finish(session: Session, facts: SessionFacts, form: Format, report: I
     try:
         session.update(**changes)
     except InvalidMessage as error:
-        report.note([Finding(0, Outcome.SET_ASIDE, f"the file's header could not be kept: {error}")])
+        report.note(Finding(0, Outcome.SET_ASIDE, f"the file's header could not be kept: {error}"))
         session.update(source={"format": form.name})
     report.title = session.title
     if facts.leaf_id is not None and facts.leaf_id != session.leaf_id:
@@ -364,5 +378,5 @@ async def _finish(session: Session, facts: SessionFacts, form: Format, report: I
             await session.branch(facts.leaf_id)
         except EntryNotFound:
             text = "the place where the conversation was to go on is missing; it goes on from the last entry"
-            report.note([Finding(0, Outcome.REPAIRED, text)])
+            report.note(Finding(0, Outcome.REPAIRED, text))
     session.touch()
