@@ -171,6 +171,7 @@ class HeldSessions:
         try:
             await self._erase(session)
         except (StoreUnavailable, OSError) as error:
+            self._flusher.remove(session)
             log.error(
                 "an unfinished session could not be removed; the next start does",
                 action="session.unfinished",

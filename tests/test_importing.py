@@ -1,0 +1,397 @@
+"""Files come in whole or not at all: recognised, streamed, reported, and written out again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miniclaw_sessions import Message, SessionKey, SessionManager, SessionSettings, ToolCall, Usage
+from miniclaw_sessions.errors import ImportRefused, SessionExists, SessionNotFound, StoreFull
+from miniclaw_sessions.formats.registry import FORMATS, READABLE, WRITABLE, format_named
+from miniclaw_sessions.history.branch import resolve
+from miniclaw_sessions.history.context import build_context, is_legal
+from miniclaw_sessions.importing import BATCH_ENTRIES, NOT_STORED, SOURCE
+from miniclaw_sessions.persistence.recovery import Progress
+from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry, moves_leaf
+from miniclaw_sessions.protocol.messages import ImagePart, TextPart
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.stores.memory import MemoryStore
+from miniclaw_sessions.testing import FakeClock, FaultyStore
+
+pytestmark = pytest.mark.anyio
+
+DATA = Path(__file__).parent / "data"
+LARGE = DATA / "pi-v1-large-session.jsonl"
+RESUMED = DATA / "pi-v3-resumed-session.jsonl"
+EVENTS = DATA / "pi-v3-json-mode-stdout.jsonl"
+
+
+@asynccontextmanager
+async def opened(
+    workspace: Path, store: str | FaultyStore = "sqlite:", settings: SessionSettings | None = None
+) -> AsyncIterator[SessionManager]:
+    async with SessionManager(workspace, store=store, settings=settings) as manager:
+        yield manager
+
+
+async def tree_of(session: Session) -> list[tuple[str, str | None, str, Message | None]]:
+    """The tree without what is said of the session as a whole."""
+    transcript = await session.get_transcript()
+    assert transcript.problems == []
+    return [(e.id, e.parent_id, type(e).__name__, said(e)) for e in transcript.entries if moves_leaf(e)]
+
+
+def said(entry: Entry) -> Message | None:
+    return entry.message if isinstance(entry, MessageEntry) else None
+
+
+def pi_lines(*texts: str, session_id: str = "s1") -> list[str]:
+    """A linear session of pi's, version 3."""
+    moment = "2026-01-01T00:00:00.000Z"
+    lines: list[dict[str, Any]] = [{"type": "session", "version": 3, "id": session_id, "timestamp": moment, "cwd": "/"}]
+    parent = None
+    for number, text in enumerate(texts):
+        message = {"role": "user", "content": text, "timestamp": 1_767_225_600_000 + number}
+        entry = {"type": "message", "id": f"{number:08x}", "parentId": parent, "timestamp": moment}
+        lines.append({**entry, "message": message})
+        parent = f"{number:08x}"
+    return [json.dumps(line) for line in lines]
+
+
+def written(path: Path, lines: list[str]) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+# --- the real files --------------------------------------------------------------------------------------------------
+
+
+async def test_the_large_file_has_the_facts_that_are_known_of_it(tmp_path: Path) -> None:
+    async with opened(tmp_path / "w") as manager:
+        report = await manager.import_file(LARGE)
+        session = await manager.find(report.session_id)
+        transcript = await session.get_transcript()
+        messages = [m for m in map(said, transcript.entries) if m is not None]
+        calls = [call.id for message in messages for call in message.tool_calls or ()]
+        results = {message.tool_call_id for message in messages if message.is_tool_result}
+        assert (report.format, report.entries, report.messages) == ("pi", 1_018, 914)
+        assert (report.repaired, report.set_aside, report.bytes_read) == (0, 0, LARGE.stat().st_size)
+        assert len([entry for entry in transcript.entries if moves_leaf(entry)]) == 1_018
+        assert (len(calls), len([call for call in calls if call not in results])) == (391, 18)
+        assert session.message_count == 914
+        usage = session.total_usage
+        assert (usage.input_tokens, usage.output_tokens) == (1_049, 83_156)
+        assert (usage.cache_read_tokens, usage.cache_write_tokens) == (43_229_469, 4_296_232)
+        assert usage.cost == pytest.approx(30.330198)
+        context = await session.get_context()
+        assert (context.provider, context.model) == ("anthropic", "claude-sonnet-4-5")
+        assert context.thinking_level == "off"
+
+
+async def test_the_context_at_every_entry_of_the_large_file_is_legal(tmp_path: Path) -> None:
+    async with opened(tmp_path / "w") as manager:
+        session = await manager.fork_from(LARGE)
+        path = await session.get_branch()
+        assert len(path) == 1_018
+        for place, entry in enumerate(path, 1):
+            context = build_context(resolve(path[:place]).messages())
+            assert is_legal(context) == [], entry.id
+            assert bool(context) == any(said(one) for one in path[:place])
+            if place % 50 == 0:  # and by moving the leaf there for real
+                await session.branch(entry.id)
+                moved = await session.get_context()
+                assert (moved.messages, moved.problems) == (context, ())
+
+
+async def test_exporting_the_large_file_and_importing_it_again_gives_the_same_tree(tmp_path: Path) -> None:
+    async with opened(tmp_path / "w") as manager:
+        first = await manager.fork_from(LARGE)
+        exported = tmp_path / "exported.jsonl"
+        exported.write_bytes(b"".join([chunk async for chunk in manager.export(first.session_id, format_named("pi"))]))
+        second = await manager.fork_from(exported, key=SessionKey("again", "1"))
+        assert await tree_of(second) == await tree_of(first)
+        assert second.leaf_id == first.leaf_id
+        assert second.total_usage == first.total_usage
+        again = b"".join([chunk async for chunk in manager.export(second.session_id, format_named("pi"))])
+        assert again == exported.read_bytes()
+
+
+async def test_a_file_of_pi_comes_out_as_it_went_in(tmp_path: Path) -> None:
+    async with opened(tmp_path / "w") as manager:
+        session = await manager.fork_from(RESUMED)
+        assert session.session_id == "import_019e742e-9d84-7578-90d7-674f47fc7c07"
+        assert (
+            b"".join([c async for c in manager.export(session.session_id, format_named("pi"))]) == RESUMED.read_bytes()
+        )
+
+
+async def test_an_event_stream_is_refused_with_the_reason_and_leaves_nothing(tmp_path: Path) -> None:
+    before = EVENTS.read_bytes()
+    async with opened(tmp_path / "w") as manager:
+        with pytest.raises(ImportRefused, match="event stream"):
+            await manager.import_file(EVENTS)
+        assert await manager.list() == []
+        assert (await manager.check()).sessions == 0
+    assert EVENTS.read_bytes() == before
+
+
+# --- where it goes ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_session_is_named_by_its_file_unless_somebody_else_does(tmp_path: Path) -> None:
+    file = written(tmp_path / "chat.jsonl", pi_lines("hello"))
+    async with opened(tmp_path / "w") as manager:
+        assert (await manager.import_file(file)).session_id == "import_s1"
+        assert (await manager.import_file(file, key=SessionKey("telegram", "7"))).session_id == "telegram_7"
+
+
+async def test_an_existing_session_is_never_imported_over(tmp_path: Path) -> None:
+    file = written(tmp_path / "chat.jsonl", pi_lines("hello"))
+    async with opened(tmp_path / "w") as manager:
+        await (await manager.get_or_create("telegram", "7")).add_message(Message.user("mine"))
+        with pytest.raises(SessionExists, match="telegram_7"):
+            await manager.import_file(file, key=SessionKey("telegram", "7"))
+        assert [message.text for message in (await manager.find("telegram_7")).messages()] == ["mine"]
+
+
+async def test_an_imported_session_is_young_however_old_its_messages_are(tmp_path: Path) -> None:
+    file = written(tmp_path / "chat.jsonl", pi_lines("hello"))
+    clock = FakeClock(start=datetime(2026, 6, 1, tzinfo=UTC))
+    async with SessionManager(tmp_path / "w", clock=clock) as manager:
+        session = await manager.fork_from(file)
+        assert session.last_accessed == clock.now()
+        assert session.created_at == datetime(2026, 1, 1, tzinfo=UTC)
+        await manager.sweep()
+        assert session.messages()[0].text == "hello"
+
+
+async def test_what_the_header_says_is_kept_beside_the_session(tmp_path: Path) -> None:
+    file = written(tmp_path / "chat.jsonl", pi_lines("hello"))
+    async with opened(tmp_path / "w") as manager:
+        session = await manager.fork_from(file)
+        assert session.metadata[SOURCE] == {"format": "pi", "id": "s1", "header": {"cwd": "/"}}
+
+
+async def test_an_imported_conversation_goes_on(tmp_path: Path) -> None:
+    async with opened(tmp_path / "w") as manager:
+        session = await manager.fork_from(RESUMED)
+        leaf = session.leaf_id
+        entry = await session.add_message(Message.user("and now?"))
+        assert entry.parent_id == leaf
+    async with opened(tmp_path / "w") as manager:
+        session = await manager.continue_recent()
+        assert [message.text for message in session.messages()][-2:] == ["42", "and now?"]
+        assert (await manager.check()).problems == []
+
+
+# --- what is refused, repaired, set aside ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n\n",
+        b"just text\n" * 100,
+        b"{}",
+        b"[]",
+        b"[1, 2, 3]",
+        b'{"a": 1}\n' * 10,
+        b"\x89PNG\r\n\x1a\n" + bytes(5000),
+        b"\xff" * 100_000,
+        bytes(300_000),
+        b"[" * 100_000,
+        b'{"type":"session"',
+    ],
+    ids=lambda content: repr(content[:12]),
+)
+async def test_what_is_no_session_is_refused_untouched(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    async with opened(tmp_path / "w") as manager:
+        with pytest.raises(ImportRefused):
+            await manager.import_file(file)
+        assert await manager.list() == []
+    assert file.read_bytes() == content
+
+
+async def test_a_path_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    async with opened(tmp_path / "w") as manager:
+        for path in (tmp_path / "missing", tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+            with pytest.raises(ImportRefused, match=str(path)):
+                await manager.import_file(path)
+
+
+async def test_a_damaged_line_costs_itself_only(tmp_path: Path) -> None:
+    lines = pi_lines(*(f"m{number}" for number in range(9)))
+    lines[4] = lines[4][: len(lines[4]) // 2]
+    file = tmp_path / "chat.jsonl"
+    file.write_text("\n".join(lines))
+    async with opened(tmp_path / "w") as manager:
+        report = await manager.import_file(file)
+        assert (report.messages, report.set_aside) == (8, 1)
+        assert any(finding.line == 5 for finding in report.findings)
+        assert all(finding.raw == b"" for finding in report.findings)
+        texts = [message.text for message in (await manager.find(report.session_id)).messages()]
+        assert texts == [f"m{number}" for number in range(9) if number != 3]
+
+
+async def test_a_message_that_is_too_large_leaves_its_place_in_the_tree(tmp_path: Path) -> None:
+    file = written(tmp_path / "chat.jsonl", pi_lines("small", "x" * 5000, "after"))
+    async with opened(tmp_path / "w", settings=SessionSettings(max_message_bytes=2048)) as manager:
+        report = await manager.import_file(file)
+        session = await manager.find(report.session_id)
+        assert report.set_aside == 1
+        assert [message.text for message in session.messages()] == ["small", "after"]
+        gap = (await session.get_branch())[1]
+        assert isinstance(gap, Custom)
+        assert gap.custom_type == NOT_STORED
+        assert (await manager.check()).problems == []
+
+
+async def test_a_dry_run_reports_and_stores_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path / "w") as manager:
+        report = await manager.import_file(LARGE, dry_run=True)
+        assert (report.entries, report.messages, report.dry_run) == (1_018, 914, True)
+        assert await manager.list() == []
+
+
+async def test_progress_is_told_in_bytes(tmp_path: Path) -> None:
+    told: list[Progress] = []
+    async with opened(tmp_path / "w") as manager:
+        await manager.import_file(LARGE, on_progress=told.append)
+    size = LARGE.stat().st_size
+    assert told[-1] == Progress("importing", size, size)
+    assert [one.done for one in told] == sorted(one.done for one in told)
+
+
+async def test_a_format_that_is_named_is_believed(tmp_path: Path) -> None:
+    file = tmp_path / "one.jsonl"
+    file.write_text('[{"role": "user", "content": "hello"}]')
+    async with opened(tmp_path / "w") as manager:
+        report = await manager.import_file(file, form=format_named("openai"), key=SessionKey("a", "1"))
+        assert report.format == "openai"
+        with pytest.raises(ImportRefused, match="only written"):
+            await manager.import_file(file, form=format_named("html"))
+
+
+# --- all or nothing --------------------------------------------------------------------------------------------------
+
+
+async def test_nobody_sees_a_session_before_it_is_complete(tmp_path: Path) -> None:
+    async with opened(tmp_path / "w") as manager:
+        seen: list[int] = []
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for line in pi_lines(*(f"m{number}" for number in range(2 * BATCH_ENTRIES))):
+                seen.append(len(await manager.list()))
+                yield line.encode() + b"\n"
+
+        await manager.import_stream(chunks(), name="upload")
+        assert set(seen) == {0}
+        assert len(await manager.list()) == 1
+
+
+async def test_a_stream_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for line in pi_lines(*(f"m{number}" for number in range(2 * BATCH_ENTRIES + 10))):
+            yield line.encode() + b"\n"
+        raise ConnectionError("the client has gone")
+
+    async with opened(tmp_path / "w") as manager:
+        with pytest.raises(ConnectionError):
+            await manager.import_stream(chunks(), name="upload")
+        assert await manager.list() == []
+        assert (await manager.check()).entries == 0
+        with pytest.raises(SessionNotFound):
+            await manager.find("import_s1")
+
+
+async def test_a_store_that_fills_up_leaves_nothing_and_the_next_start_tidies(tmp_path: Path) -> None:
+    store = FaultyStore(MemoryStore())
+    lines = pi_lines(*(f"m{number}" for number in range(3 * BATCH_ENTRIES)))
+    file = written(tmp_path / "chat.jsonl", lines)
+    async with opened(tmp_path / "w", store) as manager:
+
+        def fill(_: Progress) -> None:
+            store.fail(StoreFull("the disk is full"))
+
+        with pytest.raises(StoreFull):
+            await manager.import_file(file, on_progress=fill)
+        assert await manager.list() == []
+        store.heal()
+    async with opened(tmp_path / "w", store) as manager:
+        assert await manager.list() == []
+        assert await store.head("import_s1") is None
+
+
+# --- all formats -----------------------------------------------------------------------------------------------------
+
+
+def test_every_format_has_a_name_of_its_own_and_says_what_it_is() -> None:
+    assert len({form.name for form in FORMATS}) == len(FORMATS)
+    assert all(form.about and not form.about.endswith(".") and form.suffix.startswith(".") for form in FORMATS)
+    assert {form.name for form in FORMATS} == {form.name for form in (*READABLE, *WRITABLE)}
+
+
+async def talked(manager: SessionManager) -> Session:
+    """A session with everything that most formats can hold."""
+    session = await manager.get_or_create("telegram", "1")
+    call = ToolCall("call_1", "weather", '{"city":"Bern"}')
+    await session.save_turn(
+        [
+            Message.user((TextPart("what do you see?"), ImagePart("image/png", "iVBORw0KGgo="))),
+            Message.assistant("let me look", (call,)),
+            Message.tool_result(call, "sunny"),
+            Message.assistant("the sun"),
+        ],
+        Usage(input_tokens=10, output_tokens=5),
+    )
+    await session.save_turn([Message.user("thanks"), Message.assistant("you are welcome")])
+    return session
+
+
+@pytest.mark.parametrize("form", [f for f in WRITABLE if f.reader is not None], ids=lambda form: form.name)
+async def test_a_session_written_in_any_format_is_recognised_and_says_the_same(tmp_path: Path, form: object) -> None:
+    name = getattr(form, "name", "")
+    async with opened(tmp_path / "w") as manager:
+        session = await talked(manager)
+        file = tmp_path / f"exported-{name}"
+        file.write_bytes(b"".join([c async for c in manager.export(session.session_id, format_named(name))]))
+        report = await manager.import_file(file, key=SessionKey("again", "1"))
+        again = await manager.find("again_1")
+        assert report.format == name
+        assert (report.repaired, report.set_aside) == (0, 0)
+        assert [m.role for m in again.messages()] == [m.role for m in session.messages()]
+        assert [m.text for m in again.messages()] == [m.text for m in session.messages()]
+        calls = [(c.name, json.loads(c.arguments)) for m in again.messages() for c in m.tool_calls or ()]
+        assert calls == [("weather", {"city": "Bern"})]
+
+
+async def test_our_own_format_loses_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path / "w") as manager:
+        session = await talked(manager)
+        first = session.entries()[0].id
+        await session.set_label(first, "start")
+        await session.branch_with_summary(first, "we looked at the sun")
+        await session.append_custom_entry("theirs", {"a": [1, {"b": None}]})
+        await session.add_message(Message.user("again"), idempotency_key="k1")
+        session.update(title="Weather", tag="x")
+        file = tmp_path / "exported.jsonl"
+        file.write_bytes(b"".join([c async for c in manager.export(session.session_id, format_named("jsonl"))]))
+        again = await manager.fork_from(file, key=SessionKey("again", "1"))
+        assert await tree_of(again) == await tree_of(session)
+        assert again.leaf_id == session.leaf_id
+        assert again.messages() == session.messages()
+        assert (again.title, again.metadata["tag"]) == ("Weather", "x")
+        assert (again.event_count, again.total_usage) == (session.event_count, session.total_usage)
+        assert (await again.get_transcript()).labels == {first: "start"}
+        assert again.find_duplicate("k1") is not None
