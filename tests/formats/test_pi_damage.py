@@ -1,0 +1,268 @@
+"""A damaged file of pi's never costs more than its damaged part, and says what it cost."""
+
+from __future__ import annotations
+
+import tracemalloc
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import orjson
+import pytest
+from hypothesis import given, settings
+
+from miniclaw_sessions.errors import ImportRefused
+from miniclaw_sessions.formats.foreign import Chain, Outcome, SessionFacts
+from miniclaw_sessions.formats.pi import PI
+from miniclaw_sessions.formats.pi.reading import PiReader
+from miniclaw_sessions.protocol.entries import METADATA, Compaction, Custom, LeafMove, MessageEntry, ModelChange
+from miniclaw_sessions.protocol.messages import Message, Role, ToolCall
+from tests.formats.foreign_files import NOW, Read, check, damaged, read
+from tests.formats.pi_files import (
+    AT,
+    HEADER,
+    MOMENT,
+    OLD_HEADER,
+    RESUMED,
+    SAID,
+    SESSION,
+    line,
+    old,
+    old_compaction,
+    old_user,
+    reply,
+    said,
+    texts_of,
+    write,
+    written,
+)
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+OURS = write(
+    [
+        ModelChange(id="m", parent_id=None, timestamp=MOMENT, provider="p", model_id="m-1"),
+        MessageEntry(id="a", parent_id="m", timestamp=MOMENT, message=Message.user("hi"), idempotency_key="k"),
+        MessageEntry(
+            id="b",
+            parent_id="a",
+            timestamp=MOMENT,
+            message=Message.assistant("I look", (ToolCall("c", "look", '{"at":  1}', "seen"),)),
+        ),
+        Compaction(id="k", parent_id="b", timestamp=MOMENT, first_kept_entry_id="a", reason="manual", tokens_after=1),
+        Custom(id="d", parent_id="k", timestamp=MOMENT, custom_type=METADATA, data={"a": [1]}),
+        LeafMove(id="l", parent_id="k", timestamp=MOMENT, target_id="a"),
+        MessageEntry(id="e", parent_id="a", timestamp=MOMENT, message=Message(Role.BRANCH_SUMMARY, "left")),
+    ],
+    SessionFacts(session_id="telegram_1", created_at=MOMENT, title="Ships"),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(damaged(SESSION) | damaged([orjson.loads(line) for line in OURS]))
+def test_a_damaged_file_never_costs_more_than_its_damage(lines: list[bytes]) -> None:
+    try:
+        result = read(PI, lines)
+    except ImportRefused:
+        assert not any(b'"type":"session"' in line for line in lines)
+        return
+    check(result)
+    again = read(PI, written(result))
+    check(again)
+    assert [entry.id for entry in again.entries] == [entry.id for entry in result.entries]
+    assert written(again) == written(result)
+
+
+@settings(max_examples=100, deadline=None)
+@given(damaged([OLD_HEADER, old_user("one"), old("message", message=reply("-", None)["message"]), old_compaction(1)]))
+def test_a_damaged_old_file_can_be_read_too(lines: list[bytes]) -> None:
+    try:
+        check(read(PI, lines))
+    except ImportRefused:
+        assert not any(b'"type":"session"' in line for line in lines)
+
+
+def read_damaged(lines: list[Any]) -> tuple[Read, list[tuple[int, Outcome]]]:
+    result = read(PI, lines)
+    check(result)
+    return result, [(finding.line, finding.outcome) for finding in result.findings]
+
+
+def test_a_torn_line_costs_itself_and_its_children_follow_what_stands_before() -> None:
+    lines = [
+        orjson.dumps(fields) for fields in (HEADER, said("a", None, "1"), said("b", "a", "2"), said("c", "b", "3"))
+    ]
+    lines[2] = lines[2][:40]
+    result, found = read_damaged(lines)
+    assert found == [(3, Outcome.SET_ASIDE), (4, Outcome.REPAIRED)]
+    assert (result.findings[0].raw, result.findings[1].raw) == (lines[2], b"b")
+    assert texts_of(result) == ["1", "3"]
+
+
+def test_a_torn_last_line_costs_itself() -> None:
+    result, found = read_damaged([*RESUMED, b'{"type":"message","id":"zz","parentId":"df79f975","times'])
+    assert found == [(8, Outcome.SET_ASIDE)]
+    assert len(result.entries) == 6
+
+
+def test_a_line_appended_to_a_torn_one_is_saved() -> None:
+    lines = [
+        orjson.dumps(fields) for fields in (HEADER, said("a", None, "1"), said("b", "a", "2"), said("c", "b", "3"))
+    ]
+    result, found = read_damaged([*lines[:2], lines[2][:50] + lines[3]])
+    assert found == [(3, Outcome.SET_ASIDE), (3, Outcome.REPAIRED), (3, Outcome.REPAIRED)]
+    assert texts_of(result) == ["1", "3"]
+
+
+def test_nul_bytes_blank_lines_a_byte_order_mark_and_crlf_cost_nothing() -> None:
+    lines = [b"\xef\xbb\xbf" + RESUMED[0], b"", b"\0" * 4096 + RESUMED[1], b" \t", *RESUMED[2:], b"\0" * 512]
+    result, found = read_damaged([line + b"\r" for line in lines])
+    assert result.entries == read(PI, RESUMED).entries
+    assert found == [(3, Outcome.REPAIRED), (10, Outcome.REPAIRED)]
+
+
+def test_half_characters_are_replaced() -> None:
+    broken = orjson.dumps(said("a", None, "ship X!")).replace(b"X", rb"\ud83d").replace(b"!", b"\xff")
+    result, found = read_damaged([HEADER, broken])
+    assert result.said == ["ship \ufffd\ufffd"]
+    assert found == [(2, Outcome.REPAIRED)]
+
+
+def test_an_unknown_line_in_a_bad_encoding_is_kept_as_it_can_be_read() -> None:
+    broken = orjson.dumps(line("z", None, "usage", note="X")).replace(b"X", b"\xff")
+    result, _ = read_damaged([b"\xef\xbb\xbf" + orjson.dumps(HEADER), broken])
+    assert written(result)[1] == broken.replace(b"\xff", "\ufffd".encode())
+
+
+def test_nesting_and_numbers_that_cannot_be_stored_are_set_aside() -> None:
+    deep = orjson.dumps(said("b", "a", "X")).replace(b'"X"', b"[" * 300 + b"]" * 300)
+    large = orjson.dumps(said("c", "b", "x", n=1)).replace(b'"n":1', b'"n":' + b"9" * 30)
+    result, found = read_damaged([HEADER, said("a", None, "1"), deep, large, said("d", "c", "2")])
+    assert found == [(3, Outcome.SET_ASIDE), (4, Outcome.SET_ASIDE), (5, Outcome.REPAIRED)]
+    assert texts_of(result) == ["1", "2"]
+
+
+def test_a_line_of_ten_megabytes_is_a_line() -> None:
+    fields = said("a", None, "x" * 10_000_000)
+    assert written(read(PI, [HEADER, fields]))[1] == orjson.dumps(fields)
+
+
+def test_ids_that_come_twice_are_told_apart_and_the_later_is_meant() -> None:
+    lines = [HEADER, said("a", None, "1"), said("b", "a", "2"), said("a", "b", "3"), said("c", "a", "4")]
+    result, found = read_damaged(lines)
+    assert found == [(4, Outcome.REPAIRED)]
+    assert texts_of(result) == ["1", "2", "3", "4"]
+
+
+def test_a_file_that_was_appended_to_itself_reads_as_one_conversation() -> None:
+    result, found = read_damaged([*RESUMED, *RESUMED])
+    assert (len(result.entries), len(found)) == (12, 7)
+    assert result.context == read(PI, RESUMED).context
+    assert result.findings[0].outcome is Outcome.SET_ASIDE  # the second header
+
+
+def test_parents_that_make_loops_are_none() -> None:
+    lines = [HEADER, said("a", "b", "1"), said("b", "a", "2"), said("c", "c", "3"), said("d", "c", "4")]
+    result, found = read_damaged(lines)
+    assert found == [(2, Outcome.REPAIRED), (4, Outcome.REPAIRED)]
+    assert [entry.parent_id for entry in result.entries] == [None, "a", None, "c"]
+    assert [finding.raw for finding in result.findings] == [b"b", b"c"]
+
+
+@pytest.mark.parametrize("parent", ["gone", "", 5, ["a"], {"a": 1}, False])
+def test_a_parent_that_is_none_begins_a_branch_as_in_pi(parent: Any) -> None:
+    result, found = read_damaged([HEADER, said("a", None, "1"), said("b", parent, "2")])
+    assert texts_of(result) == ["2"]
+    assert found == [(3, Outcome.REPAIRED)]
+
+
+@pytest.mark.parametrize("entry_id", ["", None, 5, ["a"]])
+def test_an_entry_without_id_gets_one(entry_id: Any) -> None:
+    lines = [HEADER, said("a", None, "1"), {**said("x", "a", "2"), "id": entry_id}, said("c", "a", "3")]
+    result, found = read_damaged(lines)
+    assert found == [(3, Outcome.REPAIRED)]
+    assert result.said == ["1", "2", "3"]
+    assert len({entry.id for entry in result.entries}) == 3
+
+
+def test_an_entry_without_a_parent_follows_the_one_before() -> None:
+    orphan = {name: value for name, value in said("b", None, "2").items() if name != "parentId"}
+    result, found = read_damaged([HEADER, said("a", None, "1"), orphan])
+    assert found == [(3, Outcome.REPAIRED)]
+    assert texts_of(result) == ["1", "2"]
+
+
+def test_an_unknown_line_without_an_id_gets_one_when_it_is_written() -> None:
+    result, _ = read_damaged([HEADER, {"type": "usage", "timestamp": AT, "n": 1}])
+    fields = orjson.loads(written(result)[1])
+    assert fields == {"type": "usage", "timestamp": AT, "n": 1, "id": result.entries[0].id, "parentId": None}
+
+
+@pytest.mark.parametrize("timestamp", ["yesterday", None, 5.5, "2026-13-01", 10**17, []])
+def test_a_time_that_is_none_is_that_of_the_line_before(timestamp: Any) -> None:
+    result, found = read_damaged([HEADER, {**said("a", None, "1"), "timestamp": timestamp}])
+    assert found == [(2, Outcome.REPAIRED)]
+    assert result.entries[0].timestamp == MOMENT
+
+
+def test_a_time_in_milliseconds_is_understood_and_comes_back() -> None:
+    lines = [orjson.dumps(fields) for fields in (HEADER, {**said("a", None, "1"), "timestamp": SAID})]
+    result, found = read_damaged(lines)
+    assert (found, written(result)) == ([], lines)
+    assert result.entries[0].timestamp == datetime.fromtimestamp(SAID / 1000, UTC)
+
+
+def test_a_compaction_that_keeps_what_is_missing_is_reported() -> None:
+    compaction = line("k", "a", "compaction", summary="s", firstKeptEntryId="gone", tokensBefore=1)
+    result, found = read_damaged([HEADER, said("a", None, "1"), compaction])
+    assert found == [(3, Outcome.REPAIRED)]
+    assert result.branch.problems
+
+
+def test_lines_before_the_header_are_kept() -> None:
+    lines = [line("z", None, "title", text="a fork's"), HEADER, said("a", "z", "1")]
+    result, found = read_damaged(lines)
+    assert found == []
+    assert result.facts.source_id == "session-1"
+    assert [orjson.loads(line) for line in written(result)] == [HEADER, lines[0], lines[2]]
+
+
+@pytest.mark.parametrize("header", [[], [b'{"type":"sess'], [b"\0" * 99]])
+def test_a_missing_header_is_made_up(header: list[bytes]) -> None:
+    result, found = read_damaged([*header, *RESUMED[1:]])
+    assert (1, Outcome.REPAIRED) in found
+    assert len(result.entries) == 6
+    assert result.facts.created_at == result.entries[0].timestamp
+    assert read(PI, written(result)).findings == []
+
+
+def test_a_second_header_is_set_aside() -> None:
+    second = orjson.dumps({**HEADER, "id": "other"})
+    result, found = read_damaged([HEADER, said("a", None, "1"), second, said("b", "a", "2")])
+    assert found == [(3, Outcome.SET_ASIDE)]
+    assert (result.findings[0].raw, result.facts.source_id) == (second, "session-1")
+
+
+def test_a_header_with_wrong_types_is_taken_as_far_as_it_can_be() -> None:
+    header = {"type": "session", "version": "3", "id": 5, "timestamp": [], "cwd": None, "parentSession": 7}
+    result, found = read_damaged([header, said("a", None, "1")])
+    assert [line for line, _ in found] == [1, 1, 1]
+    assert result.facts.created_at == MOMENT
+    assert result.facts.header == {name: header[name] for name in ("id", "timestamp", "cwd", "parentSession")}
+
+
+def test_reading_needs_little_memory() -> None:
+    number = 10_000
+    lines = [orjson.dumps(old_user("x")) for _ in range(number)]
+    numbers = iter(range(number + 9))
+    reader = PiReader(Chain(new_id=lambda: str(UUID(int=next(numbers))), now=NOW))
+    reader.feed(orjson.dumps(OLD_HEADER))
+    tracemalloc.start()
+    try:
+        for piece in lines:
+            reader.feed(piece)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held / number < 60  # bytes for each line: below 60 MB for a million
