@@ -32,7 +32,7 @@ from miniclaw_sessions.protocol.entries import (
     place_of_parent,
 )
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Usage
+from miniclaw_sessions.protocol.messages import Role, Usage
 
 REMEMBERED_KEYS = 256
 """How many idempotency keys a session remembers, newest first."""
@@ -54,7 +54,11 @@ class Totals(msgspec.Struct, gc=False):
         if not entry.continues:
             self.events += sign
         if entry.message.usage is not None:
-            self.usage = _sum(self.usage or Usage(), entry.message.usage, sign)
+            self.add_usage(entry.message.usage, sign)
+
+    def add_usage(self, usage: Usage, sign: int = 1) -> None:
+        """Add what a message cost, or take it away when `sign` is -1."""
+        self.usage = _sum(self.usage or Usage(), usage, sign)
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -173,10 +177,15 @@ class Conversation:
         if isinstance(entry, MessageEntry):
             self.leaf_id = entry.id
             self.leaf_sequence = entry.sequence
-            self.totals.add(entry)
+            totals, message = self.totals, entry.message
+            totals.messages += 1  # `Totals.add`, written out: this is the path of every append
+            if not entry.continues:
+                totals.events += 1
+            if message.usage is not None:
+                totals.add_usage(message.usage)
             if entry.idempotency_key is not None:
                 self._remember(entry.idempotency_key, entry.id)
-            if entry.message.model is not None and entry.message.is_assistant:
+            if message.model is not None and message.role is Role.ASSISTANT:
                 self._note_model(entry)
             return self.window.push(entry)
         return self._apply_event(entry)

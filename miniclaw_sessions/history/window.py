@@ -64,7 +64,9 @@ class Window:
         if len(entries) <= self.capacity:
             return 0
         if entries[0] is not self._last_user and entries[1].message.role is not Role.TOOL_RESULT:
-            self._note_evicted(entries.popleft())  # the usual case: a plain message leaves
+            gone = entries.popleft().sequence  # the usual case: a plain message leaves
+            if gone > self.newest_evicted:  # noqa: PLR1730 - the path of every append: max() costs twice
+                self.newest_evicted = gone
             return 1
         evicted = 0
         while len(self._entries) > self.capacity:
