@@ -18,7 +18,6 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import is_no_space
 from miniclaw_sessions.errors import ManagerClosed, SessionExists, SessionLimit, StoreFull, StoreUnavailable
 from miniclaw_sessions.events import get_logger
-from miniclaw_sessions.forking import copy_session
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.background import Background
 from miniclaw_sessions.persistence.committer import Committer
@@ -27,6 +26,7 @@ from miniclaw_sessions.persistence.recovery import catch_up
 from miniclaw_sessions.persistence.snapshots import Snapshots
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Services, Session
+from miniclaw_sessions.session.copying import copy_session
 from miniclaw_sessions.stores.base import Store
 
 INCOMPLETE = "incomplete"

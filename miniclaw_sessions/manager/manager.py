@@ -191,11 +191,11 @@ class SessionManager(OpenManager):
         import aiofiles  # noqa: PLC0415 - importing this package must stay light
 
         try:
-            path, size = await to_thread.run_sync(_regular_file, path)
-            async with aiofiles.open(path, "rb") as file:
+            found, size = await to_thread.run_sync(_regular_file, path)
+            async with aiofiles.open(found, "rb") as file:
                 chunks = _chunks(file)
                 return await self.import_stream(
-                    chunks, name=path.stem, key=key, form=form, dry_run=dry_run, on_progress=on_progress, size=size
+                    chunks, name=found.stem, key=key, form=form, dry_run=dry_run, on_progress=on_progress, size=size
                 )
         except OSError as error:
             raise ImportRefused(f"cannot read {path}: {error.strerror}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -19,8 +19,8 @@ from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
 from miniclaw_sessions.history.branch import Branch
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
 from miniclaw_sessions.history.placing import Places
-from miniclaw_sessions.persistence.committer import Committer, SessionLog, anew
-from miniclaw_sessions.persistence.flusher import Flusher
+from miniclaw_sessions.persistence.committer import SessionLog, anew
+from miniclaw_sessions.persistence.flusher import Flushable
 from miniclaw_sessions.protocol.encoding import encode_entry, encode_message
 from miniclaw_sessions.protocol.entries import Entry, EntryBase, MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -50,6 +50,34 @@ class SessionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     in_turn: bool
 
 
+class Commits(Protocol):
+    """What a session needs of the committer."""
+
+    def check_room(self, size: int) -> None:
+        """Raise if `size` more bytes may not be accepted."""
+        ...
+
+    def check_store(self) -> None:
+        """Raise if the store did not take what it was given last."""
+        ...
+
+    def submit(self, session: SessionLog, entry: StoredEntry) -> None:
+        """Accept an entry."""
+        ...
+
+    async def wait(self, session: SessionLog, sequence: int) -> None:
+        """Return when the entries up to this one are acknowledged."""
+        ...
+
+
+class Flushes(Protocol):
+    """What a session needs of the flusher."""
+
+    def add(self, session: Flushable) -> None:
+        """The session changed."""
+        ...
+
+
 class Services(msgspec.Struct, frozen=True):
     """What every session of a manager shares.
 
@@ -57,8 +85,8 @@ class Services(msgspec.Struct, frozen=True):
     """
 
     clock: Clock
-    committer: Committer
-    flusher: Flusher
+    committer: Commits
+    flusher: Flushes
     store: Store
     max_message_bytes: int
     fork: Callable[[Session, SessionKey | None, str | None], Awaitable[Session]]

@@ -15,8 +15,10 @@ from typing import Any
 
 import msgspec
 
+from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.branch import summary_messages
+from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.encoding import decode_entry, decode_message, encode_entry, encode_message, in_utc
 from miniclaw_sessions.protocol.entries import (
     METADATA,
@@ -45,6 +47,22 @@ class Session(SessionTree):
     """
 
     __slots__ = ()
+
+    @classmethod
+    def new(cls, session_id: str | None = None, *, window: int = MAX_MESSAGES, clock: Clock | None = None) -> Session:
+        """A session in memory only, that belongs to no manager (documents 000 and 001); it is gone with its object.
+
+        Args:
+            session_id: its name, `{channel}_{chat_id}`; by default channel `memory` and a UUIDv7.
+            window: how many messages its window holds.
+            clock: time and ids; the machine's by default.
+
+        Raises:
+            InvalidKey: the text is not a session id.
+        """
+        from miniclaw_sessions.session.detached import detached  # noqa: PLC0415 - which makes sessions, too
+
+        return detached(cls, session_id, window=window, clock=clock)
 
     # --- what was said -----------------------------------------------------------------------------------------------
 

@@ -48,9 +48,10 @@ class MemoryStore:
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Append what is new, each session on its own."""
         await checkpoint()
-        return [self._append(append) for append in appends]
+        return [self.add(append) for append in appends]
 
-    def _append(self, append: Append) -> StoreConflict | None:
+    def add(self, append: Append) -> StoreConflict | None:
+        """Append one session's entries at once; the conflict, if there is one."""
         transcript = self._sessions.get(append.head.session_id)
         entries = transcript.entries if transcript else []
         try:

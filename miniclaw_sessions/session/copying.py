@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING
 
 from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.protocol.entries import Entry, Label
-from miniclaw_sessions.session import Session
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.session.live import Session
 
 BATCH = 500
 """How many entries are accepted before their commit is waited for."""
