@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts
+from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, OneByOne, dumped, list_in
 from miniclaw_sessions.protocol.messages import ImagePart, Message, OtherPart, Part, Role, TextPart, ToolCall
 
 KEPT = "openai"
@@ -24,10 +26,11 @@ _ROLES = {
     Role.ASSISTANT: "assistant",
     Role.TOOL_RESULT: "tool",
 }
-_ROLES_BACK = {text: role for role, text in _ROLES.items()} | {"developer": Role.SYSTEM}
+_ROLES_BACK = {text: role for role, text in _ROLES.items()} | {"developer": Role.SYSTEM, "function": Role.TOOL_RESULT}
 _FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 _CALL_FIELDS = frozenset({"id", "type", "function"})
 _PARTS_OF_A_USER = frozenset({"input_audio", "file"})  # parts that the service knows and we pass on as they are
+_FIELDS_OF_ANTHROPIC = frozenset({"system", "anthropic_version"})  # beside messages that could as well be ours
 _NAME = re.compile(r"[^\s<|\\/>]{1,64}")  # the service refuses any other name, and with it the whole request
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 
@@ -118,7 +121,8 @@ def _unknown(fields: Mapping[Any, Any], known: Iterable[str]) -> dict[str, Any]:
 def from_openai(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
     """The messages of a chat-completions request or reply as canonical ones.
 
-    The role `developer` is a system message; a role that nobody knows becomes `Role.OTHER`.
+    The role `developer` is a system message, `function` the tool result of old; a role that nobody knows becomes
+    `Role.OTHER`.
 
     Raises:
         InvalidMessage: a message has no role, or content or tool calls of a wrong shape.
@@ -188,3 +192,50 @@ def _text_or_none(fields: Mapping[str, Any], name: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise InvalidMessage(f'"{name}" must be text')
     return value
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _find(document: Any) -> MessageList | None:
+    return list_in(document, ["messages"], {})
+
+
+def _recognise(sample: Sample) -> bool:
+    """Whether all messages have this service's roles, and none has what only another service's messages have."""
+    found = _find(sample.document)
+    if found is None or not found.messages or found.header.keys() & _FIELDS_OF_ANTHROPIC:
+        return False
+    return all(_is_chat(fields) for fields in found.messages)
+
+
+def _is_chat(fields: Any) -> bool:
+    if not isinstance(fields, dict) or "parts" in fields or not isinstance(fields.get("content"), str | list | None):
+        return False
+    if fields.get("role") not in _ROLES_BACK or fields.get("type", "message") != "message":
+        return False
+    parts = fields.get("content")
+    return not isinstance(parts, list) or all(
+        isinstance(part, dict) and part.get("type") in {"text", "image_url", "refusal", *_PARTS_OF_A_USER}
+        for part in parts
+    )
+
+
+def _reader(chain: Chain) -> MessageListReader:
+    return MessageListReader(chain, OPENAI_CHAT.name, OneByOne(lambda fields: [_read(fields)]), _find)
+
+
+def _dump(messages: Sequence[Message], facts: SessionFacts) -> bytes:
+    return dumped({"messages": to_openai(messages)}, facts, OPENAI_CHAT.name)
+
+
+OPENAI_CHAT = Format(
+    name="openai",
+    about="OpenAI chat completions, which most model servers speak: a list of messages or a request with one; times, "
+    "thinking, and that a result is an error, are lost",
+    suffix=".json",
+    recognise=_recognise,
+    reader=_reader,
+    by_line=False,
+    dump=_dump,
+)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionMessageParam
+from pydantic import TypeAdapter
 
-from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.openai_chat import from_openai, to_openai
+from miniclaw_sessions.errors import ImportRefused, InvalidMessage
+from miniclaw_sessions.formats.anthropic import ANTHROPIC
+from miniclaw_sessions.formats.foreign import Chain, Sample
+from miniclaw_sessions.formats.google import GOOGLE
+from miniclaw_sessions.formats.openai_chat import OPENAI_CHAT, from_openai, to_openai
+from miniclaw_sessions.formats.openai_items import OPENAI_ITEMS
 from miniclaw_sessions.protocol.encoding import decode_message, encode_message
+from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
     Message,
@@ -22,8 +31,17 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
+from tests.formats.legal_contexts import (
+    everything_consumed,
+    images,
+    legal_contexts,
+    plain_ids,
+    plain_names,
+    rejects_openai,
+)
 
 CALL = ToolCall("call_1", "weather", '{"city":  "Paris"}')
+MESSAGE_TYPE: TypeAdapter[Any] = TypeAdapter(ChatCompletionMessageParam)
 
 # --- both ways -------------------------------------------------------------------------------------------------------
 
@@ -212,3 +230,110 @@ def test_an_unknown_role_is_kept_and_written_as_the_users() -> None:
 def test_what_is_not_a_chat_completions_message_is_refused(wire: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage):
         from_openai([wire])
+
+
+# --- acceptable ------------------------------------------------------------------------------------------------------
+
+
+@given(legal_contexts(ids=plain_ids, names=plain_names, pictures=images))
+def test_every_legal_context_is_acceptable(context: list[Message]) -> None:
+    wire = orjson.loads(orjson.dumps(to_openai(context)))
+    assert rejects_openai(wire) == []
+    for message in wire:
+        assert everything_consumed(MESSAGE_TYPE.validate_python(message)) == message
+
+
+USE = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "x", "arguments": ""}}]}
+RESULT = {"role": "tool", "tool_call_id": "a", "content": "y"}
+HI = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        [],
+        [{"role": "critic", "content": "x"}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": []}],
+        [{**HI, "author": "x"}],
+        [{**HI, "name": "a b"}],
+        [HI, {"role": "assistant", "content": None}],
+        [HI, RESULT],
+        [HI, USE],
+        [HI, USE, HI, RESULT],
+        [HI, USE, RESULT, RESULT],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": ""}}]}],
+    ],
+)
+def test_the_checker_finds_what_the_service_refuses(wire: list[Any]) -> None:
+    assert rejects_openai(wire)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def read_file(document: Any) -> Any:
+    assert OPENAI_CHAT.reader is not None
+    ids = count(1)
+    reader = OPENAI_CHAT.reader(Chain(new_id=lambda: f"e{next(ids)}", now=datetime(2026, 1, 1, tzinfo=UTC)))
+    entries = [*reader.feed(document), *reader.finish()]
+    assert all(isinstance(entry, MessageEntry) for entry in entries)
+    return reader, entries
+
+
+@given(st.lists(wire_messages, max_size=6))
+def test_a_request_is_imported_and_exported_with_its_other_fields(wire: list[dict[str, Any]]) -> None:
+    document = {"model": "gpt-x", "messages": wire}
+    reader, entries = read_file(document)
+    assert [entry.parent_id for entry in entries] == [None, *(entry.id for entry in entries)][: len(entries)]
+    assert OPENAI_CHAT.dump is not None
+    assert orjson.loads(OPENAI_CHAT.dump([entry.message for entry in entries], reader.facts)) == document
+    assert [entry.message for entry in read_file(wire)[1]] == [entry.message for entry in entries]
+
+
+def test_a_bad_message_is_set_aside_and_its_neighbours_taken() -> None:
+    reader, entries = read_file([HI, {"role": "user", "content": 7}, [], HI])
+    assert [entry.message.text for entry in entries] == ["hi", "hi"]
+    assert [finding.line for finding in reader.findings] == [2, 3]
+
+
+def test_every_role_can_be_stored_or_is_set_aside() -> None:
+    roles = ["function", "critic", "tool_result", "model", "bashExecution", ""]
+    reader, entries = read_file([{"role": role, "content": "x"} for role in roles])
+    read = [decode_message(encode_message(entry.message)).role for entry in entries]
+    assert read == [Role.TOOL_RESULT, Role.OTHER]
+    assert [finding.line for finding in reader.findings] == [3, 4, 5, 6]
+
+
+def test_a_document_without_messages_is_refused() -> None:
+    with pytest.raises(ImportRefused):
+        read_file({"input": []})
+
+
+@pytest.mark.parametrize(
+    ("document", "name"),
+    [
+        ([HI], "openai"),
+        ({"model": "x", "messages": [HI, USE, RESULT]}, "openai"),
+        ({"system": "be kind", "messages": [HI]}, "anthropic"),
+        (
+            [HI, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "x", "input": {}}]}],
+            "anthropic",
+        ),
+        ([{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}], "anthropic"),
+        ([{"role": "user", "parts": [{"text": "hi"}]}], "google"),
+        ({"contents": [{"parts": [{"text": "hi"}]}]}, "google"),
+        ([HI, {"type": "function_call", "call_id": "a", "name": "x", "arguments": "{}"}], "openai-items"),
+        ([{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}], "openai-items"),
+        ({"input": [HI]}, "openai-items"),
+        ([], None),
+        ({}, None),
+        ({"messages": [{"role": "tool_result", "content": "x"}]}, None),
+        ([{"role": "user", "content": {"of": "another program"}}], None),
+        ("text", None),
+        (None, None),
+    ],
+)
+def test_each_file_is_recognised_by_its_own_format_alone(document: Any, name: str | None) -> None:
+    formats = (OPENAI_CHAT, OPENAI_ITEMS, ANTHROPIC, GOOGLE)
+    assert [form.name for form in formats if form.recognise(Sample(document=document))] == ([name] if name else [])

@@ -1,0 +1,469 @@
+"""Anthropic's Messages API, from and to canonical messages.
+
+`to_anthropic` expects what `history.context.build_context` returns, and gives exactly what the service accepts: system
+messages apart, user and assistant in turn, the results of parallel calls first in one user message, thinking with its
+signature at its place. `from_anthropic` reads requests and replies, and keeps every field that the canonical form has
+no place for (`cache_control`, citations, a reply's id) under `extra["anthropic"]`, from where `to_anthropic` writes
+back what a request may hold; nobody else's `extra` is ever sent.
+
+The rules come from the service's documentation (Messages API, "Handle tool calls", "Extended thinking") and from what
+it answers to requests that break them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_apart, kept_fields
+from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, OneByOne, dumped, list_in
+from miniclaw_sessions.formats.tool_calls import (
+    CallIds,
+    arguments_object,
+    arguments_text,
+    fitting_name,
+    in_order,
+    taken_apart,
+)
+from miniclaw_sessions.protocol.messages import (
+    ImagePart,
+    Message,
+    OtherPart,
+    Part,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    Usage,
+)
+
+KEPT = "anthropic"
+"""The key of `extra` under which fields without a canonical place are kept.
+
+On a message it also says that the parts of unknown type in it are this service's own, and may be sent back to it.
+"""
+
+NOTHING_TO_SHOW = "(a message without anything that can be shown here)"
+"""What stands for a user's message of which nothing can be sent: the service refuses empty ones."""
+
+_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_LONGEST_NAME = 128
+_IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+_BLOCKS_OF_A_USER = frozenset({"document", "search_result"})  # blocks that only this service knows, whoever made them
+_ERROR_BLOCKS = frozenset({"text"})  # the service refuses any other block in a result that is an error
+_THINKING = frozenset({"thinking", "redacted_thinking"})
+_OTHER_SERVICES = frozenset(
+    {"google", "openai-items", "codex"}
+)  # what they keep marks thinking that this one did not sign
+_OUR_API = "anthropic-messages"
+_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
+_MESSAGE_FIELDS = frozenset({"role", "content", "model", "stop_reason", "usage"})
+_REPLY_FIELDS = frozenset(
+    {"id", "type", "stop_sequence", "stop_details", "container", "diagnostics", "context_management"}
+)
+_COUNTS = {
+    "input_tokens": "input_tokens",
+    "output_tokens": "output_tokens",
+    "cache_read_tokens": "cache_read_input_tokens",
+    "cache_write_tokens": "cache_creation_input_tokens",
+}
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+class _Turn:
+    """What one role says before it is the other's turn: one message for the service."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.blocks: list[dict[str, Any]] = []
+        self.texts: list[str | None] = []
+        self.fields: dict[str, Any] = {}
+
+    def add(self, message: Message, blocks: Iterable[dict[str, Any]]) -> None:
+        self.blocks += blocks
+        self.texts.append(message.content if isinstance(message.content, str) and not message.tool_calls else None)
+        if not message.is_tool_result:  # what is kept of a result belongs to its block
+            self.fields = {**_unknown(message, _MESSAGE_FIELDS | _REPLY_FIELDS), **self.fields}
+
+    def written(self, *, is_last: bool) -> dict[str, Any]:
+        """The message: text alone as text, the results before everything else."""
+        content: str | list[dict[str, Any]] = sorted(self.blocks, key=lambda block: block["type"] != "tool_result")
+        if len(self.texts) == 1 and self.texts[0] is not None and self.blocks[0]["type"] == "text":
+            content = self.blocks[0]["text"]
+        if is_last and self.role == "assistant":
+            content = _without_trailing_space(content)
+        return {**self.fields, "role": self.role, "content": content}
+
+
+def to_anthropic(messages: Sequence[Message]) -> dict[str, Any]:
+    """A legal context as the `messages`, and where there is one the `system`, of a request.
+
+    All system messages go to `system`, in their order, wherever they stood. Text blocks without text are left out, and
+    so is thinking that the service did not sign. Images in a result that is an error follow the results.
+
+    Args:
+        messages: what `build_context` returns; other roles than its four are written as the user's.
+    """
+    ids = CallIds(_ID)
+    turns: list[_Turn] = []
+    for message in messages:
+        if message.role is Role.SYSTEM:
+            continue
+        blocks = _write(message, ids)
+        if not blocks:
+            continue
+        role = "assistant" if message.is_assistant else "user"
+        if not turns or turns[-1].role != role:
+            turns.append(_Turn(role))
+        turns[-1].add(message, blocks)
+    written = [turn.written(is_last=turn is turns[-1]) for turn in turns]
+    system = _write_system([message for message in messages if message.role is Role.SYSTEM])
+    return {"system": system, "messages": written} if system else {"messages": written}
+
+
+def _write_system(messages: Sequence[Message]) -> str | list[dict[str, Any]]:
+    if len(messages) == 1 and isinstance(messages[0].content, str):
+        return messages[0].content if messages[0].content.strip() else ""
+    parts = [part for message in messages for part in in_order(message)]
+    return [block for part in parts if isinstance(part, TextPart) and (block := _write_text(part)) is not None]
+
+
+def _write(message: Message, ids: CallIds) -> list[dict[str, Any]]:
+    if message.is_tool_result:
+        return _write_result(message, ids)
+    written = (_write_piece(message, piece, ids) for piece in in_order(message))
+    blocks = [block for block in written if block is not None]
+    if message.is_assistant:
+        while blocks and blocks[-1]["type"] in _THINKING:  # the service refuses a message that ends in thinking
+            blocks.pop()
+        return blocks
+    return blocks or [{"type": "text", "text": NOTHING_TO_SHOW}]
+
+
+def _write_piece(message: Message, piece: Part | ToolCall, ids: CallIds) -> dict[str, Any] | None:
+    match piece:
+        case ToolCall():
+            return _write_call(piece, ids)
+        case ThinkingPart():
+            return _write_thinking(piece) if message.is_assistant and _may_be_signed_here(message, piece) else None
+        case ImagePart():
+            return None if message.is_assistant else _write_image(piece)
+        case _:
+            return _write_shown(message, piece)
+
+
+def _write_shown(message: Message, part: Part) -> dict[str, Any] | None:
+    """A block that may stand in a user's message and in a result alike."""
+    match part:
+        case TextPart():
+            return _write_text(part)
+        case ImagePart():
+            return _write_image(part)
+        case OtherPart(fields=fields):
+            known = KEPT in (message.extra or {}) or (
+                not message.is_assistant and fields.get("type") in _BLOCKS_OF_A_USER
+            )
+            return fields if known and isinstance(fields.get("type"), str) else None
+        case _:
+            return None
+
+
+def _write_text(part: TextPart) -> dict[str, Any] | None:
+    if not part.text.strip():  # refused
+        return None
+    return {**_unknown(part, {"type", "text"}), "type": "text", "text": part.text}
+
+
+def _write_image(part: ImagePart) -> dict[str, Any]:
+    kept = kept_fields(part.extra, KEPT)
+    source = dict(kept["source"]) if isinstance(kept.get("source"), dict) else {}
+    media_type, data, url = part.media_type or "image/png", part.data, part.url
+    if data is None and url is not None and (inline := _DATA_URL.fullmatch(url)):
+        media_type, data = inline[1], inline[2]
+    if data is not None:
+        source |= {"type": "base64", "media_type": media_type, "data": data}
+    elif url is not None:
+        source |= {"type": "url", "url": url}
+    if data is not None and media_type not in _IMAGE_TYPES:
+        return {"type": "text", "text": f"(an image of type {media_type}, which cannot be shown)"}
+    if not source or (source.get("type") == "url" and not str(source["url"]).startswith(("https://", "http://"))):
+        return {"type": "text", "text": "(an image that is not at hand)"}
+    return {**_unknown(part, {"type", "source"}), "type": "image", "source": source}
+
+
+def _may_be_signed_here(message: Message, part: ThinkingPart) -> bool:
+    """Whether the signature can be this service's: it refuses a request with another's."""
+    extra = message.extra or {}
+    if _OTHER_SERVICES & {*(part.extra or {}), *extra}:
+        return False
+    source = extra.get("pi") if isinstance(extra.get("pi"), dict) else extra  # pi says which API a reply came from
+    return source is None or source.get("api", _OUR_API) == _OUR_API
+
+
+def _write_thinking(part: ThinkingPart) -> dict[str, Any] | None:
+    if part.signature is None:
+        return None
+    if part.redacted:
+        return {**_unknown(part, {"type", "data"}), "type": "redacted_thinking", "data": part.signature}
+    known = {"type", "thinking", "signature"}
+    return {**_unknown(part, known), "type": "thinking", "thinking": part.thinking, "signature": part.signature}
+
+
+def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
+    return {
+        **_unknown(call, {"type", "id", "name", "input"}),
+        "type": "tool_use",
+        "id": ids.of_call(call.id),
+        "name": fitting_name(call.name, _LONGEST_NAME),
+        "input": arguments_object(call.arguments),
+    }
+
+
+def _write_result(message: Message, ids: CallIds) -> list[dict[str, Any]]:
+    """The result, and behind it the blocks that the service does not take in an error."""
+    block = {
+        **_unknown(message, {"type", "tool_use_id", "content", "is_error"}),
+        "type": "tool_result",
+        "tool_use_id": ids.of_result(message.tool_call_id or ""),
+    }
+    if message.is_error:
+        block["is_error"] = True
+    elif kept_fields(message.extra, KEPT).get("is_error") is False:
+        block["is_error"] = False
+    if isinstance(message.content, str):
+        return [{**block, "content": message.content}]
+    written = (_write_shown(message, part) for part in message.content)
+    shown = [inner for inner in written if inner is not None]
+    content = [inner for inner in shown if not message.is_error or inner["type"] in _ERROR_BLOCKS]
+    behind = [inner for inner in shown if message.is_error and inner["type"] not in _ERROR_BLOCKS]
+    return [{**block, "content": content} if content else block, *behind]
+
+
+def _unknown(value: Message | Part | ToolCall, known: Iterable[str]) -> dict[str, Any]:
+    if isinstance(value, OtherPart):
+        return {}
+    names = frozenset(known)
+    return {name: kept for name, kept in kept_fields(value.extra, KEPT).items() if name not in names}
+
+
+def _without_trailing_space(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """The service refuses a request that ends in white space of the assistant's."""
+    if isinstance(content, str):
+        return content.rstrip()
+    if content[-1]["type"] != "text":
+        return content
+    return [*content[:-1], {**content[-1], "text": content[-1]["text"].rstrip()}]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def from_anthropic(messages: Iterable[Mapping[str, Any]], system: Any = None) -> list[Message]:
+    """The messages of a request, or replies, as canonical ones; `from_anthropic(**to_anthropic(messages))` reads back.
+
+    A user's message with results becomes one message for each of them, and one for the rest of it. A reply's model,
+    usage and stop reason are taken over.
+
+    Args:
+        messages: the `messages` of a request; replies may stand among them.
+        system: the `system` of the request, text or text blocks.
+
+    Raises:
+        InvalidMessage: a message has another role than the service knows, or a block has a wrong shape.
+    """
+    read = [] if system is None else _read(_system_message(system))
+    for fields in messages:
+        read += _read(fields)
+    return read
+
+
+def _system_message(system: Any) -> dict[str, Any]:
+    return {"role": "system", "content": system}
+
+
+def _read(fields: Mapping[str, Any]) -> list[Message]:
+    role = fields.get("role")
+    content = fields.get("content")
+    if not isinstance(content, str | list):
+        raise InvalidMessage('"content" must be text or a list of blocks')
+    extra = kept_apart(fields, _MESSAGE_FIELDS if role == "assistant" else {"role", "content"}, KEPT)
+    match role:
+        case "assistant":
+            return [_read_reply(fields, content, extra)]
+        case "user":
+            return _read_user(content, extra)
+        case "system":
+            parts = _read_parts(content)
+            return [Message(Role.SYSTEM, parts, extra=_marked(extra, parts))]
+        case _:
+            raise InvalidMessage("a message's role is none of user, assistant and system")
+
+
+def _read_user(content: str | list[Any], extra: dict[str, Any] | None) -> list[Message]:
+    if isinstance(content, str):
+        return [Message(Role.USER, content, extra=extra)]
+    results = [_read_result(block) for block in content if _type_of(block) == "tool_result"]
+    rest = [block for block in content if _type_of(block) != "tool_result"]
+    if rest or extra or not results:
+        parts = _read_parts(rest)
+        results.append(Message(Role.USER, parts, extra=_marked(extra, parts)))
+    return results
+
+
+def _read_result(block: Mapping[str, Any]) -> Message:
+    match block:
+        case {"tool_use_id": str(call_id), **rest}:
+            content = rest.get("content")
+        case _:
+            raise InvalidMessage("a tool result needs the id of its call")
+    if not isinstance(content, str | list | None):
+        raise InvalidMessage("a tool result's content must be text or a list of blocks")
+    parts = content if isinstance(content, str) else _read_parts(content or [])
+    is_error = rest.get("is_error") is True
+    known = {"type", "tool_use_id", "content", *(["is_error"] if is_error or rest.get("is_error") is None else [])}
+    return Message(
+        Role.TOOL_RESULT,
+        parts,
+        tool_call_id=call_id,
+        is_error=is_error,
+        extra=_marked(kept_apart(block, known, KEPT), parts),
+    )
+
+
+def _read_reply(fields: Mapping[str, Any], content: str | list[Any], extra: dict[str, Any] | None) -> Message:
+    parts: str | tuple[Part, ...]
+    if isinstance(content, str):
+        parts, calls = content, None
+    else:
+        parts, calls = taken_apart(_read_block(block) for block in content)
+    model, stop_reason = fields.get("model"), fields.get("stop_reason")
+    return Message(
+        Role.ASSISTANT,
+        parts,
+        tool_calls=calls,
+        model=model if isinstance(model, str) else None,
+        usage=_read_usage(fields.get("usage")),
+        stop_reason=stop_reason if isinstance(stop_reason, str) else None,
+        extra=_marked(extra, parts),
+    )
+
+
+def _read_usage(usage: Any) -> Usage | None:
+    if not isinstance(usage, dict):
+        return None
+    counts = {ours: count for ours, theirs in _COUNTS.items() if isinstance(count := usage.get(theirs), int)}
+    return Usage(**counts, extra=kept_apart(usage, _COUNTS.values(), KEPT))
+
+
+def _read_parts(content: str | Iterable[Any]) -> str | tuple[Part, ...]:
+    return content if isinstance(content, str) else tuple(_read_part(block) for block in content)
+
+
+def _read_part(block: Any) -> Part:
+    part = _read_block(block)
+    return OtherPart(dict(block)) if isinstance(part, ToolCall) else part
+
+
+def _read_block(block: Any) -> Part | ToolCall:
+    match block:
+        case {"type": "text", "text": str(text), **rest}:
+            return TextPart(text, extra=_keeping(rest))
+        case {"type": "thinking", "thinking": str()} | {"type": "redacted_thinking", "data": str()}:
+            return _read_thinking(block)
+        case {"type": "tool_use", "id": str(call_id), "name": str(name), "input": dict(arguments), **rest}:
+            return ToolCall(call_id, name, arguments_text(arguments), extra=_keeping(rest))
+        case {"type": "image", "source": dict(source), **rest}:
+            return _read_image(source, rest)
+        case {"type": str(kind)} if kind not in ("text", "thinking", "redacted_thinking", "tool_use", "image"):
+            return OtherPart(dict(block))
+        case _:
+            raise InvalidMessage("a content block has no type, or lacks what one of its type must have")
+
+
+def _read_thinking(block: Mapping[str, Any]) -> ThinkingPart:
+    if block["type"] == "redacted_thinking":
+        return ThinkingPart("", block["data"], redacted=True, extra=kept_apart(block, {"type", "data"}, KEPT))
+    signature = block.get("signature")
+    if not isinstance(signature, str):
+        return ThinkingPart(block["thinking"], extra=kept_apart(block, {"type", "thinking"}, KEPT))
+    extra = kept_apart(block, {"type", "thinking", "signature"}, KEPT)
+    return ThinkingPart(block["thinking"], signature, extra=extra)
+
+
+def _read_image(source: Mapping[Any, Any], rest: Mapping[Any, Any]) -> ImagePart:
+    image: dict[str, Any]
+    more: Mapping[Any, Any]
+    match source:
+        case {"type": "base64", "media_type": str(media_type), "data": str(data), **unknown}:
+            image, more = {"media_type": media_type, "data": data}, unknown
+        case {"type": "url", "url": str(url), **unknown}:
+            image, more = {"url": url}, unknown
+        case _:
+            image, more = {}, source
+    return ImagePart(**image, extra=_keeping({**rest, "source": more} if more else rest))
+
+
+def _type_of(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+def _keeping(rest: Mapping[Any, Any]) -> dict[str, Any] | None:
+    return {KEPT: dict(rest)} if rest else None
+
+
+def _marked(extra: dict[str, Any] | None, content: str | tuple[Part, ...]) -> dict[str, Any] | None:
+    """What is kept of a message; at least the mark, where it has blocks that only this service knows."""
+    if extra is None and any(isinstance(part, OtherPart) for part in content):
+        return {KEPT: {}}
+    return extra
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _find(document: Any) -> MessageList | None:
+    return list_in(document, ["messages"], {"system": _system_message})
+
+
+def _recognise(sample: Sample) -> bool:
+    """Whether the file has what only this service's messages have: its blocks, or a system text beside the messages."""
+    found = _find(sample.document)
+    if found is None or not found.messages:
+        return False
+    if not all(isinstance(fields, dict) and fields.get("role") in ("user", "assistant") for fields in found.messages):
+        return False
+    blocks = [
+        block for fields in found.messages if isinstance(fields.get("content"), list) for block in fields["content"]
+    ]
+    return bool(found.before) or "anthropic_version" in found.header or any(_is_typical(block) for block in blocks)
+
+
+def _is_typical(block: Any) -> bool:
+    kind = _type_of(block)
+    if kind in ("image", "document"):
+        return isinstance(block.get("source"), dict)
+    return kind in ("tool_use", "tool_result", "redacted_thinking") or (kind == "thinking" and "signature" in block)
+
+
+def _reader(chain: Chain) -> MessageListReader:
+    return MessageListReader(chain, ANTHROPIC.name, OneByOne(_read), _find)
+
+
+def _dump(messages: Sequence[Message], facts: SessionFacts) -> bytes:
+    return dumped(to_anthropic(messages), facts, ANTHROPIC.name)
+
+
+ANTHROPIC = Format(
+    name="anthropic",
+    about="Anthropic Messages API: a list of messages or a request with one; times, and the places of system messages "
+    "behind the first, are lost",
+    suffix=".json",
+    recognise=_recognise,
+    reader=_reader,
+    by_line=False,
+    dump=_dump,
+)

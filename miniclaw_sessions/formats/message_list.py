@@ -1,0 +1,139 @@
+"""A file that is one list of a model service's messages: what the readers and writers of such files share.
+
+Such a file is a bare list, or the body of a request with the list in it. Its other fields (model, tools, ...) are kept
+as the header and written back by the same format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from miniclaw_sessions.errors import ImportRefused, InvalidMessage
+from miniclaw_sessions.formats.foreign import Chain, Finding, Outcome, SessionFacts
+from miniclaw_sessions.protocol.encoding import MAX_DEPTH, check_json, encode_message
+from miniclaw_sessions.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.protocol.messages import Message, Role
+
+_DEEPEST = MAX_DEPTH - 4  # what is kept of a message lies a few levels further down in ours
+
+
+class MessageReader(Protocol):
+    """Reads a service's messages one after the other; one of theirs may be several of ours, or a piece of one."""
+
+    def feed(self, fields: Mapping[str, Any]) -> Iterable[Message]:
+        """The next one. Raises `InvalidMessage` for what is none, and is then as it was before."""
+        ...
+
+    def finish(self) -> Iterable[Message]:
+        """There is nothing more."""
+        ...
+
+
+class OneByOne:
+    """A reader for services whose messages do not depend on each other."""
+
+    def __init__(self, read: Callable[[Mapping[str, Any]], Iterable[Message]]) -> None:
+        self.feed = read
+
+    def finish(self) -> Iterable[Message]:
+        """There is nothing more."""
+        return ()
+
+
+class MessageList(msgspec.Struct, frozen=True):
+    """The messages that were found in a document: what it says before them (system text), and its other fields."""
+
+    messages: Sequence[Any]
+    before: Sequence[Any] = ()
+    header: dict[str, Any] = {}
+
+
+def list_in(document: Any, names: Sequence[str], before: Mapping[str, Callable[[Any], Any]]) -> MessageList | None:
+    """The list of messages in a document; None if there is none.
+
+    Args:
+        document: parsed JSON; the list itself, or an object with the list under one of the names.
+        names: where the list is; the first that is there counts.
+        before: fields that stand for a message before the others, and what makes that message of them.
+    """
+    if isinstance(document, list):
+        return MessageList(document)
+    if not isinstance(document, dict):
+        return None
+    name = next((name for name in names if isinstance(document.get(name), list)), None)
+    if name is None:
+        return None
+    first = [make(document[field]) for field, make in before.items() if document.get(field) is not None]
+    header = {field: value for field, value in document.items() if field != name and field not in before}
+    return MessageList(document[name], first, header)
+
+
+class MessageListReader:
+    """Reads a document that is, or holds, a list of messages; what is no message is set aside, the others are taken."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        name: str,
+        reader: MessageReader,
+        find: Callable[[Any], MessageList | None],
+    ) -> None:
+        self.facts = SessionFacts(format=name)
+        self.findings: list[Finding] = []
+        self._chain = chain
+        self._reader = reader
+        self._find = find
+
+    def feed(self, piece: Any) -> Iterator[Entry]:
+        """The document.
+
+        Raises:
+            ImportRefused: there is no list of messages in it.
+        """
+        found = self._find(piece)
+        if found is None:
+            raise ImportRefused(f"there is no list of messages in this file, as {self.facts.format!r} would have one")
+        try:
+            self.facts.header = check_json(found.header)
+        except InvalidMessage as error:
+            self.findings.append(_set_aside(0, error, found.header))
+        for number, fields in enumerate([*found.before, *found.messages], 1 - len(found.before)):
+            yield from self._entries(number, fields)
+
+    def _entries(self, number: int, fields: Any) -> Iterator[Entry]:
+        try:
+            messages = list(self._reader.feed(_checked(fields)))
+            for message in messages:
+                if message.role is Role.OTHER:
+                    encode_message(message)  # a role that is nobody's here, but ours in storage, cannot be stored
+        except InvalidMessage as error:
+            self.findings.append(_set_aside(number, error, fields))
+            return
+        for message in messages:
+            yield self._chain.add(MessageEntry, message=message)
+
+    def finish(self) -> Iterator[Entry]:
+        """There is nothing more."""
+        for message in self._reader.finish():
+            yield self._chain.add(MessageEntry, message=message)
+
+
+def _checked(fields: Any) -> dict[str, Any]:
+    if not isinstance(check_json(fields, _DEEPEST), dict):
+        raise InvalidMessage("a message must be a JSON object")
+    return dict(fields)
+
+
+def _set_aside(number: int, error: InvalidMessage, piece: Any) -> Finding:
+    raw = json.dumps(piece, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return Finding(max(number, 0), Outcome.SET_ASIDE, str(error), raw)
+
+
+def dumped(request: Mapping[str, Any], facts: SessionFacts, name: str) -> bytes:
+    """The body of a request as a document, with the header of the file that the session came from, if it was such."""
+    header = facts.header if facts.format == name else {}
+    return msgspec.json.format(msgspec.json.encode({**header, **request}), indent=2) + b"\n"

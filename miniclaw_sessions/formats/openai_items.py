@@ -1,0 +1,474 @@
+"""OpenAI's Responses and Conversations items, from and to canonical messages.
+
+`from_items` followed by `to_items` gives back the same items, whatever they are: what the canonical form has no field
+for is kept under `extra["openai-items"]`, and an item that is no message, call, result or reasoning travels whole, as a
+part of type `openai_item`. `to_items` of any other legal context gives exactly what the service accepts; nobody else's
+`extra` is ever sent. The items of one response (reasoning, messages, calls) become one message.
+
+Not everything goes into items: that a result is an error is lost, as is thinking of other services.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_fields
+from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, dumped, list_in
+from miniclaw_sessions.formats.tool_calls import CallIds, fitting_name, in_order, taken_apart
+from miniclaw_sessions.protocol.messages import (
+    ImagePart,
+    Message,
+    OtherPart,
+    Part,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    Usage,
+)
+
+KEPT = "openai-items"
+"""The key of `extra` under which fields without a canonical place are kept.
+
+Whatever has it came from items, and is written with these fields and no others: no default is added.
+"""
+
+WHOLE_ITEM = "openai_item"
+"""The type of a part that is a whole item; its field `item` holds it, verbatim."""
+
+WHOLE_CONTENT = "openai_content"
+"""The type of a part that is one part of a message item's content; its field `content` holds it, verbatim."""
+
+_BEGINS = "message"  # kept on the first part of a message item of a reply: the other fields of that item
+_NOTHING_TO_SHOW = "(a message without anything that can be shown here)"
+_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_LONGEST_NAME = 64
+_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
+_SHOWABLE = re.compile(r"https?://|data:image/(png|jpeg|gif|webp);base64,")
+_ROLES = {"user": Role.USER, "system": Role.SYSTEM, "developer": Role.SYSTEM}
+_OF_THE_CLIENT = frozenset(
+    {"mcp_approval_response", "item_reference", "additional_tools", "configuration_update", "compaction_trigger"}
+)  # items that no model makes, beside those whose type ends in _output
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def to_items(messages: Sequence[Message], *, for_request: bool = False) -> list[dict[str, Any]]:
+    """A legal context, or what `from_items` gave, as items.
+
+    Args:
+        messages: what `build_context` returns; other roles than its four are written as the user's.
+        for_request: whether to leave out reasoning that nothing of the model's follows, as it ends a response that was
+            cut off. The service gives such reasoning and refuses it; by default what it gave comes back whole.
+    """
+    items: list[dict[str, Any]] = []
+    ids = CallIds(_ID)
+    for message in messages:
+        if message.is_assistant:
+            items += _Reply(message, ids).items()
+        elif message.is_tool_result:
+            items.append(_write_result(message, ids))
+        else:
+            items += _write_said(message)
+    return _without_reasoning_for_nothing(items) if for_request else items
+
+
+def _without_reasoning_for_nothing(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    kept: list[dict[str, Any]] = []
+    for item in reversed(list(items)):
+        if item.get("type") != "reasoning" or (kept and _is_made_by_model(kept[-1])):
+            kept.append(item)
+    return kept[::-1]
+
+
+def _write_said(message: Message) -> list[dict[str, Any]]:
+    """The user's or the system's message; a whole item that stands for one is that item."""
+    match message.content:
+        case (OtherPart(fields={"type": "openai_item", "item": dict(item)}),):
+            return [] if _would_command(item) else [item]
+    kept = kept_fields(message.extra, KEPT)
+    role = "user"
+    if message.role is Role.SYSTEM:
+        role = "developer" if kept.get("role") == "developer" else "system"
+    fields = {name: value for name, value in kept.items() if name not in ("role", "content", "type")}
+    if kept.get("type") == "message":
+        fields["type"] = "message"
+    content = _write_content(message)
+    if content or _is_ours(message):
+        return [{**fields, "role": role, "content": content}]
+    return [{"role": role, "content": _NOTHING_TO_SHOW}] if role == "user" else []
+
+
+def _would_command(item: Mapping[str, Any]) -> bool:
+    """Whether a whole item is a message with authority: what a user's message carries must not become one."""
+    return item.get("type", "message") == "message" and item.get("role") in ("system", "developer")
+
+
+def _write_content(message: Message) -> str | list[dict[str, Any]]:
+    if isinstance(message.content, str):
+        return message.content
+    return [written for part in message.content if (written := _write_input(part)) is not None]
+
+
+def _write_input(part: Part) -> dict[str, Any] | None:
+    match part:
+        case TextPart():
+            return {"type": "input_text", **_kept_but(part, {"text"}), "text": part.text}
+        case ImagePart():
+            return _write_image(part)
+        case OtherPart(fields={"type": "openai_content", "content": dict(content)}):
+            return content
+        case _:
+            return None
+
+
+def _write_image(part: ImagePart) -> dict[str, Any]:
+    url = part.url if part.data is None else f"data:{part.media_type or 'image/png'};base64,{part.data}"
+    if _is_ours(part):
+        return {**_kept_but(part, {"type", "image_url"}), "type": "input_image", "image_url": url or ""}
+    if not _SHOWABLE.match(url or ""):  # one that the service cannot show is refused, and with it the request
+        return {"type": "input_text", "text": "(an image that cannot be shown here)"}
+    return {"type": "input_image", "detail": "auto", "image_url": url}
+
+
+def _write_result(message: Message, ids: CallIds) -> dict[str, Any]:
+    return {
+        **_kept_but(message, {"type", "call_id", "output"}),
+        "type": "function_call_output",
+        "call_id": message.tool_call_id if _is_ours(message) else ids.of_result(message.tool_call_id or ""),
+        "output": _write_content(message),
+    }
+
+
+class _Reply:
+    """The items of one assistant's message."""
+
+    def __init__(self, message: Message, ids: CallIds) -> None:
+        self._message = message
+        self._ids = ids
+        self._items: list[dict[str, Any]] = []
+        self._open: list[dict[str, Any]] | None = None  # the content of the message item that further parts belong to
+        self._plain: dict[str, Any] | None = None  # the item that further text without an item of its own belongs to
+
+    def items(self) -> list[dict[str, Any]]:
+        for piece in in_order(self._message):
+            self._write(piece)
+        return self._items
+
+    def _write(self, piece: Part | ToolCall) -> None:
+        match piece:
+            case TextPart() if _is_ours(piece):
+                self._content(_write_output(piece), kept_fields(piece.extra, KEPT).get(_BEGINS))
+            case OtherPart(fields={"type": "openai_content", "content": dict(content), **rest}):
+                self._content(content, rest.get(_BEGINS))
+            case TextPart() if piece.text.strip() or _is_ours(self._message):
+                self._text(piece.text)
+            case ToolCall():
+                self._item(_write_call(piece, self._ids))
+            case ThinkingPart() if _is_ours(piece):
+                self._item(_write_reasoning(piece))
+            case OtherPart(fields={"type": "openai_item", "item": dict(item)}) if not _would_command(item):
+                self._item(item)
+
+    def _item(self, item: dict[str, Any]) -> None:
+        self._items.append(item)
+        self._open = self._plain = None
+
+    def _content(self, content: dict[str, Any], begins: Any) -> None:
+        if isinstance(begins, dict) or self._open is None:
+            fields = begins if isinstance(begins, dict) else {}
+            parts: list[dict[str, Any]] = []
+            self._item({**fields, "role": "assistant", "content": parts})
+            self._open = parts
+        self._open.append(content)
+
+    def _text(self, text: str) -> None:
+        if self._plain is not None:
+            self._plain["content"] += text
+            return
+        fields = _kept_but(self._message, {"role", "content"}) if isinstance(self._message.content, str) else {}
+        self._item({**fields, "role": "assistant", "content": text})
+        self._plain = self._items[-1]
+
+
+def _write_output(part: TextPart) -> dict[str, Any]:
+    fields = {"type": "output_text", **_kept_but(part, {_BEGINS, "text"})}
+    return {**fields, "refusal" if fields["type"] == "refusal" else "text": part.text}
+
+
+def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
+    fields = {**_kept_but(call, {"type", "call_id", "name", "arguments"}), "type": "function_call"}
+    if _is_ours(call):
+        return {**fields, "call_id": call.id, "name": call.name, "arguments": call.arguments}
+    arguments = call.arguments if call.arguments.strip() else "{}"
+    name = fitting_name(call.name, _LONGEST_NAME)
+    return {**fields, "call_id": ids.of_call(call.id), "name": name, "arguments": arguments}
+
+
+def _write_reasoning(part: ThinkingPart) -> dict[str, Any]:
+    encrypted = {} if part.signature is None else {"encrypted_content": part.signature}
+    return {**_kept_but(part, {"type"}), **encrypted, "type": "reasoning"}
+
+
+def _is_ours(value: Message | TextPart | ImagePart | ThinkingPart | ToolCall) -> bool:
+    return isinstance((value.extra or {}).get(KEPT), dict)
+
+
+def _kept_but(value: Message | TextPart | ImagePart | ThinkingPart | ToolCall, known: Iterable[str]) -> dict[str, Any]:
+    names = frozenset(known)
+    return {name: kept for name, kept in kept_fields(value.extra, KEPT).items() if name not in names}
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def from_items(items: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """Items of any shape as canonical messages, in their order.
+
+    Raises:
+        InvalidMessage: an item is not an object.
+    """
+    reader = _ItemReader()
+    return [message for item in items for message in reader.feed(item)] + reader.finish()
+
+
+def from_response(response: Mapping[str, Any]) -> list[Message]:
+    """The output of a response, its model, usage and reason to stop with the last message of the assistant.
+
+    Raises:
+        InvalidMessage: it has no list of output items.
+    """
+    output = response.get("output")
+    if not isinstance(output, list):
+        raise InvalidMessage("a response must have a list of output items")
+    messages = from_items(output)
+    last = next((index for index in reversed(range(len(messages))) if messages[index].is_assistant), None)
+    if last is not None:
+        model = response.get("model")
+        messages[last] = msgspec.structs.replace(
+            messages[last],
+            model=model if isinstance(model, str) else None,
+            usage=_read_usage(response.get("usage")),
+            stop_reason=_stop_reason(response),
+        )
+    return messages
+
+
+def _stop_reason(response: Mapping[str, Any]) -> str | None:
+    details, status = response.get("incomplete_details"), response.get("status")
+    reason = details.get("reason") if isinstance(details, dict) else None
+    return next((text for text in (reason, status) if isinstance(text, str)), None)
+
+
+def _read_usage(usage: Any) -> Usage | None:
+    """The counts; input tokens that came from the cache are told apart from the others."""
+    match usage:
+        case {"input_tokens": int(given), "output_tokens": int(said)}:
+            details = usage.get("input_tokens_details")
+            cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+            cached = cached if isinstance(cached, int) else 0
+            total = usage.get("total_tokens")
+            return Usage(given - cached, said, cached, total_tokens=total if isinstance(total, int) else None)
+        case _:
+            return None
+
+
+class _ItemReader:
+    """Gathers the items of a response until an item comes that no model makes."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Part | ToolCall] = []
+        self._plain: Message | None = None  # an assistant's message that is text alone; only calls may follow it
+
+    def feed(self, item: Mapping[str, Any]) -> list[Message]:
+        """The messages that are complete with this item."""
+        if not isinstance(item, Mapping):
+            raise InvalidMessage("an item must be a JSON object")
+        match item:
+            case {"role": "assistant", "content": str(text)} if text and item.get("type", "message") == "message":
+                done, rest = self.finish(), _but(item, "role", "content")
+                self._plain = Message(Role.ASSISTANT, text, extra=_keeping(rest) if text.strip() else {KEPT: rest})
+                return done
+            case {"role": "user" | "system" | "developer"} if (said := _read_said(item)) is not None:
+                return [*self.finish(), said]
+            case {"type": "function_call_output"} if (result := _read_result(item)) is not None:
+                return [*self.finish(), result]
+        if not _is_made_by_model(item):
+            return [*self.finish(), Message(Role.USER, (_whole(item),))]
+        pieces = _read_made(item)
+        done = [] if self._plain is None or all(isinstance(piece, ToolCall) for piece in pieces) else self.finish()
+        self._pieces += pieces
+        return done
+
+    def finish(self) -> list[Message]:
+        """What was gathered."""
+        parts, calls = taken_apart(self._pieces)
+        plain, self._plain, self._pieces = self._plain, None, []
+        if plain is not None:
+            return [msgspec.structs.replace(plain, tool_calls=calls)]
+        return [Message(Role.ASSISTANT, parts, tool_calls=calls)] if parts or calls else []
+
+
+def _is_made_by_model(item: Mapping[str, Any]) -> bool:
+    kind = item.get("type", "message")
+    if kind == "message":
+        return item.get("role") == "assistant"
+    return not isinstance(kind, str) or not (kind.endswith("_output") or kind in _OF_THE_CLIENT)
+
+
+def _read_said(item: Mapping[str, Any]) -> Message | None:
+    """A user's or the system's message; None if it is of another shape."""
+    if item.get("type", "message") != "message" or not _is_content(item.get("content")):
+        return None
+    content = item["content"]
+    known = ("content",) if item["role"] == "developer" else ("content", "role")
+    rest = _but(item, *known)
+    if content == [] or (isinstance(content, str) and not content):
+        return Message(_ROLES[item["role"]], _read_content(content), extra={KEPT: rest})
+    return Message(_ROLES[item["role"]], _read_content(content), extra=_keeping(rest))
+
+
+def _read_result(item: Mapping[str, Any]) -> Message | None:
+    call_id = item.get("call_id")
+    if not isinstance(call_id, str) or not call_id or not _is_content(item.get("output")):
+        return None
+    extra = {KEPT: _but(item, "type", "call_id", "output")}
+    return Message(Role.TOOL_RESULT, _read_content(item["output"]), tool_call_id=call_id, extra=extra)
+
+
+def _is_content(content: Any) -> bool:
+    return isinstance(content, str) or (isinstance(content, list) and all(isinstance(part, dict) for part in content))
+
+
+def _read_content(content: str | list[dict[str, Any]]) -> str | tuple[Part, ...]:
+    return content if isinstance(content, str) else tuple(_read_input(part) for part in content)
+
+
+def _read_input(part: dict[str, Any]) -> Part:
+    match part:
+        case {"type": "input_text" | "text" as kind, "text": str(text), **rest}:
+            return TextPart(text, extra=_keeping(rest if kind == "input_text" else {**rest, "type": kind}))
+        case {"type": "input_image", "image_url": str(url), **rest}:
+            return _read_image(url, rest)
+        case _:
+            return OtherPart({"type": WHOLE_CONTENT, "content": part})
+
+
+def _read_image(url: str, rest: dict[str, Any]) -> ImagePart:
+    extra = None if rest == {"detail": "auto"} and _SHOWABLE.match(url) else {KEPT: rest}
+    if inline := _DATA_URL.fullmatch(url):
+        return ImagePart(inline[1], inline[2], extra=extra)
+    return ImagePart(url=url, extra=extra)
+
+
+def _read_made(item: Mapping[str, Any]) -> list[Part | ToolCall]:
+    """The pieces of an item that a model made."""
+    match item:
+        case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
+            rest = _but(item, "type", "call_id", "name", "arguments")
+            return [ToolCall(call_id, name, arguments, extra={KEPT: rest})]
+        case {"type": "reasoning", "summary": list(summary)}:
+            return [_read_reasoning(item, summary)]
+        case {"role": "assistant", "content": [_, *_] as content} if _is_content(content):
+            return _read_message(item, content)
+        case _:
+            return [_whole(item)]
+
+
+def _read_reasoning(item: Mapping[str, Any], summary: list[Any]) -> ThinkingPart:
+    content = item.get("content")
+    told = content if isinstance(content, list) and content else summary
+    texts = [part.get("text") for part in told if isinstance(part, dict)]
+    encrypted = item.get("encrypted_content")
+    signature = encrypted if isinstance(encrypted, str) else None
+    rest = _but(item, "type", *(["encrypted_content"] if signature is not None else []))
+    return ThinkingPart("\n\n".join(text for text in texts if isinstance(text, str)), signature, extra={KEPT: rest})
+
+
+def _read_message(item: Mapping[str, Any], content: Sequence[dict[str, Any]]) -> list[Part | ToolCall]:
+    parts: list[Part | ToolCall] = []
+    begins = {_BEGINS: _but(item, "role", "content")}
+    for part in content:
+        parts.append(_read_output(part, begins))
+        begins = {}
+    return parts
+
+
+def _read_output(part: dict[str, Any], begins: dict[str, Any]) -> Part:
+    match part:
+        case {"type": "output_text", "text": str(text), **rest} if _BEGINS not in rest:
+            return TextPart(text, extra={KEPT: {**rest, **begins}})
+        case {"type": "refusal", "refusal": str(text), **rest} if _BEGINS not in rest and "text" not in rest:
+            return TextPart(text, extra={KEPT: {**rest, **begins, "type": "refusal"}})
+        case _:
+            return OtherPart({"type": WHOLE_CONTENT, "content": part, **begins})
+
+
+def _whole(item: Mapping[str, Any]) -> OtherPart:
+    return OtherPart({"type": WHOLE_ITEM, "item": dict(item)})
+
+
+def _but(item: Mapping[str, Any], *known: str) -> dict[str, Any]:
+    return {name: value for name, value in item.items() if name not in known}
+
+
+def _keeping(rest: dict[str, Any]) -> dict[str, Any] | None:
+    return {KEPT: rest} if rest else None
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _find(document: Any) -> MessageList | None:
+    return list_in(document, ["input", "output", "items"], {"instructions": _instructions})
+
+
+def _instructions(text: Any) -> Any:
+    return {"role": "system", "content": text}
+
+
+def _recognise(sample: Sample) -> bool:
+    """Whether the file has what only items have: a type on each that is no message, or their names of content parts."""
+    found = _find(sample.document)
+    if found is None or not found.messages or not all(isinstance(item, dict) for item in found.messages):
+        return False
+    if isinstance(sample.document, dict) and ("input" in sample.document or "output" in sample.document):
+        return all("role" in item or isinstance(item.get("type"), str) for item in found.messages)
+    return any(_is_typical(item) for item in found.messages)
+
+
+def _is_typical(item: Mapping[str, Any]) -> bool:
+    kind, content = item.get("type"), item.get("content")
+    if kind in ("function_call", "function_call_output", "reasoning", "item_reference", "custom_tool_call"):
+        return True
+    parts = content if isinstance(content, list) and "role" in item else []
+    return any(
+        isinstance(part, dict) and part.get("type") in ("input_text", "output_text", "input_image", "input_file")
+        for part in parts
+    )
+
+
+def _reader(chain: Chain) -> MessageListReader:
+    return MessageListReader(chain, OPENAI_ITEMS.name, _ItemReader(), _find)
+
+
+def _dump(messages: Sequence[Message], facts: SessionFacts) -> bytes:
+    return dumped({"input": to_items(messages, for_request=True)}, facts, OPENAI_ITEMS.name)
+
+
+OPENAI_ITEMS = Format(
+    name="openai-items",
+    about="OpenAI Responses and Conversations items: a list of them, a request or a response; times, and that a result "
+    "is an error, are lost",
+    suffix=".json",
+    recognise=_recognise,
+    reader=_reader,
+    by_line=False,
+    dump=_dump,
+)
