@@ -14,7 +14,7 @@
     │                  ├── StoreConflict
     │                  ├── StoreCorrupt
     │                  └── SchemaTooNew
-    └── answering      AgentError, ModelError, IterationLimit
+    └── answering      AgentError, ModelError ── ContextOverflow, IterationLimit
 
 Each message says what was attempted, on what, and what to do next. None of them carries message text.
 """
@@ -181,6 +181,10 @@ class AgentError(SessionsError):
 
 class ModelError(AgentError):
     """The model's provider failed or answered nothing that can be used."""
+
+
+class ContextOverflow(ModelError):
+    """The conversation is larger than the model takes; compact the session and ask again."""
 
 
 class IterationLimit(AgentError):
