@@ -1,0 +1,116 @@
+"""Document 003's files: reading and writing them whole, and lines to make them of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+from miniclaw_sessions.formats.entry_line import ENTRY_LINE
+from miniclaw_sessions.formats.foreign import Chain, Finding, Outcome, SessionFacts
+from miniclaw_sessions.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.protocol.messages import Message
+
+NOW = datetime(2026, 2, 14, 10, 30, tzinfo=UTC)
+HEADER = {"type": "session", "id": "sess-1", "version": 1, "timestamp": "2024-01-01T10:00:00Z"}
+BASE: dict[str, Any] = {"id": "e1", "parent_id": None, "timestamp": NOW}
+
+
+class Read:
+    """A whole file, read."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        numbers = count(1)
+        assert ENTRY_LINE.reader is not None
+        reader = ENTRY_LINE.reader(Chain(new_id=lambda: f"new-{next(numbers)}", now=NOW))
+        self.entries: list[Entry] = [entry for line in lines for entry in reader.feed(line)]
+        self.entries += reader.finish()
+        self.facts = reader.facts
+        self.findings: list[Finding] = reader.findings
+
+    @property
+    def outcomes(self) -> list[tuple[int, Outcome]]:
+        return [(finding.line, finding.outcome) for finding in self.findings]
+
+    @property
+    def parents(self) -> dict[str, str | None]:
+        return {entry.id: entry.parent_id for entry in self.entries}
+
+    @property
+    def message(self) -> Message:
+        """The one message that was read."""
+        (entry,) = self.entries
+        assert isinstance(entry, MessageEntry)
+        return entry.message
+
+
+def read(*lines: Any) -> Read:
+    return Read(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines)
+
+
+def written(entries: Iterable[Entry], facts: SessionFacts | None = None) -> list[bytes]:
+    assert ENTRY_LINE.writer is not None
+    writer = ENTRY_LINE.writer(facts or SessionFacts())
+    whole = writer.begin() + b"".join(writer.feed(entry) for entry in entries) + writer.finish()
+    assert whole.endswith(b"\n")
+    return whole[:-1].split(b"\n")
+
+
+def objects(lines: Iterable[bytes]) -> list[Any]:
+    return [json.loads(line) for line in lines]
+
+
+def there_and_back(*lines: Any) -> list[Any]:
+    """The lines as they are written after they were read; nothing in them may have been wrong."""
+    result = read(*lines)
+    assert result.findings == []
+    return objects(written(result.entries, result.facts))
+
+
+def entry(kind: str, entry_id: str, parent_id: str | None, **payload: Any) -> dict[str, Any]:
+    return {"type": kind, "id": entry_id, "parent_id": parent_id, "timestamp": "2024-01-01T10:00:01Z", **payload}
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": {"content": content}}
+
+
+def said(entry_id: str, parent_id: str | None, role: str = "user", *parts: Any) -> dict[str, Any]:
+    return entry("message", entry_id, parent_id, message={"role": role, "content": list(parts) or [text("Hello")]})
+
+
+def use(call_id: str, **arguments: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "tool_use": {"id": call_id, "name": "read_file", "input": arguments}}
+
+
+def result(call_id: str, content: str, *, is_error: bool = False) -> dict[str, Any]:
+    return {
+        "type": "tool_result",
+        "tool_result": {"tool_use_id": call_id, "is_error": is_error, "content": content},
+    }
+
+
+FLAT: dict[str, dict[str, Any]] = {
+    "model_change": {"provider": "openai", "model_id": "gpt-x"},
+    "thinking_level": {"thinking_level": "high"},
+    "label": {"target_id": "e0", "label": "needs_review"},
+    "session_info": {"name": "Holiday"},
+    "compaction": {"summary": "They met.", "first_kept_entry_id": "e0", "tokens_before": 1500},
+    "branch_summary": {"summary": "A dead end.", "from_id": "e0"},
+    "custom": {"custom_type": "artifact", "data": {"label": {"a": 1}, "custom": None}},
+}
+"""S3.17 to S3.24: the payload of every type but message."""
+
+
+SEVERAL = [
+    HEADER,
+    said("m1", None),
+    said("m2", "m1", "assistant", use("c1"), use("c2"), use("c3")),
+    said("m3", "m2", "tool", result("c1", "one"), result("c2", "two", is_error=True), result("c3", "three")),
+    said("m4", "m3", "assistant", text("Done")),
+    said("m5", "m3", "assistant", text("Done otherwise")),
+    entry("leaf", "l1", None, target_id="m3"),
+    entry("label", "b1", "m5", target_id="m3", label="here"),
+]
