@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.forking import PARENT_SESSION
 from miniclaw_sessions.formats.foreign import Format, SessionFacts, Writer
 from miniclaw_sessions.history.branch import told
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.importing import SOURCE
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.copying import PARENT_SESSION
 
 CHUNK_BYTES = 65_536
 
