@@ -6,7 +6,7 @@
     ├── creating       SessionLimit
     ├── appending      InvalidKey, InvalidMessage                (also ValueError)
     │                  UnsafeCompaction                         (also ValueError)
-    │                  DuplicateMessage, TurnInProgress, ManagerClosed, SessionDeleted
+    │                  DuplicateMessage, TurnInProgress, NothingToResume, ManagerClosed, SessionDeleted
     ├── importing      ImportRefused                            (also ValueError)
     │                  SessionExists
     ├── storing        StoreError
@@ -120,6 +120,10 @@ class DuplicateMessage(SessionsError):
 
 class TurnInProgress(SessionsError):
     """The task that holds a session's turn tried to open another one on it; waiting would never end."""
+
+
+class NothingToResume(SessionsError):
+    """There is no turn that could be taken up: nothing that a user said waits for an answer."""
 
 
 class SessionDeleted(SessionsError):

@@ -1,9 +1,9 @@
-"""A turn: one exchange of a session, exclusive and saved as one unit.
+"""A turn: one exchange of a session, exclusive, and in the transcript one unit.
 
 The user's message is committed before the turn body runs, because it is what must never be lost. What the agent
-produces is staged and joins the session when the turn ends, in one piece. A turn that fails keeps the user's message
-and every complete call-and-result, and closes a call that got no answer with an error result, so that the history stays
-legal and shows what happened.
+produces is staged and joins the session when the turn ends, in one piece, or step by step where the body says `save`. A
+turn that fails keeps the user's message and every complete call-and-result, and closes a call that got no answer with
+an error result, so that the history stays legal and shows what happened.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 import msgspec
 
-from miniclaw_sessions.errors import DuplicateMessage, SessionDeleted, SessionsError, TurnInProgress
+from miniclaw_sessions.errors import DuplicateMessage, NothingToResume, SessionDeleted, SessionsError, TurnInProgress
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 
@@ -33,9 +33,11 @@ class Turn:
 
     Entering waits for the turn that is under way, first come first served; the wait can be cancelled. Leaving commits
     even when the task is being cancelled. A message whose idempotency key is known and that has not been answered yet
-    (the gateway died in between) is taken up again instead of being appended twice.
+    (the gateway died in between) is taken up again instead of being appended twice. Without a message, the newest one
+    of the user is taken up.
 
     Raises, on entering:
+        NothingToResume: without a message: there is none of a user to take up.
         TurnInProgress: this very task, or one that started it, holds the session's turn; or the turn was used before.
         DuplicateMessage: a message with this idempotency key was answered already, or is long gone.
         StoreUnavailable, StoreFull: the message cannot be acknowledged.
@@ -46,18 +48,18 @@ class Turn:
         UnsavedLimit, SessionDeleted, ManagerClosed: nothing of the reply was accepted.
     """
 
-    def __init__(self, session: Session, message: Message, *, idempotency_key: str | None) -> None:
+    def __init__(self, session: Session, message: Message | None, *, idempotency_key: str | None) -> None:
         self.session = session
         self.is_open = False
         self._request = message
         self._idempotency_key = idempotency_key
         self._message: MessageEntry | None = None
-        self._staged: list[Message] = []
+        self._said: list[Message] = []
+        self._saved = 0
 
     def __repr__(self) -> str:
-        return (
-            f"<Turn of {self.session.session_id}, {'open' if self.is_open else 'closed'}, {len(self._staged)} staged>"
-        )
+        state = "open" if self.is_open else "closed"
+        return f"<Turn of {self.session.session_id}, {state}, {len(self._staged)} staged>"
 
     @property
     def message(self) -> MessageEntry:
@@ -78,11 +80,32 @@ class Turn:
         if message.timestamp is None:
             message = msgspec.structs.replace(message, timestamp=self.session.now())
         self.session.check(message)
-        self._staged.append(message)
+        self._said.append(message)
+
+    async def save(self) -> None:
+        """Let what is staged join the session, and return when it is acknowledged; a crash does not lose it any more.
+
+        Raises:
+            StoreUnavailable, StoreFull: it has joined the session, and is not acknowledged.
+            UnsavedLimit, SessionDeleted, ManagerClosed: it has not joined.
+        """
+        staged = self._staged
+        self.session.extend(staged, continues=[True] * len(staged))
+        self._saved = len(self._said)
+        await self.session.saved()
+
+    @property
+    def said(self) -> list[Message]:
+        """What was appended to this turn, saved or not; the user's message is not among it."""
+        return list(self._said)
 
     def messages(self) -> list[Message]:
         """What has been said, the staged messages included: what the model's context is built from."""
         return [*self.session.messages(), *self._staged]
+
+    @property
+    def _staged(self) -> list[Message]:
+        return self._said[self._saved :]
 
     async def __aenter__(self) -> Self:
         refuse_reentry(self.session)
@@ -116,6 +139,8 @@ class Turn:
         """Commit the user's message, or take up the one that a former process left unanswered."""
         if self.session.is_deleted:
             raise SessionDeleted(f"session {self.session.session_id} was deleted while its turn was waited for")
+        if self._request is None:
+            return self._newest_of_user()
         key = self._idempotency_key
         known = self.session.find_duplicate(key) if key is not None else None
         if known is None:
@@ -125,11 +150,25 @@ class Turn:
         await self.session.saved()
         return known
 
+    def _newest_of_user(self) -> MessageEntry:
+        for entry in reversed(self.session.entries()):
+            if entry.message.is_user:
+                return entry
+        raise NothingToResume(f"session {self.session.session_id} has no message of a user that could be answered")
+
     async def _finish(self, *, failed: bool) -> None:
-        messages = close_open_calls(self._staged) if failed else self._staged
-        self.session.extend(messages, continues=[True] * len(messages))
+        if failed:
+            self._close_calls()
         self.session.touch()
-        await self.session.saved()
+        await self.save()
+
+    def _close_calls(self) -> None:
+        """Answer what is open with errors: in its place where it is staged, at the end where it was saved before."""
+        closed = close_open_calls(self._said)
+        if closed[: self._saved] == self._said[: self._saved]:
+            self._said = closed
+        else:  # something that was saved long ago is open in the middle, where nothing can be inserted any more
+            self._said[self._saved :] = close_open_calls(self._staged)
 
 
 def refuse_reentry(session: Session) -> None:

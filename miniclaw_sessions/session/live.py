@@ -200,8 +200,11 @@ class Session(SessionTree):
         """Start over with an empty window; accepted like a message. The transcript and the metadata stay."""
         self._append(self._next(LeafMove, target_id=None))
 
-    def turn(self, message: Message, *, idempotency_key: str | None = None) -> Turn:
-        """One exchange, exclusively: `async with session.turn(message) as turn`. See `Turn`."""
+    def turn(self, message: Message | None = None, *, idempotency_key: str | None = None) -> Turn:
+        """One exchange, exclusively: `async with session.turn(message) as turn`. See `Turn`.
+
+        Without a message, the turn of the user's newest one is taken up again.
+        """
         return Turn(self, message, idempotency_key=idempotency_key)
 
     def find_duplicate(self, idempotency_key: str) -> MessageEntry | None:
