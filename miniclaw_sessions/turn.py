@@ -55,11 +55,11 @@ class Turn:
         self._idempotency_key = idempotency_key
         self._message: MessageEntry | None = None
         self._said: list[Message] = []
-        self._saved = 0
+        self._joined: list[MessageEntry] = []
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
-        return f"<Turn of {self.session.session_id}, {state}, {len(self._staged)} staged>"
+        return f"<Turn of {self.session.session_id}, {state}, {len(self.staged)} staged>"
 
     @property
     def message(self) -> MessageEntry:
@@ -89,9 +89,8 @@ class Turn:
             StoreUnavailable, StoreFull: it has joined the session, and is not acknowledged.
             UnsavedLimit, SessionDeleted, ManagerClosed: it has not joined.
         """
-        staged = self._staged
-        self.session.extend(staged, continues=[True] * len(staged))
-        self._saved = len(self._said)
+        staged = self.staged
+        self._joined += self.session.extend(staged, continues=[True] * len(staged))
         await self.session.saved()
 
     @property
@@ -100,12 +99,26 @@ class Turn:
         return list(self._said)
 
     def messages(self) -> list[Message]:
-        """What has been said, the staged messages included: what the model's context is built from."""
-        return [*self.session.messages(), *self._staged]
+        """What has been said: the history, the user's message, and every step of this turn, saved or not.
+
+        A turn may be longer than the window: what the window drops of it is here all the same, because a model that
+        forgets its own steps repeats them.
+        """
+        kept_from = self.session.kept_from
+        own = {entry.id: entry for entry in self._joined if entry.sequence >= kept_from}
+        others = [entry for entry in self.session.entries() if entry.id not in own]
+        entries = sorted((*others, *own.values()), key=lambda entry: entry.sequence)
+        return [*self.session.summary(), *(entry.message for entry in entries), *self.staged]
 
     @property
-    def _staged(self) -> list[Message]:
-        return self._said[self._saved :]
+    def staged(self) -> list[Message]:
+        """What was appended to this turn and has not joined the session yet."""
+        return self._said[len(self._joined) :]
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether it takes up the user's newest message, in place of one of its own."""
+        return self._request is None
 
     async def __aenter__(self) -> Self:
         refuse_reentry(self.session)
@@ -165,10 +178,11 @@ class Turn:
     def _close_calls(self) -> None:
         """Answer what is open with errors: in its place where it is staged, at the end where it was saved before."""
         closed = close_open_calls(self._said)
-        if closed[: self._saved] == self._said[: self._saved]:
+        saved = len(self._joined)
+        if closed[:saved] == self._said[:saved]:
             self._said = closed
         else:  # something that was saved long ago is open in the middle, where nothing can be inserted any more
-            self._said[self._saved :] = close_open_calls(self._staged)
+            self._said[saved:] = close_open_calls(self.staged)
 
 
 def refuse_reentry(session: Session) -> None:

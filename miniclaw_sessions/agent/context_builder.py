@@ -1,6 +1,7 @@
 """The layers of a model's context: the system prompt, the history, and the current message, exactly once.
 
-Which older messages are worth sending is decided here; that the result is legal, in `history.context`.
+The history layer is the session's window, or as much of its transcript as a budget of tokens allows. Which older
+messages are worth sending is decided here; that the result is legal, in `history.context`.
 """
 
 from __future__ import annotations
@@ -8,43 +9,86 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
+from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.history.branch import summary_messages, told
+from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.messages import Message, Role
+from miniclaw_sessions.turn import Turn
 
 
 class ContextBuilder:
     """Builds the context of every iteration of a turn.
 
     Args:
-        system_prompt: what the model is told first; empty: no system message. It is never stored in a session.
         limit: how many messages from before the current one are sent at most, newest first. What the turn has said
             since the current message is always sent whole: a model that forgets its own steps repeats them. The
             summary of what was compacted does not count.
+        max_tokens: in place of `limit` and the window: as much of the transcript as has about so many tokens.
+        count: how tokens are counted.
+
+    Raises:
+        ConfigError: a limit is negative.
     """
 
-    def __init__(self, system_prompt: str = "", *, limit: int = MAX_MESSAGES) -> None:
-        if limit < 0:
-            raise ValueError(f"the history has at least 0 messages, not {limit}")
-        self.system_prompt = system_prompt
+    def __init__(
+        self, *, limit: int = MAX_MESSAGES, max_tokens: int | None = None, count: TokenCounter = count_by_characters
+    ) -> None:
+        if limit < 0 or (max_tokens is not None and max_tokens < 0):
+            raise ConfigError(f"a context has at least 0 messages or tokens, not {min(limit, max_tokens or 0)}")
         self.limit = limit
+        self.max_tokens = max_tokens
+        self._count = count
 
     def __repr__(self) -> str:
-        return f"<ContextBuilder limit {self.limit}>"
+        bound = f"{self.limit} messages" if self.max_tokens is None else f"{self.max_tokens} tokens"
+        return f"<ContextBuilder at most {bound}>"
 
-    def build(self, messages: Sequence[Message], current: Message) -> list[Message]:
-        """The context for answering `current`.
+    async def build(self, turn: Turn, system_prompt: str = "") -> list[Message]:
+        """The context for going on with a turn.
 
         Args:
-            messages: the conversation with the turn's steps, oldest first, as `Turn.messages` gives it.
-            current: the message that is being answered. It is found by identity, because an older one may say the
-                same; if it has left the window, it is put in front of what is there.
+            turn: its session's history, the message that is being answered, and what was said since.
+            system_prompt: what the model is told first; empty: no system message. It is never stored in a session.
+
+        Raises:
+            StoreUnavailable: the budget reaches beyond the window, and the store cannot be read.
         """
-        place = next((index for index in reversed(range(len(messages))) if messages[index] is current), None)
-        before = [] if place is None else messages[:place]
-        summary = list(takewhile(lambda message: message.role is Role.COMPACTION_SUMMARY, before))
-        before = before[len(summary) :]
-        steps = messages if place is None else messages[place + 1 :]
-        history = before[max(0, len(before) - self.limit) :]
-        context = build_context([*summary, *history, current, *steps])
-        return [Message.system(self.system_prompt), *context] if self.system_prompt else context
+        current = turn.message.message
+        if self.max_tokens is None:
+            return with_system(system_prompt, fitted(turn.messages(), current, self.limit))
+        messages = await self._read(turn, self.max_tokens)
+        return with_system(system_prompt, fitted(messages, current, len(messages)))
+
+    async def _read(self, turn: Turn, max_tokens: int) -> list[Message]:
+        """The newest part of the transcript, the turn's own messages as the same objects."""
+        branch = await turn.session.read_branch(max_tokens=max_tokens, count=self._count)
+        messages = summary_messages(branch.compaction)
+        for entry in branch.entries:
+            message = turn.message.message if entry.id == turn.message.id else told(entry)
+            messages += [] if message is None else [message]
+        return [*messages, *turn.staged]
+
+
+def fitted(messages: Sequence[Message], current: Message, limit: int) -> list[Message]:
+    """A legal context of the newest messages.
+
+    Args:
+        messages: the conversation with the turn's steps, oldest first.
+        current: the message that is being answered. It is found by identity, because an older one may say the same;
+            if it has left the window, it is put in front of what is there.
+        limit: how many messages from before it are sent at most; the summary in front of them does not count.
+    """
+    place = next((index for index in reversed(range(len(messages))) if messages[index] is current), None)
+    before = [] if place is None else messages[:place]
+    summary = list(takewhile(lambda message: message.role is Role.COMPACTION_SUMMARY, before))
+    before = before[len(summary) :]
+    steps = messages if place is None else messages[place + 1 :]
+    history = before[max(0, len(before) - limit) :]
+    return build_context([*summary, *history, current, *steps])
+
+
+def with_system(system_prompt: str, context: list[Message]) -> list[Message]:
+    """The context behind what the model is told first."""
+    return [Message.system(system_prompt), *context] if system_prompt else context

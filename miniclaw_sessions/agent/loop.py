@@ -1,13 +1,14 @@
 """The agent loop: a message in, the model and its tools at work, a reply out, all of it saved as one turn.
 
-    async with agent.run(session, Message.user("what time is it?")) as events:
+    async with agent.run(Message.user("what time is it?"), session=session) as events:
         async for event in events:
             ...
 
-receive -> context -> model -> tools -> context -> model -> ... -> reply. The user's message is committed before the
-model is asked; the reply is committed before `TurnFinished` is told. However the turn ends (an error, the limit of
-iterations, a cancellation at any point), the session keeps the user's message and every step that was complete, and
-what it keeps is legal to send to a model.
+load -> hooks -> context -> model -> tools -> context -> model -> ... -> hooks -> save. The user's message is committed
+before the model is asked, every step with tool calls before its tools run and again with their results, and the reply
+before `TurnFinished` is told. However the turn ends (an error, the limit of iterations, a cancellation at any point, a
+power cut), the session keeps the user's message and every step that was complete, and what it keeps is legal to send to
+a model. `resume` goes on where a turn was left.
 
 Why a context manager and not a bare async generator: a generator that its reader abandons is closed at some later time,
 in another task, and would take the turn and its cancel scopes with it. Here the turn runs in a task of its own that
@@ -17,86 +18,80 @@ ends, in every case, before the `async with` block does.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from enum import StrEnum
 
 import anyio
 import msgspec
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectSendStream
 
 from miniclaw_sessions.agent.context_builder import ContextBuilder
+from miniclaw_sessions.agent.events import (
+    AgentEvent,
+    Events,
+    PendingCall,
+    ReplyFinished,
+    ToolFinished,
+    ToolStarted,
+    TurnFinished,
+    TurnSuspended,
+)
+from miniclaw_sessions.agent.hooks import Generation, Hooks
 from miniclaw_sessions.agent.provider import Provider, Reply, TextDelta
-from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.agent.tool_runner import MALFORMED, SuspendTurn, Tell, ToolRunner
+from miniclaw_sessions.agent.tools import Content, Tool
 from miniclaw_sessions.clock import Clock, SystemClock
-from miniclaw_sessions.errors import AgentError, ConfigError, InvalidMessage, IterationLimit, ModelError
-from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.errors import (
+    AgentError,
+    ConfigError,
+    InvalidMessage,
+    IterationLimit,
+    ModelError,
+    NothingToResume,
+    SessionsError,
+)
 from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.encoding import parse_json
+from miniclaw_sessions.protocol.entries import Custom
 from miniclaw_sessions.protocol.messages import ImagePart, Message, ToolCall, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.turn import INTERRUPTED, Turn
 
-__all__ = ["Agent", "AgentEvent", "Events", "TextDelta", "ToolFinished", "ToolStarted", "TurnFinished"]
+__all__ = [
+    "Agent",
+    "AgentEvent",
+    "Events",
+    "Generation",
+    "Hooks",
+    "PendingCall",
+    "ReplyFinished",
+    "SuspendTurn",
+    "TextDelta",
+    "ToolFinished",
+    "ToolStarted",
+    "TurnFinished",
+    "TurnSuspended",
+    "Unanswered",
+]
 
 MAX_ITERATIONS = 200
 """How often the model is asked within one turn unless told otherwise (document 004)."""
 
-MAX_ERROR_LENGTH = 2000
-"""Characters of a tool's error that a model is shown."""
+SUSPENDED = "agent.suspended"
+"""The `custom_type` of the entry that says which calls of a suspended turn wait, and for what."""
 
-log = get_logger(__name__)
-
-
-class ToolStarted(msgspec.Struct, frozen=True, tag=True):
-    """A tool begins to run."""
-
-    call: ToolCall
+ABANDONED = "The user went on without waiting for this tool call; it has no result."
 
 
-class ToolFinished(msgspec.Struct, frozen=True, tag=True):
-    """A tool has ended, or could not run; `result` is what the model will see."""
+class Unanswered(StrEnum):
+    """What `resume` does with calls that a crash left without a result."""
 
-    call: ToolCall
-    result: Message
+    RUN = "run"
+    """Run their tools: right where running twice does no harm, for it may have run before."""
 
-    @property
-    def is_error(self) -> bool:
-        """Whether it failed."""
-        return self.result.is_error
-
-
-class TurnFinished(msgspec.Struct, frozen=True, tag=True):
-    """The reply, acknowledged by the store, and what the whole turn cost. The last event of a turn that succeeds."""
-
-    message: Message
-    usage: Usage
-
-
-AgentEvent = TextDelta | ToolStarted | ToolFinished | TurnFinished
-_Tell = Callable[[AgentEvent], None]
-
-
-class Events:
-    """The events of one turn, in order; iterate over it once. It raises what ended the turn, if that was an error.
-
-    A slow reader does not slow the turn down: what it has not read yet is kept, and is never more than the turn's own
-    messages.
-    """
-
-    def __init__(self, received: MemoryObjectReceiveStream[AgentEvent | Exception]) -> None:
-        self._received = received
-
-    def __aiter__(self) -> Events:
-        return self
-
-    async def __anext__(self) -> AgentEvent:
-        try:
-            event = await self._received.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
-        if isinstance(event, Exception):
-            raise event
-        return event
+    CLOSE = "close"
+    """Answer them with an error, and let the model decide."""
 
 
 class Agent:
@@ -106,9 +101,13 @@ class Agent:
         provider: the model.
         tools: what it may call.
         system_prompt: what it is told first.
+        hooks: who takes part in its turns.
+        session: whose conversation it is, where a call names no other; without any, each call stands alone.
         max_iterations: how often it is asked within one turn.
         tool_timeout_s: seconds after which a tool is cancelled, and its call answered with an error.
         history_limit: how many messages from before the current one it is sent.
+        max_context_tokens: send as much of the transcript as has about so many tokens, in place of the window's
+            `history_limit` messages; None: the window.
         clock: makes ids for calls that a model left without one; the machine's by default.
 
     Raises:
@@ -121,50 +120,116 @@ class Agent:
         *,
         tools: Iterable[Tool] = (),
         system_prompt: str = "",
+        hooks: Hooks | None = None,
+        session: Session | None = None,
         max_iterations: int = MAX_ITERATIONS,
         tool_timeout_s: float = 30.0,
         history_limit: int = MAX_MESSAGES,
+        max_context_tokens: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.provider = provider
-        self.tools = tuple(tools)
-        self.max_iterations = max_iterations
-        self.tool_timeout_s = tool_timeout_s
-        self._by_name = {tool.name: tool for tool in self.tools}
-        self._context = ContextBuilder(system_prompt, limit=history_limit)
-        self._clock = clock or SystemClock()
-        if len(self._by_name) < len(self.tools):
-            raise ConfigError("an agent cannot have two tools of one name; rename one")
         if max_iterations < 1 or tool_timeout_s <= 0:
             raise ConfigError("max_iterations and tool_timeout_s must be positive")
+        self.provider = provider
+        self.session = session
+        self.system_prompt = system_prompt
+        self.max_iterations = max_iterations
+        self._hooks = hooks or Hooks()
+        self._tools = ToolRunner(tools, timeout_s=tool_timeout_s, hooks=self._hooks)
+        self._context = ContextBuilder(limit=history_limit, max_tokens=max_context_tokens)
+        self._clock = clock or SystemClock()
 
     def __repr__(self) -> str:
-        return f"<Agent {self.provider.name}/{self.provider.model}, {len(self.tools)} tools>"
+        return f"<Agent {self._model_name}, {len(self.tools)} tools>"
 
-    @asynccontextmanager
-    async def run(
-        self, session: Session, message: Message, *, idempotency_key: str | None = None
-    ) -> AsyncGenerator[Events, None]:
-        """Answer a message within a turn of the session: `async with agent.run(session, message) as events`.
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """What the model may call."""
+        return self._tools.tools
+
+    def run(
+        self, message: Message, *, session: Session | None = None, idempotency_key: str | None = None
+    ) -> AbstractAsyncContextManager[Events]:
+        """Answer a message within a turn: `async with agent.run(message, session=session) as events`.
 
         Leaving the block before the turn has ended cancels it. Leaving waits until what it had completed is saved.
 
         Args:
-            session: whose conversation it is.
             message: the user's message.
-            idempotency_key: the sender's own id of it; see `Session.turn`.
+            session: whose conversation it is; the agent's own by default, or none at all.
+            idempotency_key: the sender's own id of the message; see `Session.turn`.
 
         Raises, while iterating over the events:
             ModelError: the model failed, or answered nothing.
             IterationLimit: it went on calling tools.
+            AgentError: a hook failed. These errors carry what was produced.
             TurnInProgress, DuplicateMessage, StoreError, ...: as for `Session.turn`.
         """
+        return self._run(session or self.session or Session.new(), message, idempotency_key, {}, Unanswered.CLOSE)
+
+    def resume(
+        self,
+        session: Session | None = None,
+        *,
+        results: Mapping[str, Content] | None = None,
+        unanswered: Unanswered = Unanswered.RUN,
+    ) -> AbstractAsyncContextManager[Events]:
+        """Go on with a turn that a crash, an error or a suspension left: `async with agent.resume(session) as events`.
+
+        Calls without a result are answered first. Those that wait for somebody need their answer in `results`; while
+        one is missing, the turn is suspended again.
+
+        Args:
+            session: whose turn; the agent's own by default.
+            results: answers from outside, by the id of their call.
+            unanswered: what becomes of other calls without a result.
+
+        Raises, while iterating over the events:
+            NothingToResume: nothing waits for an answer.
+            ModelError, IterationLimit, AgentError, TurnInProgress, StoreError, ...: as for `run`.
+        """
+        chosen = session or self.session
+        if chosen is None:
+            raise NothingToResume("an agent without a session has no turn that could be resumed")
+        return self._run(chosen, None, None, results or {}, unanswered)
+
+    async def reply(
+        self, message: Message, *, session: Session | None = None, idempotency_key: str | None = None
+    ) -> Message:
+        """Answer a message and return the reply, acknowledged by the store.
+
+        Raises:
+            ModelError, IterationLimit, AgentError, TurnInProgress, DuplicateMessage, StoreError: as for `run`. A turn
+            that is suspended is an AgentError here.
+        """
+        async with self.run(message, session=session, idempotency_key=idempotency_key) as events:
+            async for event in events:
+                if isinstance(event, TurnFinished):
+                    return event.message
+        raise AgentError("the turn ended without a reply; it waits for the answer of a tool")
+
+    # --- a turn ------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _run(
+        self,
+        session: Session,
+        message: Message | None,
+        idempotency_key: str | None,
+        results: Mapping[str, Content],
+        unanswered: Unanswered,
+    ) -> AsyncGenerator[Events, None]:
+        """Run the turn in a task of its own, which ends before the block does."""
         sender, receiver = anyio.create_memory_object_stream[AgentEvent | Exception](math.inf)
         failure: Exception | None = None
-        with sender, receiver:
+
+        async def run() -> None:
+            with sender:
+                await self._turn(session.turn(message, idempotency_key=idempotency_key), results, unanswered, sender)
+
+        with receiver:
             async with anyio.create_task_group() as tasks:
-                name = f"agent turn {session.session_id}"
-                tasks.start_soon(self._run, session, message, idempotency_key, sender, name=name)
+                tasks.start_soon(run, name=f"agent turn {session.session_id}")
                 try:
                     yield Events(receiver)
                 except Exception as error:  # noqa: BLE001 - raised below: within the group it would become a group
@@ -173,52 +238,104 @@ class Agent:
         if failure is not None:
             raise failure
 
-    async def reply(self, session: Session, message: Message, *, idempotency_key: str | None = None) -> Message:
-        """Answer a message and return the reply, acknowledged by the store.
-
-        Raises:
-            ModelError, IterationLimit, TurnInProgress, DuplicateMessage, StoreError: as for `run`.
-        """
-        async with self.run(session, message, idempotency_key=idempotency_key) as events:
-            async for event in events:
-                if isinstance(event, TurnFinished):
-                    return event.message
-        raise AgentError(f"the turn of session {session.session_id} ended without a reply")
-
-    async def _run(
+    async def _turn(
         self,
-        session: Session,
-        message: Message,
-        idempotency_key: str | None,
+        opening: Turn,
+        results: Mapping[str, Content],
+        unanswered: Unanswered,
         sender: MemoryObjectSendStream[AgentEvent | Exception],
     ) -> None:
-        """The turn's own task: from the lock to the commit. What ends it is told, not raised."""
-        with sender:
-            try:
-                async with session.turn(message, idempotency_key=idempotency_key) as turn:
-                    finished = await self._answer(turn, sender.send_nowait)
-                sender.send_nowait(finished)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the reader
-                sender.send_nowait(error)
+        """From the lock to the commit. What ends the turn is told, not raised."""
+        tell = sender.send_nowait
+        generation: Generation | None = None
+        try:
+            async with opening as turn:
+                generation = Generation(turn.session, turn.message.message, self.system_prompt)
+                last = await self._answer_open_calls(turn, generation, results, unanswered, tell)
+                end = last if last is not None else await self._generate(turn, generation, tell)
+            tell(end)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the reader
+            if isinstance(error, AgentError) and generation is not None:
+                error.messages, error.usage = tuple(opening.said), generation.usage
+            tell(error)
 
-    async def _answer(self, turn: Turn, tell: _Tell) -> TurnFinished:
+    async def _generate(self, turn: Turn, generation: Generation, tell: Tell) -> TurnFinished | TurnSuspended:
         """Ask the model and run its tools until it calls none."""
-        usage = Usage()
+        await self._hook(self._hooks.before_generation(generation))
+        for added in generation.added:
+            turn.append(added)
         for _ in range(self.max_iterations):
-            context = self._context.build(turn.messages(), turn.message.message)
-            reply = self._accepted(await self._ask(context, tell), turn)
-            usage = _sum(usage, reply.usage or Usage())
+            context = await self._context.build(turn, generation.system_prompt)
+            reply = self._accepted(await self._ask(context, tell))
+            generation.usage = _sum(generation.usage, reply.usage or Usage())
+            tell(ReplyFinished(reply))
             if not reply.tool_calls:
-                return TurnFinished(turn.messages()[-1], usage)
-            await self._run_tools(reply.tool_calls, turn, tell)
+                return await self._finish(turn, generation, reply)
+            self._append(turn, reply)
+            await turn.save()  # before a tool does anything that a crash would make us forget
+            pending = await self._tools.run_all(reply.tool_calls, turn, generation, tell)
+            await turn.save()
+            if pending:
+                return await self._suspend(turn, generation, pending)
         raise IterationLimit(
             f"the model was asked {self.max_iterations} times in one turn and still called tools; "
             "its steps are saved. Raise max_iterations if the task needs more."
         )
 
+    async def _finish(self, turn: Turn, generation: Generation, reply: Message) -> TurnFinished:
+        generation.reply = reply
+        await self._hook(self._hooks.after_generation(generation))
+        self._append(turn, generation.reply)
+        return TurnFinished(turn.said[-1], generation.usage)
+
+    async def _suspend(self, turn: Turn, generation: Generation, pending: Sequence[PendingCall]) -> TurnSuspended:
+        """Log what is waited for, so that a restart knows it."""
+        calls = [{"id": one.call.id, "reason": one.reason, "data": dict(one.data)} for one in pending]
+        await turn.session.append_custom_entry(SUSPENDED, {"calls": calls})
+        return TurnSuspended(tuple(pending), generation.usage)
+
+    @staticmethod
+    async def _hook(hook: Awaitable[None]) -> None:
+        try:
+            await hook
+        except SessionsError:
+            raise
+        except Exception as error:
+            raise AgentError(f"a hook failed with {type(error).__name__}") from error
+
+    # --- calls that a former turn left -------------------------------------------------------------------------------
+
+    async def _answer_open_calls(
+        self, turn: Turn, generation: Generation, results: Mapping[str, Content], unanswered: Unanswered, tell: Tell
+    ) -> TurnSuspended | None:
+        """Answer the calls that have no result yet; None when the model can be asked again."""
+        is_resumed = turn.is_resumed
+        calls = open_calls(turn.messages())
+        if not calls:
+            if is_resumed and not _awaits_reply(turn.messages()):
+                raise NothingToResume(f"session {turn.session.session_id} has no turn that waits for an answer")
+            return None
+        if not is_resumed:
+            for call in calls:
+                turn.append(Message.tool_result(call, ABANDONED, is_error=True))
+            return None
+        waiting = {pending.call.id: pending for pending in await pending_calls(turn.session)}
+        still = [waiting[call.id] for call in calls if call.id in waiting and call.id not in results]
+        to_run = [call for call in calls if call.id not in results and call.id not in waiting]
+        for call in calls:
+            if call.id in results:
+                turn.append(Message.tool_result(call, results[call.id]))
+        if unanswered is Unanswered.RUN:
+            still += await self._tools.run_all(to_run, turn, generation, tell)
+        else:
+            for call in to_run:
+                turn.append(Message.tool_result(call, INTERRUPTED, is_error=True))
+        await turn.save()
+        return await self._suspend(turn, generation, still) if still else None
+
     # --- the model ---------------------------------------------------------------------------------------------------
 
-    async def _ask(self, context: Sequence[Message], tell: _Tell) -> Message:
+    async def _ask(self, context: Sequence[Message], tell: Tell) -> Message:
         """One reply of the model, its text told as it arrives."""
         reply: Message | None = None
         try:
@@ -237,22 +354,23 @@ class Agent:
             raise ModelError(f"the model {self._model_name} ended without a reply")
         return reply
 
-    def _accepted(self, reply: Message, turn: Turn) -> Message:
-        """Put a reply into the turn, its calls such that each can be answered."""
+    def _accepted(self, reply: Message) -> Message:
+        """A reply that says or calls something, its calls such that each can be answered."""
         calls = self._answerable(reply.tool_calls or ())
         if not calls and not reply.text.strip() and not _has_image(reply):
             raise ModelError(f"the model {self._model_name} answered nothing; ask again")
-        reply = msgspec.structs.replace(reply, tool_calls=calls or None, model=reply.model or self.provider.model)
+        return msgspec.structs.replace(reply, tool_calls=calls or None, model=reply.model or self.provider.model)
+
+    def _append(self, turn: Turn, reply: Message) -> None:
         try:
             turn.append(reply)
         except InvalidMessage as error:
             raise ModelError(f"the reply of {self._model_name} cannot be stored: {error}") from None
-        return reply
 
     def _answerable(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
         """The calls that name a tool, each with an id of its own and with arguments that are JSON.
 
-        Arguments that are not JSON cannot be sent again; they are kept beside, for the transcript and for `_run_tool`.
+        Arguments that are not JSON cannot be sent again; they are kept beside, for the transcript and the tool runner.
         """
         answerable: list[ToolCall] = []
         ids: set[str] = set()
@@ -263,7 +381,7 @@ class Agent:
             if not call.id or call.id in ids:
                 changes["id"] = f"call_{self._clock.new_id()}"
             if call.arguments.strip() and not _is_json(call.arguments):
-                changes |= {"arguments": "{}", "extra": {**(call.extra or {}), _MALFORMED: call.arguments}}
+                changes |= {"arguments": "{}", "extra": {**(call.extra or {}), MALFORMED: call.arguments}}
             accepted = msgspec.structs.replace(call, **changes) if changes else call
             ids.add(accepted.id)
             answerable.append(accepted)
@@ -273,73 +391,37 @@ class Agent:
     def _model_name(self) -> str:
         return f"{self.provider.name}/{self.provider.model}"
 
-    # --- the tools ---------------------------------------------------------------------------------------------------
 
-    async def _run_tools(self, calls: Sequence[ToolCall], turn: Turn, tell: _Tell) -> None:
-        """Run all calls of one reply at the same time; the turn gets their results in the order of the calls.
+async def pending_calls(session: Session) -> list[PendingCall]:
+    """The calls of a suspended turn that wait for an answer from outside.
 
-        When this is cancelled, those that had ended keep their result and the others are answered with an error.
-        """
-        results: list[Message | None] = [None] * len(calls)
-
-        async def run(index: int, call: ToolCall) -> None:
-            tell(ToolStarted(call))
-            result = await self._run_tool(call, turn)
-            results[index] = result
-            tell(ToolFinished(call, result))
-
-        try:
-            async with anyio.create_task_group() as tasks:
-                for index, call in enumerate(calls):
-                    tasks.start_soon(run, index, call, name=f"tool {call.name}")
-        finally:
-            for call, result in zip(calls, results, strict=True):
-                turn.append(result or Message.tool_result(call, INTERRUPTED, is_error=True))
-
-    async def _run_tool(self, call: ToolCall, turn: Turn) -> Message:
-        """One call's result; whatever goes wrong becomes an error result that the model sees."""
-        try:
-            tool, arguments = self._chosen(call)
-            with anyio.move_on_after(self.tool_timeout_s) as scope:
-                result = Message.tool_result(call, await tool.run(arguments))
-                turn.session.check(result)
-                return result
-            if scope.cancelled_caught:
-                return _error(call, f"no answer within {self.tool_timeout_s:g} seconds")
-        except _UncallableError as error:
-            return _error(call, str(error))
-        except InvalidMessage as error:
-            return _error(call, f"the result cannot be stored: {error}")
-        except Exception as error:  # noqa: BLE001 - a tool may raise anything
-            log.warning(
-                "a tool failed; the model is told",
-                action="tool.failed",
-                session_id=turn.session.session_id,
-                tool=call.name,
-                error_type=type(error).__name__,
-            )
-            return _error(call, str(error) or type(error).__name__)
-        return _error(call, "the tool ended without a result")
-
-    def _chosen(self, call: ToolCall) -> tuple[Tool, dict[str, object]]:
-        """The tool and the arguments that a call asks for."""
-        tool = self._by_name.get(call.name)
-        if tool is None:
-            known = ", ".join(self._by_name) or "none"
-            raise _UncallableError(f"there is no tool {call.name!r}; the tools are: {known}")
-        if _MALFORMED in (call.extra or {}):
-            raise _UncallableError("the arguments were not valid JSON; call the tool again with a JSON object")
-        arguments = parse_json(call.arguments.encode()) if call.arguments.strip() else {}
-        if not isinstance(arguments, dict):
-            raise _UncallableError("the arguments were not a JSON object; call the tool again with one")
-        return tool, arguments
+    Raises:
+        StoreUnavailable: the store cannot be read.
+    """
+    entries = (await session.read_branch()).entries
+    suspended = next((e for e in reversed(entries) if isinstance(e, Custom) and e.custom_type == SUSPENDED), None)
+    if suspended is None:
+        return []
+    told_calls = {call["id"]: call for call in suspended.data.get("calls", ())}
+    unanswered = open_calls(session.messages())
+    return [
+        PendingCall(call, told_calls[call.id].get("reason", ""), told_calls[call.id].get("data", {}))
+        for call in unanswered
+        if call.id in told_calls
+    ]
 
 
-class _UncallableError(Exception):
-    """A call that no tool can be run for; the text is for the model."""
+def open_calls(messages: Sequence[Message]) -> list[ToolCall]:
+    """The calls of the newest assistant's message that have no result."""
+    answered = {message.tool_call_id for message in messages if message.is_tool_result}
+    for message in reversed(messages):
+        if message.is_assistant:
+            return [call for call in message.tool_calls or () if call.id not in answered]
+    return []
 
 
-_MALFORMED = "malformed_arguments"
+def _awaits_reply(messages: Sequence[Message]) -> bool:
+    return bool(messages) and (messages[-1].is_user or messages[-1].is_tool_result)
 
 
 def _is_json(text: str) -> bool:
@@ -352,11 +434,6 @@ def _is_json(text: str) -> bool:
 
 def _has_image(message: Message) -> bool:
     return any(isinstance(part, ImagePart) for part in message.content)
-
-
-def _error(call: ToolCall, text: str) -> Message:
-    shown = text[:MAX_ERROR_LENGTH].encode(errors="replace").decode()  # a lone surrogate could not be stored
-    return Message.tool_result(call, f"error: {shown}", is_error=True)
 
 
 def _sum(first: Usage, second: Usage) -> Usage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.agent.context_builder import ContextBuilder
+from miniclaw_sessions.agent.context_builder import ContextBuilder, fitted, with_system
 from miniclaw_sessions.agent.loop import (
     Agent,
     AgentEvent,
+    ReplyFinished,
     TextDelta,
     ToolFinished,
     ToolStarted,
@@ -77,7 +79,7 @@ def said(session: Session) -> list[tuple[str, str]]:
 
 
 async def events_of(agent: Agent, session: Session, message: Message = HELLO) -> list[AgentEvent]:
-    async with agent.run(session, message) as events:
+    async with agent.run(message, session=session) as events:
         return [event async for event in events]
 
 
@@ -95,7 +97,7 @@ async def test_a_reply_is_streamed_stored_and_told_last(session: Session) -> Non
 
 
 async def test_the_turn_is_over_and_committed_when_it_is_told_to_be(session: Session) -> None:
-    async with Agent(ScriptedProvider(["hi"])).run(session, HELLO) as events:
+    async with Agent(ScriptedProvider(["hi"])).run(HELLO, session=session) as events:
         async for event in events:
             if isinstance(event, TurnFinished):
                 assert not session.in_turn
@@ -107,14 +109,14 @@ async def test_the_message_is_committed_before_the_model_is_asked(session: Sessi
         assert session.committed_sequence == 1
         return "hi"
 
-    assert (await Agent(ScriptedProvider(answer)).reply(session, HELLO)).text == "hi"
+    assert (await Agent(ScriptedProvider(answer)).reply(HELLO, session=session)).text == "hi"
 
 
 @pytest.mark.parametrize("number", [1, 2, 5])
 async def test_tool_calls_and_results_are_stored_in_order(session: Session, number: int) -> None:
     provider = ScriptedProvider([calls(*["echo"] * number, arguments='{"say": "x"}'), "done"])
     agent = Agent(provider, tools=[tool("echo", echo)])
-    assert (await agent.reply(session, HELLO)).text == "done"
+    assert (await agent.reply(HELLO, session=session)).text == "done"
     assert said(session) == [
         ("user", "hello"),
         ("assistant", ""),
@@ -128,8 +130,8 @@ async def test_tool_calls_and_results_are_stored_in_order(session: Session, numb
 async def test_the_model_sees_the_whole_history_on_every_iteration(session: Session) -> None:
     provider = ScriptedProvider([calls("echo"), calls("echo"), "done", "again"])
     agent = Agent(provider, tools=[tool("echo", echo)], system_prompt="be kind")
-    await agent.reply(session, HELLO)
-    await agent.reply(session, Message.user("and now?"))
+    await agent.reply(HELLO, session=session)
+    await agent.reply(Message.user("and now?"), session=session)
     assert provider.tools == ["echo"]
     assert [len(context) for context in provider.contexts] == [2, 4, 6, 8]
     for context in provider.contexts:
@@ -141,13 +143,13 @@ async def test_the_model_sees_the_whole_history_on_every_iteration(session: Sess
 async def test_the_current_message_is_in_the_context_exactly_once(session: Session) -> None:
     provider = ScriptedProvider(["one", "two"])
     agent = Agent(provider)
-    await agent.reply(session, HELLO)
-    await agent.reply(session, HELLO)  # the same text again is another message
+    await agent.reply(HELLO, session=session)
+    await agent.reply(HELLO, session=session)  # the same text again is another message
     assert [[m.text for m in context if m.is_user] for context in provider.contexts] == [["hello"], ["hello", "hello"]]
 
 
 async def test_the_system_prompt_is_not_stored(session: Session) -> None:
-    await Agent(ScriptedProvider(["hi"]), system_prompt="be kind").reply(session, HELLO)
+    await Agent(ScriptedProvider(["hi"]), system_prompt="be kind").reply(HELLO, session=session)
     assert Role.SYSTEM not in {message.role for message in session.messages()}
 
 
@@ -193,8 +195,8 @@ async def test_two_sessions_of_one_agent_do_not_see_each_other(manager: SessionM
     agent = Agent(provider)
     one, two = await manager.get_or_create("cli", "1"), await manager.get_or_create("cli", "2")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(agent.reply, one, Message.user("a"))
-        tasks.start_soon(agent.reply, two, Message.user("b"))
+        tasks.start_soon(partial(agent.reply, Message.user("a"), session=one))
+        tasks.start_soon(partial(agent.reply, Message.user("b"), session=two))
     assert said(one) == [("user", "a"), ("assistant", "you said a")]
     assert said(two) == [("user", "b"), ("assistant", "you said b")]
 
@@ -203,7 +205,7 @@ async def test_two_messages_of_one_chat_are_answered_one_after_the_other(session
     agent = Agent(ScriptedProvider(lambda context: f"re: {context[-1].text}"))
     async with anyio.create_task_group() as tasks:
         for text in "abc":
-            tasks.start_soon(agent.reply, session, Message.user(text))
+            tasks.start_soon(partial(agent.reply, Message.user(text), session=session))
     assert [text for _, text in said(session)] == ["a", "re: a", "b", "re: b", "c", "re: c"]
 
 
@@ -213,7 +215,7 @@ async def test_what_others_append_during_a_turn_is_not_overwritten(session: Sess
         return "ok"
 
     provider = ScriptedProvider([calls("interject"), "done"])
-    await Agent(provider, tools=[tool("interject", interject)]).reply(session, HELLO)
+    await Agent(provider, tools=[tool("interject", interject)]).reply(HELLO, session=session)
     assert ("user", "by the way") in said(session)
     assert is_legal(build_context(session.messages())) == []
     assert all(is_legal(context) == [] for context in provider.contexts)
@@ -221,27 +223,27 @@ async def test_what_others_append_during_a_turn_is_not_overwritten(session: Sess
 
 async def test_the_same_delivery_is_answered_once(session: Session) -> None:
     agent = Agent(ScriptedProvider(["hi", "never"]))
-    await agent.reply(session, HELLO, idempotency_key="update-1")
+    await agent.reply(HELLO, session=session, idempotency_key="update-1")
     with pytest.raises(DuplicateMessage):
-        await agent.reply(session, HELLO, idempotency_key="update-1")
+        await agent.reply(HELLO, session=session, idempotency_key="update-1")
     assert len(session.messages()) == 2
 
 
 async def test_a_message_that_was_left_unanswered_is_answered_when_it_is_delivered_again(session: Session) -> None:
     agent = Agent(ScriptedProvider([RuntimeError("down"), "hi"]))
     with pytest.raises(ModelError):
-        await agent.reply(session, HELLO, idempotency_key="update-1")
-    await agent.reply(session, HELLO, idempotency_key="update-1")
+        await agent.reply(HELLO, session=session, idempotency_key="update-1")
+    await agent.reply(HELLO, session=session, idempotency_key="update-1")
     assert said(session) == [("user", "hello"), ("assistant", "hi")]
 
 
 async def test_calls_survive_a_restart_and_reach_the_model_again(tmp_path: Path) -> None:
     agent = Agent(ScriptedProvider([calls("echo", arguments='{"say":"x"}'), "done"]), tools=[tool("echo", echo)])
     async with SessionManager(tmp_path) as manager:
-        await agent.reply(await manager.get_or_create("telegram", 1), HELLO)
+        await agent.reply(HELLO, session=await manager.get_or_create("telegram", 1))
     provider = ScriptedProvider(["again"])
     async with SessionManager(tmp_path) as manager:
-        await Agent(provider).reply(await manager.get_or_create("telegram", 1), Message.user("and?"))
+        await Agent(provider).reply(Message.user("and?"), session=await manager.get_or_create("telegram", 1))
     (context,) = provider.contexts
     assert [m.role for m in context] == [Role.USER, Role.ASSISTANT, Role.TOOL_RESULT, Role.ASSISTANT, Role.USER]
     assert context[1].tool_calls == (ToolCall("call_0", "echo", '{"say":"x"}'),)
@@ -273,7 +275,7 @@ async def test_what_goes_wrong_with_a_tool_is_told_to_the_model_and_the_loop_goe
 
     tools = [tool("fail", fail), tool("echo", echo), tool("huge", huge), tool("odd", odd)]
     provider = ScriptedProvider([calls(name, "echo", arguments=arguments), "done"])
-    await Agent(provider, tools=tools).reply(session, HELLO)
+    await Agent(provider, tools=tools).reply(HELLO, session=session)
     seen = provider.contexts[1]
     assert is_legal(seen) == []
     assert len(seen) == 4
@@ -284,14 +286,14 @@ async def test_what_goes_wrong_with_a_tool_is_told_to_the_model_and_the_loop_goe
 
 async def test_malformed_arguments_are_kept_for_the_transcript(session: Session) -> None:
     provider = ScriptedProvider([calls("echo", arguments='{"say": '), "done"])
-    await Agent(provider, tools=[tool("echo", echo)]).reply(session, HELLO)
+    await Agent(provider, tools=[tool("echo", echo)]).reply(HELLO, session=session)
     (stored,) = session.messages()[1].tool_calls or ()
     assert (stored.arguments, stored.extra) == ("{}", {"malformed_arguments": '{"say": '})
 
 
 async def test_a_tool_without_arguments_runs(session: Session) -> None:
     provider = ScriptedProvider([calls("echo", arguments=""), "done"])
-    await Agent(provider, tools=[tool("echo", echo)]).reply(session, HELLO)
+    await Agent(provider, tools=[tool("echo", echo)]).reply(HELLO, session=session)
     assert session.messages()[2].text == "nothing"
 
 
@@ -307,7 +309,7 @@ async def test_a_tool_that_takes_too_long_is_cancelled_and_answered_with_an_erro
 
     provider = ScriptedProvider([calls("sleepy", "echo"), "done"])
     agent = Agent(provider, tools=[tool("sleepy", sleepy), tool("echo", echo)], tool_timeout_s=0.01)
-    await agent.reply(session, HELLO)
+    await agent.reply(HELLO, session=session)
     assert outcomes == ["cancelled"]
     assert [(m.text, m.is_error) for m in session.messages()[2:4]] == [
         ("error: no answer within 0.01 seconds", True),
@@ -320,7 +322,7 @@ async def test_a_tool_that_cancels_itself_does_not_end_the_turn(session: Session
         raise anyio.get_cancelled_exc_class()
 
     provider = ScriptedProvider([calls("quits", "echo"), "done"])
-    await Agent(provider, tools=[tool("quits", quits), tool("echo", echo)]).reply(session, HELLO)
+    await Agent(provider, tools=[tool("quits", quits), tool("echo", echo)]).reply(HELLO, session=session)
     assert [message.is_error for message in session.messages()[2:4]] == [True, False]
     assert is_legal(session.messages()) == []
 
@@ -329,10 +331,10 @@ async def test_a_tool_that_asks_the_agent_about_its_own_session_fails_at_once(se
     agents: list[Agent] = []
 
     async def ask(_: dict[str, Any]) -> str:
-        return (await agents[0].reply(session, HELLO)).text
+        return (await agents[0].reply(HELLO, session=session)).text
 
     agents.append(Agent(ScriptedProvider([calls("ask"), "done"]), tools=[tool("ask", ask)]))
-    await agents[0].reply(session, HELLO)
+    await agents[0].reply(HELLO, session=session)
     assert session.messages()[2].is_error
     assert "is in a turn" in session.messages()[2].text
 
@@ -342,7 +344,7 @@ async def test_calls_without_an_id_or_with_the_same_one_get_their_own(session: S
         "", (ToolCall("", "echo"), ToolCall("a", "echo"), ToolCall("a", "echo"), ToolCall("b", ""))
     )
     provider = ScriptedProvider([reply, "done"])
-    await Agent(provider, tools=[tool("echo", echo)]).reply(session, HELLO)
+    await Agent(provider, tools=[tool("echo", echo)]).reply(HELLO, session=session)
     assert is_legal(session.messages()) == []
     assert [message.role.value for message in session.messages()] == [
         *("user", "assistant", "tool_result", "tool_result", "tool_result", "assistant")
@@ -355,7 +357,7 @@ async def test_calls_without_an_id_or_with_the_same_one_get_their_own(session: S
 
 async def test_a_model_that_fails_leaves_the_users_message(session: Session) -> None:
     with pytest.raises(ModelError, match=r"scripted/script-1 failed with RuntimeError") as caught:
-        await Agent(ScriptedProvider([RuntimeError("secret")])).reply(session, HELLO)
+        await Agent(ScriptedProvider([RuntimeError("secret")])).reply(HELLO, session=session)
     assert "secret" not in str(caught.value)
     assert said(session) == [("user", "hello")]
 
@@ -363,14 +365,14 @@ async def test_a_model_that_fails_leaves_the_users_message(session: Session) -> 
 async def test_a_model_error_is_passed_on_as_it_is(session: Session) -> None:
     failure = ModelError("the model service is overloaded")
     with pytest.raises(ModelError) as caught:
-        await Agent(ScriptedProvider([failure])).reply(session, HELLO)
+        await Agent(ScriptedProvider([failure])).reply(HELLO, session=session)
     assert caught.value is failure
 
 
 async def test_a_model_that_fails_after_tools_ran_leaves_their_complete_group(session: Session) -> None:
     agent = Agent(ScriptedProvider([calls("echo", "echo"), RuntimeError()]), tools=[tool("echo", echo)])
     with pytest.raises(ModelError):
-        await agent.reply(session, HELLO)
+        await agent.reply(HELLO, session=session)
     assert [message.role.value for message in session.messages()] == [
         *("user", "assistant", "tool_result", "tool_result")
     ]
@@ -383,7 +385,7 @@ async def test_a_model_that_fails_after_tools_ran_leaves_their_complete_group(se
 )
 async def test_an_empty_reply_is_an_error_and_is_not_stored(session: Session, reply: Message) -> None:
     with pytest.raises(ModelError):
-        await Agent(ScriptedProvider([reply])).reply(session, HELLO)
+        await Agent(ScriptedProvider([reply])).reply(HELLO, session=session)
     assert said(session) == [("user", "hello")]
 
 
@@ -396,19 +398,19 @@ async def test_a_stream_that_ends_without_a_reply_is_an_error(session: Session) 
             yield TextDelta("hel")
 
     with pytest.raises(ModelError, match="ended without a reply"):
-        await Agent(Silent()).reply(session, HELLO)  # type: ignore[arg-type]
+        await Agent(Silent()).reply(HELLO, session=session)  # type: ignore[arg-type]
     assert said(session) == [("user", "hello")]
 
 
 async def test_a_reply_that_cannot_be_stored_is_the_models_error(session: Session) -> None:
     with pytest.raises(ModelError, match="cannot be stored"):
-        await Agent(ScriptedProvider(["\ud800"])).reply(session, HELLO)
+        await Agent(ScriptedProvider(["\ud800"])).reply(HELLO, session=session)
 
 
 async def test_the_limit_of_iterations_ends_the_turn_and_keeps_its_steps(session: Session) -> None:
     provider = ScriptedProvider(lambda _: calls("echo"))
     with pytest.raises(IterationLimit, match="3 times"):
-        await Agent(provider, tools=[tool("echo", echo)], max_iterations=3).reply(session, HELLO)
+        await Agent(provider, tools=[tool("echo", echo)], max_iterations=3).reply(HELLO, session=session)
     assert len(provider.contexts) == 3
     assert [message.role.value for message in session.messages()] == ["user", *["assistant", "tool_result"] * 3]
     assert is_legal(session.messages()) == []
@@ -419,7 +421,7 @@ async def test_the_default_limit_is_200_and_the_window_stays_legal(tmp_path: Pat
     async with SessionManager(tmp_path, store="memory:") as manager:
         session = await manager.get_or_create("telegram", 1)
         with pytest.raises(IterationLimit):
-            await Agent(provider, tools=[tool("echo", echo)]).reply(session, HELLO)
+            await Agent(provider, tools=[tool("echo", echo)]).reply(HELLO, session=session)
         assert len(provider.contexts) == 200
         assert len(provider.contexts[-1]) == 1 + 2 * 199  # a model never forgets the steps of the turn it is in
         assert session.last_sequence == 1 + 2 * 200
@@ -432,9 +434,9 @@ async def test_the_default_limit_is_200_and_the_window_stays_legal(tmp_path: Pat
 async def test_a_turn_with_sixty_results_keeps_its_message_and_a_legal_window(session: Session) -> None:
     provider = ScriptedProvider([calls(*["echo"] * 60), "done", "still here"])
     agent = Agent(provider, tools=[tool("echo", echo)])
-    await agent.reply(session, HELLO)
+    await agent.reply(HELLO, session=session)
     assert len(provider.contexts[1]) == 62
-    await agent.reply(session, Message.user("still there?"))
+    await agent.reply(Message.user("still there?"), session=session)
     assert session.messages()[-2].text == "still there?"
     assert is_legal(build_context(session.messages())) == []
     assert is_legal(provider.contexts[2]) == []
@@ -444,7 +446,7 @@ async def test_an_error_of_the_reader_is_raised_as_it_is_and_cancels_the_turn(se
     provider = ScriptedProvider([calls("echo"), anyio.Event(), "never"])
 
     async def read() -> None:
-        async with Agent(provider, tools=[tool("echo", echo)]).run(session, HELLO) as events:
+        async with Agent(provider, tools=[tool("echo", echo)]).run(HELLO, session=session) as events:
             async for event in events:
                 if isinstance(event, ToolFinished):
                     await provider.stalled.wait()
@@ -459,16 +461,16 @@ async def test_an_error_of_the_reader_is_raised_as_it_is_and_cancels_the_turn(se
 
 async def test_leaving_early_cancels_the_turn_and_waits_until_it_is_saved(session: Session) -> None:
     provider = ScriptedProvider([anyio.Event(), "never"])
-    async with Agent(provider).run(session, HELLO):
+    async with Agent(provider).run(HELLO, session=session):
         await provider.stalled.wait()
     assert (provider.cancelled, provider.closed) == (1, 1)
     assert session.committed_sequence == 1
-    assert (await Agent(ScriptedProvider(["hi"])).reply(session, Message.user("again"))).text == "hi"
+    assert (await Agent(ScriptedProvider(["hi"])).reply(Message.user("again"), session=session)).text == "hi"
 
 
 async def test_a_reader_that_does_not_read_does_not_stop_the_turn(session: Session) -> None:
     agent = Agent(ScriptedProvider(["x" * 1000]))
-    async with agent.run(session, HELLO) as events:
+    async with agent.run(HELLO, session=session) as events:
         async with session.turn(Message.user("next")):  # waits until the first turn has ended
             pass
         assert [type(event).__name__ for event in [e async for e in events]][-1] == "TurnFinished"
@@ -478,7 +480,7 @@ async def test_a_turn_within_a_turn_of_the_same_session_is_refused(session: Sess
     agent = Agent(ScriptedProvider(["hi"]))
     async with session.turn(HELLO):
         with pytest.raises(TurnInProgress):
-            await agent.reply(session, HELLO)
+            await agent.reply(HELLO, session=session)
 
 
 async def test_a_reply_that_is_not_saved_is_not_told_as_finished(tmp_path: Path) -> None:
@@ -501,13 +503,13 @@ async def test_a_reply_that_is_not_saved_is_not_told_as_finished(tmp_path: Path)
         session = await manager.get_or_create("telegram", 1)
 
         async def read() -> None:
-            async with Agent(ScriptedProvider(answer)).run(session, HELLO) as told:
+            async with Agent(ScriptedProvider(answer)).run(HELLO, session=session) as told:
                 async for event in told:
                     events.append(event)  # noqa: PERF401 - those before the error count too
 
         with pytest.raises(StoreFull):
             await read()
-        assert [type(event) for event in events] == [TextDelta, TextDelta]
+        assert [type(event) for event in events] == [TextDelta, TextDelta, ReplyFinished]
         assert said(session) == [("user", "hello"), ("assistant", "hi")]  # accepted: it is saved when space returns
         store.is_full = False
         await manager.flush()
@@ -518,7 +520,7 @@ async def test_a_closed_manager_answers_nothing(tmp_path: Path) -> None:
         session = await manager.get_or_create("telegram", 1)
     provider = ScriptedProvider(["hi"])
     with pytest.raises(ManagerClosed):
-        await Agent(provider).reply(session, HELLO)
+        await Agent(provider).reply(HELLO, session=session)
     assert provider.contexts == []
 
 
@@ -537,7 +539,7 @@ async def cancel_after(steps: int, agent: Agent, session: Session) -> bool:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cancel)
-            async with agent.run(session, HELLO) as events:
+            async with agent.run(HELLO, session=session) as events:
                 async for event in events:
                     finished = finished or isinstance(event, TurnFinished)
             tasks.cancel_scope.cancel()
@@ -563,7 +565,7 @@ async def test_a_cancellation_at_any_moment_leaves_a_legal_session(manager: Sess
         assert not stored or stored[0].text == "hello"
         assert all(is_legal(context) == [] for context in provider.contexts)
         assert provider.closed == len(provider.contexts)
-        assert (await Agent(ScriptedProvider(["next"])).reply(session, Message.user("go on"))).text == "next"
+        assert (await Agent(ScriptedProvider(["next"])).reply(Message.user("go on"), session=session)).text == "next"
         outcomes.add(tuple(f"{m.role.value}{'!' * m.is_error}" for m in stored))
         steps += 1
         assert steps < 500
@@ -576,10 +578,10 @@ async def test_a_cancelled_turn_that_waits_for_another_one_appends_nothing(sessi
     may_end = anyio.Event()
     first, second = ScriptedProvider([may_end, "first"]), ScriptedProvider(["second"])
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(Agent(first).reply, session, HELLO)
+        tasks.start_soon(partial(Agent(first).reply, HELLO, session=session))
         await first.stalled.wait()
         with anyio.move_on_after(0):
-            await Agent(second).reply(session, Message.user("impatient"))
+            await Agent(second).reply(Message.user("impatient"), session=session)
         may_end.set()
     assert said(session) == [("user", "hello"), ("assistant", "first")]
 
@@ -593,7 +595,7 @@ def turns(number: int) -> list[Message]:
 
 def test_the_most_recent_messages_are_selected_and_at_most_the_limit() -> None:
     current = Message.user("now")
-    context = ContextBuilder("be kind", limit=4).build([*turns(10), current], current)
+    context = with_system("be kind", fitted([*turns(10), current], current, 4))
     assert [message.text for message in context] == ["be kind", "q8", "a8", "q9", "a9", "now"]
 
 
@@ -602,7 +604,7 @@ def test_a_cut_within_a_turn_is_moved_to_a_legal_place() -> None:
     for limit in range(12):
         call = ToolCall("a", "echo", "{}")
         history = [*turns(2), Message.user("q"), Message.assistant("", (call,)), Message.tool_result(call, "x")]
-        context = ContextBuilder(limit=limit).build([*history, current], current)
+        context = fitted([*history, current], current, limit)
         assert is_legal(context) == []
         assert context[-1] is current
         assert len(context) <= limit + 1
@@ -611,20 +613,20 @@ def test_a_cut_within_a_turn_is_moved_to_a_legal_place() -> None:
 def test_an_equal_older_message_is_not_taken_for_the_current_one() -> None:
     older, current = Message.user("yes"), Message.user("yes")
     history = [older, Message.assistant("a"), current]
-    assert [m is current for m in ContextBuilder(limit=0).build(history, current)] == [True]
-    assert len(ContextBuilder().build(history, current)) == 3
+    assert [m is current for m in fitted(history, current, 0)] == [True]
+    assert len(fitted(history, current, 50)) == 3
 
 
 def test_an_equal_later_message_is_not_taken_for_the_current_one_either() -> None:
     current, later = Message.user("yes"), Message.user("yes")
     step = Message.assistant("a")
-    assert ContextBuilder(limit=0).build([current, step, later], current) == [current, step, later]
+    assert fitted([current, step, later], current, 0) == [current, step, later]
 
 
 def test_a_current_message_that_left_the_window_is_put_in_front() -> None:
     call = ToolCall("a", "echo", "{}")
     steps = [Message.assistant("", (call,)), Message.tool_result(call, "x")]
-    context = ContextBuilder().build(steps, HELLO)
+    context = fitted(steps, HELLO, 50)
     assert context == [HELLO, *steps]
 
 
@@ -633,7 +635,7 @@ async def test_a_smaller_window_of_the_manager_is_respected(tmp_path: Path) -> N
     async with SessionManager(tmp_path, store="memory:", settings=SessionSettings(window=4)) as manager:
         session = await manager.get_or_create("telegram", 1)
         for number in range(5):
-            await Agent(provider).reply(session, Message.user(str(number)))
+            await Agent(provider).reply(Message.user(str(number)), session=session)
     assert [message.text for message in provider.contexts[-1]] == ["3", "ok", "4"]
 
 
@@ -645,8 +647,9 @@ def test_an_agent_that_cannot_work_is_refused() -> None:
     for wrong in ({"tools": twice}, {"max_iterations": 0}, {"tool_timeout_s": 0.0}):
         with pytest.raises(ConfigError):
             Agent(ScriptedProvider(), **wrong)
-    with pytest.raises(ValueError, match="at least 0"):
-        ContextBuilder(limit=-1)
+    for limits in ({"limit": -1}, {"max_tokens": -1}):
+        with pytest.raises(ConfigError, match="at least 0"):
+            ContextBuilder(**limits)
 
 
 def test_the_reply_event_carries_the_whole_message() -> None:

@@ -68,7 +68,7 @@ async def test_a_stream_tells_the_text_as_it_comes_and_then_the_whole(served: An
     reply = await served.unix.post("/v1/chat", json=chat("a b", stream=True))
     assert reply.headers["content-type"].startswith("text/event-stream")
     events = events_of(reply.text)
-    assert [name for name, _ in events] == ["text", "text", "text", "done"]
+    assert [name for name, _ in events] == ["text", "text", "text", "usage", "done"]
     assert "".join(data["text"] for name, data in events if name == "text") == "echo: a b"
     assert events[-1][1]["message"]["content"] == "echo: a b"
     assert events[-1][1]["usage"]["output_tokens"] == 3
@@ -76,8 +76,9 @@ async def test_a_stream_tells_the_text_as_it_comes_and_then_the_whole(served: An
 
 async def test_a_stream_tells_what_tools_do(served: Any) -> None:
     events = events_of((await served.unix.post("/v1/chat", json=chat("tool please", stream=True))).text)
-    assert events[0] == ("tool_started", {"id": "c1", "name": "time", "arguments": "{}"})
-    assert events[1] == ("tool_finished", {"id": "c1", "name": "time", "is_error": False})
+    assert (events[0][0], events[0][1]["model"]) == ("usage", "echo")
+    assert events[1] == ("tool_started", {"id": "c1", "name": "time", "arguments": "{}"})
+    assert events[2] == ("tool_finished", {"id": "c1", "name": "time", "is_error": False})
     assert events[-1][0] == "done"
     context = (await served.unix.get("/v1/sessions/telegram_1/context")).json()["messages"]
     assert [message["role"] for message in context] == ["user", "assistant", "tool_result", "assistant"]

@@ -128,12 +128,12 @@ async def test_it_chats_in_a_real_session(tmp_path: Path) -> None:
     agent = Agent(OfflineProvider(), tools=[time_tool(clock), calculator_tool()])
     async with SessionManager(tmp_path, store="memory:") as manager:
         session = await manager.get_or_create("cli", "me")
-        await agent.reply(session, Message.user("My name is Ada"))
-        assert (await agent.reply(session, Message.user("what is my name?"))).text == "(offline) Your name is Ada."
-        reply = await agent.reply(session, Message.user("what time is it?"))
+        await agent.reply(Message.user("My name is Ada"), session=session)
+        assert (await agent.reply(Message.user("what is my name?"), session=session)).text == "(offline) Your name is Ada."
+        reply = await agent.reply(Message.user("what time is it?"), session=session)
         assert reply.text == "(offline) It is Thursday, 2026-01-01T00:00:00+00:00."
-        assert (await agent.reply(session, Message.user("6 * 7"))).text == "(offline) The result is 42."
-        assert (await agent.reply(session, Message.user("1 / 0"))).text.startswith("(offline) The calculator could not")
+        assert (await agent.reply(Message.user("6 * 7"), session=session)).text == "(offline) The result is 42."
+        assert (await agent.reply(Message.user("1 / 0"), session=session)).text.startswith("(offline) The calculator could not")
         assert is_legal(session.messages()) == []
 
 
@@ -141,11 +141,11 @@ async def test_it_streams_in_a_few_pieces(tmp_path: Path) -> None:
     agent = Agent(OfflineProvider(), tools=[calculator_tool()])
     async with SessionManager(tmp_path, store="memory:") as manager:
         session = await manager.get_or_create("cli", "me")
-        async with agent.run(session, Message.user("hello there")) as events:
+        async with agent.run(Message.user("hello there"), session=session) as events:
             told = [event async for event in events]
         pieces = [event.text for event in told if isinstance(event, TextDelta)]
         assert len(pieces) > 2
         assert isinstance(told[-1], TurnFinished)
         assert "".join(pieces) == told[-1].message.text
-        async with agent.run(session, Message.user("2 + 2")) as events:
+        async with agent.run(Message.user("2 + 2"), session=session) as events:
             assert any(isinstance(event, ToolFinished) for event in [e async for e in events])

@@ -1,0 +1,88 @@
+"""What happens in a turn, as its reader is told; and the reader's end of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from miniclaw_sessions.agent.provider import TextDelta
+from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
+
+
+class ReplyFinished(msgspec.Struct, frozen=True, tag=True):
+    """The model has given one complete reply: text, calls, usage. In a turn with tools there are several."""
+
+    message: Message
+
+
+class ToolStarted(msgspec.Struct, frozen=True, tag=True):
+    """A tool begins to run."""
+
+    call: ToolCall
+
+
+class ToolFinished(msgspec.Struct, frozen=True, tag=True):
+    """A tool has ended, or could not run; `result` is what the model will see."""
+
+    call: ToolCall
+    result: Message
+
+    @property
+    def is_error(self) -> bool:
+        """Whether it failed."""
+        return self.result.is_error
+
+
+class PendingCall(msgspec.Struct, frozen=True):
+    """A call that waits for a person, or for anything else outside; `reason` and `data` are the tool's."""
+
+    call: ToolCall
+    reason: str = ""
+    data: Mapping[str, Any] = {}
+
+
+class TurnSuspended(msgspec.Struct, frozen=True, tag=True):
+    """The turn waits for the answers of some calls; `Agent.resume` goes on with them, also after a restart.
+
+    The last event of a turn that was suspended.
+    """
+
+    pending: tuple[PendingCall, ...]
+    usage: Usage
+
+
+class TurnFinished(msgspec.Struct, frozen=True, tag=True):
+    """The reply, acknowledged by the store, and what the whole turn cost. The last event of a turn that succeeds."""
+
+    message: Message
+    usage: Usage
+
+
+AgentEvent = TextDelta | ReplyFinished | ToolStarted | ToolFinished | TurnSuspended | TurnFinished
+
+
+class Events:
+    """The events of one turn, in order; iterate over it once. It raises what ended the turn, if that was an error.
+
+    A slow reader does not slow the turn down: what it has not read yet is kept, and is never more than the turn's own
+    messages.
+    """
+
+    def __init__(self, received: MemoryObjectReceiveStream[AgentEvent | Exception]) -> None:
+        self._received = received
+
+    def __aiter__(self) -> Events:
+        return self
+
+    async def __anext__(self) -> AgentEvent:
+        try:
+            event = await self._received.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+        if isinstance(event, Exception):
+            raise event
+        return event

@@ -1,0 +1,59 @@
+"""Where others take part in a turn: before and after the generation, before and after each tool call (document 001).
+
+The order is fixed: the history is loaded, `before_generation`, the generation loop, `after_generation`, the reply is
+saved. A hook that raises ends the turn as a failing model does.
+"""
+
+from __future__ import annotations
+
+from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
+from miniclaw_sessions.session import Session
+
+
+class Generation:
+    """One turn, as hooks see and change it.
+
+    Attributes:
+        session: whose turn it is.
+        message: what is being answered.
+        system_prompt: what the model is told first; may be changed before the generation.
+        added: messages that `before_generation` adds behind the user's: the model sees them, and they are saved.
+        reply: what the model said at last; `after_generation` may put another message in its place.
+        usage: what the turn cost so far.
+    """
+
+    def __init__(self, session: Session, message: Message, system_prompt: str) -> None:
+        self.session = session
+        self.message = message
+        self.system_prompt = system_prompt
+        self.added: list[Message] = []
+        self.reply: Message | None = None
+        self.usage = Usage()
+
+    def __repr__(self) -> str:
+        return f"<Generation in {self.session.session_id}>"
+
+
+class Hooks:
+    """Does nothing; override what you need. One object may serve any number of turns at once."""
+
+    async def before_generation(self, generation: Generation) -> None:
+        """The history is loaded and the model has not been asked yet."""
+
+    async def after_generation(self, generation: Generation) -> None:
+        """The model has answered without calling a tool; the reply is not saved yet."""
+
+    async def before_tool(self, generation: Generation, call: ToolCall) -> ToolCall | Message | None:
+        """A tool is about to run.
+
+        Returns:
+            None: it runs. Another call with the same id: that runs instead. A tool result: nothing runs, and this is
+            what the model sees.
+        """
+
+    async def after_tool(self, generation: Generation, call: ToolCall, result: Message) -> Message | None:
+        """A tool has ended.
+
+        Returns:
+            None: the model sees its result. A tool result: the model sees that instead.
+        """

@@ -1,0 +1,155 @@
+"""Running the calls of one reply: all at the same time, each within its time, every one answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import anyio
+
+from miniclaw_sessions.agent.events import AgentEvent, PendingCall, ToolFinished, ToolStarted
+from miniclaw_sessions.agent.hooks import Generation, Hooks
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.errors import ConfigError, InvalidMessage
+from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.protocol.encoding import parse_json
+from miniclaw_sessions.protocol.messages import Message, ToolCall
+from miniclaw_sessions.turn import INTERRUPTED, Turn
+
+MAX_ERROR_LENGTH = 2000
+"""Characters of a tool's error that a model is shown."""
+
+MALFORMED = "malformed_arguments"
+"""In the `extra` of a call: the arguments that were not JSON."""
+
+Tell = Callable[[AgentEvent], None]
+
+log = get_logger(__name__)
+
+
+class SuspendTurn(Exception):
+    """A tool raises it when the answer comes from outside, later: a person must agree, a job must end.
+
+    The turn ends and says so; `Agent.resume` goes on with the answer, also after a restart.
+
+    Args:
+        reason: what is waited for.
+        data: whatever is needed to recognise the answer; JSON.
+    """
+
+    def __init__(self, reason: str = "", data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.data = dict(data or {})
+
+
+class ToolRunner:
+    """The tools of an agent.
+
+    Args:
+        tools: by distinct names.
+        timeout_s: seconds after which a tool is cancelled, and its call answered with an error.
+        hooks: called around each tool.
+
+    Raises:
+        ConfigError: two tools have one name.
+    """
+
+    def __init__(self, tools: Iterable[Tool], *, timeout_s: float, hooks: Hooks) -> None:
+        self.tools = tuple(tools)
+        self._timeout_s = timeout_s
+        self._hooks = hooks
+        self._by_name = {tool.name: tool for tool in self.tools}
+        if len(self._by_name) < len(self.tools):
+            raise ConfigError("an agent cannot have two tools of one name; rename one")
+
+    async def run_all(
+        self, calls: Sequence[ToolCall], turn: Turn, generation: Generation, tell: Tell
+    ) -> list[PendingCall]:
+        """Run all calls at the same time; the turn gets their results in the order of the calls.
+
+        When this is cancelled, those that had ended keep their result and the others are answered with an error.
+
+        Returns:
+            The calls that wait for an answer from outside; they have no result yet.
+        """
+        results: list[Message | PendingCall | None] = [None] * len(calls)
+
+        async def run(index: int, call: ToolCall) -> None:
+            tell(ToolStarted(call))
+            results[index] = result = await self._run(call, turn, generation)
+            if isinstance(result, Message):
+                tell(ToolFinished(call, result))
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for index, call in enumerate(calls):
+                    tasks.start_soon(run, index, call, name=f"tool {call.name}")
+        finally:
+            for call, result in zip(calls, results, strict=True):
+                if not isinstance(result, PendingCall):
+                    turn.append(result or Message.tool_result(call, INTERRUPTED, is_error=True))
+        return [result for result in results if isinstance(result, PendingCall)]
+
+    async def _run(self, call: ToolCall, turn: Turn, generation: Generation) -> Message | PendingCall:
+        """One call's result; whatever goes wrong becomes an error result that the model sees."""
+        try:
+            chosen = await self._hooks.before_tool(generation, call)
+            result = chosen if isinstance(chosen, Message) else await self._answer(call, chosen or call)
+            changed = await self._hooks.after_tool(generation, call, result)
+            result = _for_call(call, changed or result)
+            turn.session.check(result)
+        except SuspendTurn as suspended:
+            return PendingCall(call, suspended.reason, suspended.data)
+        except _UncallableError as error:
+            return error_result(call, str(error))
+        except InvalidMessage as error:
+            return error_result(call, f"the result cannot be stored: {error}")
+        except Exception as error:  # noqa: BLE001 - a tool may raise anything
+            log.warning(
+                "a tool failed; the model is told",
+                action="tool.failed",
+                session_id=turn.session.session_id,
+                tool=call.name,
+                error_type=type(error).__name__,
+            )
+            return error_result(call, str(error) or type(error).__name__)
+        return result
+
+    async def _answer(self, call: ToolCall, chosen: ToolCall) -> Message:
+        tool, arguments = self._chosen(chosen)
+        with anyio.move_on_after(self._timeout_s) as scope:
+            return Message.tool_result(call, await tool.run(arguments))
+        if scope.cancelled_caught:
+            raise _UncallableError(f"no answer within {self._timeout_s:g} seconds")
+        raise _UncallableError("the tool ended without a result")
+
+    def _chosen(self, call: ToolCall) -> tuple[Tool, dict[str, object]]:
+        """The tool and the arguments that a call asks for."""
+        tool = self._by_name.get(call.name)
+        if tool is None:
+            known = ", ".join(self._by_name) or "none"
+            raise _UncallableError(f"there is no tool {call.name!r}; the tools are: {known}")
+        if MALFORMED in (call.extra or {}):
+            raise _UncallableError("the arguments were not valid JSON; call the tool again with a JSON object")
+        arguments = parse_json(call.arguments.encode()) if call.arguments.strip() else {}
+        if not isinstance(arguments, dict):
+            raise _UncallableError("the arguments were not a JSON object; call the tool again with one")
+        return tool, arguments
+
+
+class _UncallableError(Exception):
+    """A call that no tool can answer; the text is for the model."""
+
+
+def error_result(call: ToolCall, text: str) -> Message:
+    """What a model is told of a call that failed."""
+    shown = text[:MAX_ERROR_LENGTH].encode(errors="replace").decode()  # a lone surrogate could not be stored
+    return Message.tool_result(call, f"error: {shown}", is_error=True)
+
+
+def _for_call(call: ToolCall, result: Message) -> Message:
+    """A hook's result answers the call that it was asked about, whatever it says itself."""
+    if result.tool_call_id == call.id and result.is_tool_result:
+        return result
+    return Message.tool_result(call, result.content, is_error=result.is_error)
