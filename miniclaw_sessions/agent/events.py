@@ -11,6 +11,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from miniclaw_sessions.agent.provider import TextDelta
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
+from miniclaw_sessions.session.compacting import CompactionOutcome
 
 
 class ReplyFinished(msgspec.Struct, frozen=True, tag=True):
@@ -45,6 +46,12 @@ class PendingCall(msgspec.Struct, frozen=True):
     data: Mapping[str, Any] = {}
 
 
+class SessionCompacted(msgspec.Struct, frozen=True, tag=True):
+    """The older part of the conversation was to be summarised, because it grew too large for the model."""
+
+    outcome: CompactionOutcome
+
+
 class TurnSuspended(msgspec.Struct, frozen=True, tag=True):
     """The turn waits for the answers of some calls; `Agent.resume` goes on with them, also after a restart.
 
@@ -62,7 +69,7 @@ class TurnFinished(msgspec.Struct, frozen=True, tag=True):
     usage: Usage
 
 
-AgentEvent = TextDelta | ReplyFinished | ToolStarted | ToolFinished | TurnSuspended | TurnFinished
+AgentEvent = TextDelta | ReplyFinished | ToolStarted | ToolFinished | SessionCompacted | TurnSuspended | TurnFinished
 
 
 class Events:

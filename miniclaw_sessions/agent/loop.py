@@ -21,6 +21,7 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from enum import StrEnum
+from typing import Protocol
 
 import anyio
 import msgspec
@@ -32,6 +33,7 @@ from miniclaw_sessions.agent.events import (
     Events,
     PendingCall,
     ReplyFinished,
+    SessionCompacted,
     ToolFinished,
     ToolStarted,
     TurnFinished,
@@ -45,6 +47,7 @@ from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.errors import (
     AgentError,
     ConfigError,
+    ContextOverflow,
     InvalidMessage,
     IterationLimit,
     ModelError,
@@ -56,6 +59,7 @@ from miniclaw_sessions.protocol.encoding import parse_json
 from miniclaw_sessions.protocol.entries import Custom
 from miniclaw_sessions.protocol.messages import ImagePart, Message, ToolCall, Usage
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.compacting import CompactionOutcome, CompactionStatus
 from miniclaw_sessions.turn import INTERRUPTED, Turn
 
 __all__ = [
@@ -66,6 +70,7 @@ __all__ = [
     "Hooks",
     "PendingCall",
     "ReplyFinished",
+    "SessionCompacted",
     "SuspendTurn",
     "TextDelta",
     "ToolFinished",
@@ -84,6 +89,21 @@ SUSPENDED = "agent.suspended"
 ABANDONED = "The user went on without waiting for this tool call; it has no result."
 
 
+class ContextKeeper(Protocol):
+    """Whoever keeps a session within its model's context; asked while a turn goes on, between its steps."""
+
+    context: ContextBuilder
+    """What the model is sent."""
+
+    async def before_request(self, turn: Turn) -> CompactionOutcome | None:
+        """The model is about to be asked; what was done about the context, if anything was."""
+        ...
+
+    async def overflowed(self, turn: Turn) -> CompactionOutcome:
+        """The model refused the context as too large; it is asked once more if this has made it smaller."""
+        ...
+
+
 class Unanswered(StrEnum):
     """What `resume` does with calls that a crash left without a result."""
 
@@ -92,6 +112,15 @@ class Unanswered(StrEnum):
 
     CLOSE = "close"
     """Answer them with an error, and let the model decide."""
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """What one call of an agent asks for."""
+
+    opening: Turn
+    keeper: ContextKeeper | None
+    results: Mapping[str, Content] = {}
+    unanswered: Unanswered = Unanswered.CLOSE
 
 
 class Agent:
@@ -148,7 +177,12 @@ class Agent:
         return self._tools.tools
 
     def run(
-        self, message: Message, *, session: Session | None = None, idempotency_key: str | None = None
+        self,
+        message: Message,
+        *,
+        session: Session | None = None,
+        idempotency_key: str | None = None,
+        keeper: ContextKeeper | None = None,
     ) -> AbstractAsyncContextManager[Events]:
         """Answer a message within a turn: `async with agent.run(message, session=session) as events`.
 
@@ -158,6 +192,7 @@ class Agent:
             message: the user's message.
             session: whose conversation it is; the agent's own by default, or none at all.
             idempotency_key: the sender's own id of the message; see `Session.turn`.
+            keeper: keeps the context small enough; see `orchestration.AgentSession`.
 
         Raises, while iterating over the events:
             ModelError: the model failed, or answered nothing.
@@ -165,7 +200,8 @@ class Agent:
             AgentError: a hook failed. These errors carry what was produced.
             TurnInProgress, DuplicateMessage, StoreError, ...: as for `Session.turn`.
         """
-        return self._run(session or self.session or Session.new(), message, idempotency_key, {}, Unanswered.CLOSE)
+        opening = (session or self.session or Session.new()).turn(message, idempotency_key=idempotency_key)
+        return self._run(_Request(opening, keeper))
 
     def resume(
         self,
@@ -173,6 +209,7 @@ class Agent:
         *,
         results: Mapping[str, Content] | None = None,
         unanswered: Unanswered = Unanswered.RUN,
+        keeper: ContextKeeper | None = None,
     ) -> AbstractAsyncContextManager[Events]:
         """Go on with a turn that a crash, an error or a suspension left: `async with agent.resume(session) as events`.
 
@@ -183,6 +220,7 @@ class Agent:
             session: whose turn; the agent's own by default.
             results: answers from outside, by the id of their call.
             unanswered: what becomes of other calls without a result.
+            keeper: as for `run`.
 
         Raises, while iterating over the events:
             NothingToResume: nothing waits for an answer.
@@ -191,7 +229,7 @@ class Agent:
         chosen = session or self.session
         if chosen is None:
             raise NothingToResume("an agent without a session has no turn that could be resumed")
-        return self._run(chosen, None, None, results or {}, unanswered)
+        return self._run(_Request(chosen.turn(), keeper, results or {}, unanswered))
 
     async def reply(
         self, message: Message, *, session: Session | None = None, idempotency_key: str | None = None
@@ -211,25 +249,18 @@ class Agent:
     # --- a turn ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _run(
-        self,
-        session: Session,
-        message: Message | None,
-        idempotency_key: str | None,
-        results: Mapping[str, Content],
-        unanswered: Unanswered,
-    ) -> AsyncGenerator[Events, None]:
+    async def _run(self, request: _Request) -> AsyncGenerator[Events, None]:
         """Run the turn in a task of its own, which ends before the block does."""
         sender, receiver = anyio.create_memory_object_stream[AgentEvent | Exception](math.inf)
         failure: Exception | None = None
 
         async def run() -> None:
             with sender:
-                await self._turn(session.turn(message, idempotency_key=idempotency_key), results, unanswered, sender)
+                await self._turn(request, sender)
 
         with receiver:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(run, name=f"agent turn {session.session_id}")
+                tasks.start_soon(run, name=f"agent turn {request.opening.session.session_id}")
                 try:
                     yield Events(receiver)
                 except Exception as error:  # noqa: BLE001 - raised below: within the group it would become a group
@@ -238,37 +269,30 @@ class Agent:
         if failure is not None:
             raise failure
 
-    async def _turn(
-        self,
-        opening: Turn,
-        results: Mapping[str, Content],
-        unanswered: Unanswered,
-        sender: MemoryObjectSendStream[AgentEvent | Exception],
-    ) -> None:
+    async def _turn(self, request: _Request, sender: MemoryObjectSendStream[AgentEvent | Exception]) -> None:
         """From the lock to the commit. What ends the turn is told, not raised."""
         tell = sender.send_nowait
         generation: Generation | None = None
         try:
-            async with opening as turn:
+            async with request.opening as turn:
                 generation = Generation(turn.session, turn.message.message, self.system_prompt)
-                last = await self._answer_open_calls(turn, generation, results, unanswered, tell)
-                end = last if last is not None else await self._generate(turn, generation, tell)
+                last = await self._answer_open_calls(turn, generation, request, tell)
+                end = last if last is not None else await self._generate(turn, generation, request.keeper, tell)
             tell(end)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the reader
             if isinstance(error, AgentError) and generation is not None:
-                error.messages, error.usage = tuple(opening.said), generation.usage
+                error.messages, error.usage = tuple(request.opening.said), generation.usage
             tell(error)
 
-    async def _generate(self, turn: Turn, generation: Generation, tell: Tell) -> TurnFinished | TurnSuspended:
+    async def _generate(
+        self, turn: Turn, generation: Generation, keeper: ContextKeeper | None, tell: Tell
+    ) -> TurnFinished | TurnSuspended:
         """Ask the model and run its tools until it calls none."""
         await self._hook(self._hooks.before_generation(generation))
         for added in generation.added:
             turn.append(added)
         for _ in range(self.max_iterations):
-            context = await self._context.build(turn, generation.system_prompt)
-            reply = self._accepted(await self._ask(context, tell))
-            generation.usage = _sum(generation.usage, reply.usage or Usage())
-            tell(ReplyFinished(reply))
+            reply = await self._next_reply(turn, generation, keeper, tell)
             if not reply.tool_calls:
                 return await self._finish(turn, generation, reply)
             self._append(turn, reply)
@@ -281,6 +305,28 @@ class Agent:
             f"the model was asked {self.max_iterations} times in one turn and still called tools; "
             "its steps are saved. Raise max_iterations if the task needs more."
         )
+
+    async def _next_reply(
+        self, turn: Turn, generation: Generation, keeper: ContextKeeper | None, tell: Tell
+    ) -> Message:
+        """Ask the model once; once more where its context had to be made smaller first."""
+        builder = self._context if keeper is None else keeper.context
+        if keeper is not None and (outcome := await keeper.before_request(turn)) is not None:
+            tell(SessionCompacted(outcome))
+        try:
+            answer = await self._ask(await builder.build(turn, generation.system_prompt), tell)
+        except ContextOverflow:
+            if keeper is None:
+                raise
+            outcome = await keeper.overflowed(turn)
+            tell(SessionCompacted(outcome))
+            if outcome.status is not CompactionStatus.DONE:
+                raise
+            answer = await self._ask(await builder.build(turn, generation.system_prompt), tell)
+        reply = self._accepted(answer)
+        generation.usage = _sum(generation.usage, reply.usage or Usage())
+        tell(ReplyFinished(reply))
+        return reply
 
     async def _finish(self, turn: Turn, generation: Generation, reply: Message) -> TurnFinished:
         generation.reply = reply
@@ -306,10 +352,10 @@ class Agent:
     # --- calls that a former turn left -------------------------------------------------------------------------------
 
     async def _answer_open_calls(
-        self, turn: Turn, generation: Generation, results: Mapping[str, Content], unanswered: Unanswered, tell: Tell
+        self, turn: Turn, generation: Generation, request: _Request, tell: Tell
     ) -> TurnSuspended | None:
         """Answer the calls that have no result yet; None when the model can be asked again."""
-        is_resumed = turn.is_resumed
+        is_resumed, results = turn.is_resumed, request.results
         calls = open_calls(turn.messages())
         if not calls:
             if is_resumed and not _awaits_reply(turn.messages()):
@@ -325,7 +371,7 @@ class Agent:
         for call in calls:
             if call.id in results:
                 turn.append(Message.tool_result(call, results[call.id]))
-        if unanswered is Unanswered.RUN:
+        if request.unanswered is Unanswered.RUN:
             still += await self._tools.run_all(to_run, turn, generation, tell)
         else:
             for call in to_run:

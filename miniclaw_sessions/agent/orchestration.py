@@ -1,0 +1,210 @@
+"""AgentSession: a session and the agent that works in it, kept within the model's context (document 003, section 11).
+
+The session is passive: it stores, branches and compacts when told. Here it is decided when: before each request that
+would come near the model's limit, and once after a request that was over it. And here are the moves that a person makes
+in a conversation: try again, say it differently, go back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from miniclaw_sessions.agent.context_builder import ContextBuilder
+from miniclaw_sessions.agent.events import Events, TurnFinished
+from miniclaw_sessions.agent.loop import Agent, Unanswered
+from miniclaw_sessions.agent.summarizing import summarizer_of
+from miniclaw_sessions.agent.tools import Content
+from miniclaw_sessions.errors import AgentError, ConfigError, EntryNotFound, NothingToResume
+from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.history.branch import told
+from miniclaw_sessions.history.compaction import KEEP_TOKENS, TokenCounter, count_by_characters, tokens_of
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.compacting import CompactionOutcome, Summarizer
+from miniclaw_sessions.turn import Turn
+
+RESERVE_TOKENS = 16_384
+"""How much of the model's context stays free for its reply and for what a count misses, unless told otherwise."""
+
+COMPACTION_TIMEOUT_S = 120.0
+"""How long a summary may keep a turn waiting."""
+
+log = get_logger(__name__)
+
+
+class AgentSession:
+    """One session at work.
+
+    Args:
+        agent: who answers.
+        session: whose conversation it is.
+        context_window: how many tokens the model takes.
+        reserve_tokens: how many of them stay free; beyond that the session is compacted.
+        keep_tokens: about how much of the newest part a compaction keeps as it is.
+        summarizer: makes the summaries; the agent's own model by default.
+        count: counts what no provider has counted.
+        compaction_timeout_s: how long a summary may take; after that the turn goes on without it.
+
+    Raises:
+        ConfigError: the reserve leaves nothing of the context.
+    """
+
+    def __init__(  # noqa: PLR0913 - options, each with a name and a default
+        self,
+        agent: Agent,
+        session: Session,
+        *,
+        context_window: int,
+        reserve_tokens: int = RESERVE_TOKENS,
+        keep_tokens: int = KEEP_TOKENS,
+        summarizer: Summarizer | None = None,
+        count: TokenCounter = count_by_characters,
+        compaction_timeout_s: float = COMPACTION_TIMEOUT_S,
+    ) -> None:
+        self.limit = context_window - reserve_tokens
+        if self.limit < 1 or keep_tokens < 1:
+            raise ConfigError(
+                f"a context of {context_window} tokens with {reserve_tokens} in reserve leaves no room for a "
+                "conversation; lower the reserve"
+            )
+        self.agent = agent
+        self.session = session
+        self.context = ContextBuilder(max_tokens=self.limit, count=count)
+        self.keep_tokens = min(keep_tokens, max(1, self.limit // 2))
+        self.last_compaction: CompactionOutcome | None = None
+        self._summarizer = summarizer or summarizer_of(agent.provider)
+        self._count = count
+        self._timeout_s = compaction_timeout_s
+
+    def __repr__(self) -> str:
+        return f"<AgentSession {self.session.session_id}, at most {self.limit} tokens>"
+
+    # --- answering ---------------------------------------------------------------------------------------------------
+
+    def run(self, message: Message, *, idempotency_key: str | None = None) -> AbstractAsyncContextManager[Events]:
+        """Answer a message: `async with agent_session.run(message) as events`. See `Agent.run`."""
+        return self.agent.run(message, session=self.session, idempotency_key=idempotency_key, keeper=self)
+
+    def resume(
+        self, *, results: Mapping[str, Content] | None = None, unanswered: Unanswered = Unanswered.RUN
+    ) -> AbstractAsyncContextManager[Events]:
+        """Go on with a turn that was left: `async with agent_session.resume() as events`. See `Agent.resume`."""
+        return self.agent.resume(self.session, results=results, unanswered=unanswered, keeper=self)
+
+    async def reply(self, message: Message, *, idempotency_key: str | None = None) -> Message:
+        """Answer a message and return the reply. Raises as `Agent.reply`."""
+        async with self.run(message, idempotency_key=idempotency_key) as events:
+            async for event in events:
+                if isinstance(event, TurnFinished):
+                    return event.message
+        raise AgentError("the turn ended without a reply; it waits for the answer of a tool")
+
+    @asynccontextmanager
+    async def retry(self) -> AsyncGenerator[Events, None]:
+        """Answer the user's newest message once more, on a branch of its own; the former answer stays in the tree.
+
+        Raises:
+            NothingToResume: the user has said nothing yet.
+            TurnInProgress, StoreError, ...: as for `Session.branch`; while iterating, as for `Agent.resume`.
+        """
+        newest = next((entry for entry in reversed(self.session.entries()) if entry.message.is_user), None)
+        if newest is None:
+            raise NothingToResume(f"session {self.session.session_id} has no message that could be answered again")
+        await self.session.branch(newest.id)
+        async with self.resume() as events:
+            yield events
+
+    @asynccontextmanager
+    async def edit_and_resend(
+        self, entry_id: str, message: Message, *, summarize: bool = False
+    ) -> AsyncGenerator[Events, None]:
+        """Say something else in place of an earlier message, and answer that; what followed stays in the tree.
+
+        Args:
+            entry_id: the message to be replaced.
+            message: what is said instead.
+            summarize: tell the model what happened on the branch that is left.
+
+        Raises:
+            EntryNotFound: the session has no such entry.
+            TurnInProgress, StoreError, ...: as for `Session.branch`; while iterating, as for `Agent.run`.
+        """
+        parent_id = (await self.session.get_entry(entry_id)).parent_id
+        await self.branch(parent_id, summarize=summarize)
+        async with self.run(message) as events:
+            yield events
+
+    async def branch(self, entry_id: str | None, *, summarize: bool = False) -> None:
+        """Go back to an entry, or to the root where it is None.
+
+        Args:
+            entry_id: where the conversation goes on.
+            summarize: let the model summarise what is left behind, and tell it on the new branch. Where that fails,
+                the conversation goes back without a summary.
+
+        Raises:
+            EntryNotFound, TurnInProgress, StoreError, ...: as for `Session.branch`.
+        """
+        summary = await self._summary_of_what_is_left(entry_id) if summarize else ""
+        if summary:
+            await self.session.branch_with_summary(entry_id, summary)
+        elif entry_id is None:
+            self.session.clear()
+            await self.session.saved()
+        else:
+            await self.session.branch(entry_id)
+
+    async def _summary_of_what_is_left(self, entry_id: str | None) -> str:
+        """What the model says of the entries between the target and the leaf; empty where it says nothing."""
+        path = await self.session.get_branch()
+        kept = {entry.id for entry in await self.session.get_branch(entry_id)} if entry_id is not None else set()
+        left = [message for entry in path if entry.id not in kept and (message := told(entry)) is not None]
+        if not left:
+            return ""
+        try:
+            summary = await self._summarizer(left)
+        except EntryNotFound:
+            raise
+        except Exception as error:  # noqa: BLE001 - the branch matters more than its summary
+            log.warning(
+                "a branch was left without a summary",
+                action="compaction.unchanged",
+                session_id=self.session.session_id,
+                status="failed",
+                detail=type(error).__name__,
+            )
+            return ""
+        messages = [summary] if isinstance(summary, Message | str) else summary
+        return "\n\n".join(one if isinstance(one, str) else one.text for one in messages).strip()
+
+    # --- keeping within the context ----------------------------------------------------------------------------------
+
+    async def context_tokens(self) -> int:
+        """How large the context is now, about: what the provider said of its last request, and what came since."""
+        return tokens_of((await self.session.read_branch(max_tokens=2 * self.limit)).entries, self._count)
+
+    async def compact(self, *, reason: str = "manual", keep_tokens: int | None = None) -> CompactionOutcome:
+        """Let a summary stand for the older part of the conversation. See `Session.compact`."""
+        self.last_compaction = await self.session.compact(
+            self._summarizer,
+            keep_tokens=self.keep_tokens if keep_tokens is None else keep_tokens,
+            count=self._count,
+            reason=reason,
+            timeout_s=self._timeout_s,
+        )
+        return self.last_compaction
+
+    async def before_request(self, turn: Turn) -> CompactionOutcome | None:
+        """Compact where the next request would come too near the model's limit."""
+        if turn.staged:
+            await turn.save()  # what is only staged could not be summarised
+        if await self.context_tokens() <= self.limit:
+            return None
+        return await self.compact(reason="threshold")
+
+    async def overflowed(self, turn: Turn) -> CompactionOutcome:
+        """The model has refused the context: keep half as much as usual, because the count was wrong."""
+        if turn.staged:
+            await turn.save()
+        return await self.compact(reason="overflow", keep_tokens=max(1, self.keep_tokens // 2))
