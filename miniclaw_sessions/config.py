@@ -35,7 +35,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How conversations are kept.
 
     Attributes:
-        store: URL of the append-only home of every transcript: `sqlite:`, `memory:` or `none:`.
+        store: URL of the append-only home of every transcript: `sqlite:`, `jsonl:`, `memory:` or `none:`.
         window: messages of one session that stay in memory and in its snapshot.
         flush_interval_s: seconds between two checkpoints of changed sessions.
         ttl_days: days without access after which a session expires; 0: never.
@@ -95,6 +95,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which model answers chats.
 
     Attributes:
+        provider: whose interface it has: `openai` (chat completions), `openai-responses`, `anthropic` or `google`.
         base_url: the provider's address; empty: the provider library's own default.
         model: the model's name; empty: the built-in responder, which needs no network.
         api_key_file: file with the key; empty: the systemd credential `model_api_key`.
@@ -105,6 +106,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         timeout_s: seconds for one request to the model.
     """
 
+    provider: Literal["openai", "openai-responses", "anthropic", "google"] = "openai"
     base_url: str = ""
     model: str = ""
     api_key_file: str = ""

@@ -3,7 +3,9 @@
 One protocol, in one order: temporary file in the same directory, created 0600, written whole, synced; renamed;
 directory synced (rules R1-R5). `Directory.replace` does it for many files at once: write all, sync once, rename all,
 sync the directory once, which is five to ten times faster than a sync per file. Whatever fails leaves the old file
-whole. Everything here blocks: call it in a worker thread, a whole durable step at a time.
+whole. Files that only grow are made whole by `create`, then opened with `open_file`, written with `write_all` and made
+safe by `sync_files`; where that fails, `cut` takes them back. Everything here blocks: call it in a worker thread, a
+whole durable step at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ SYNC_ONE_BY_ONE = 8
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{24}\.tmp")
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class NotRegular(OSError):
@@ -112,16 +114,9 @@ class Directory:
             TooLarge: it has more than `limit` bytes.
             OSError: it cannot be read.
         """
-        try:
-            fd = os.open(name, _READ, dir_fd=self.fd)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket or a pipe without a writer
-                raise NotRegular(error.errno, f"{name} is not a regular file") from None
-            raise
+        fd = self.open_file(name)
         try:
             status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise NotRegular(errno.EINVAL, f"{name} is not a regular file")
             if status.st_size > limit:
                 raise TooLarge(errno.EFBIG, f"{name} has {status.st_size} bytes, more than {limit}")
             if tighten and stat.S_IMODE(status.st_mode) != FILE_MODE:
@@ -129,6 +124,28 @@ class Directory:
             return _read_all(fd, status.st_size)
         finally:
             os.close(fd)
+
+    def open_file(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """A descriptor of a regular file that exists; never follows a link, never waits on a pipe (rule R21).
+
+        Args:
+            name: the file's name in this directory.
+            flags: how to open it, such as `os.O_WRONLY | os.O_APPEND`.
+
+        Raises:
+            NotRegular: it is something else than a file.
+            OSError: it cannot be opened.
+        """
+        try:
+            fd = os.open(name, flags | _CAREFULLY, dir_fd=self.fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # a link; a socket or an idle pipe; a directory
+                raise NotRegular(error.errno, f"{name} is not a regular file") from None
+            raise
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise NotRegular(errno.EINVAL, f"{name} is not a regular file")
+        return fd
 
     def read_many(self, names: Iterable[str], *, limit: int, tighten: bool = False) -> list[Found]:
         """`read` for many names; an error is returned beside its name instead of raised."""
@@ -150,6 +167,18 @@ class Directory:
             One outcome per file: None means that the new content survives a power cut; an error means that the old
             file is untouched, or at worst that the new one is in place without being known to be safe.
         """
+        return self._put(files, self._rename)
+
+    def create(self, files: Sequence[tuple[str, Callable[[], bytes]]]) -> list[Exception | None]:
+        """Write new files durably, each there as a whole or not at all, and say for each whether it is safe.
+
+        The same as `replace`, but a name that is taken is a FileExistsError: whatever has it is left alone.
+        """
+        return self._put(files, self._link)
+
+    def _put(
+        self, files: Sequence[tuple[str, Callable[[], bytes]]], name_it: Callable[[str, str], OSError | None]
+    ) -> list[Exception | None]:
         outcomes: list[Exception | None] = [None] * len(files)
         written: list[tuple[int, str, str]] = []
         sync_each = len(files) <= SYNC_ONE_BY_ONE
@@ -162,7 +191,7 @@ class Directory:
             if written and not sync_each:
                 self._sync_file_system()
             for index, temporary, name in written:
-                outcomes[index] = self._rename(temporary, name)
+                outcomes[index] = name_it(temporary, name)
             if written:
                 self.sync()
         except OSError as error:
@@ -170,6 +199,33 @@ class Directory:
                 outcomes[index] = outcomes[index] or error
                 self.discard(temporary)
         return outcomes
+
+    def sync_files(self, fds: Sequence[int]) -> list[OSError | None]:
+        """Make durable what was written to files of this directory, and say for each whether it is safe.
+
+        More than `SYNC_ONE_BY_ONE` are synced together; only then may their descriptors be closed already. After an
+        error nothing is known of the file beyond what was safe before, and its descriptor must not be synced again: it
+        could report success for what never reached the disk (rule R5). Close it, and `cut` the file.
+        """
+        if len(fds) <= SYNC_ONE_BY_ONE:
+            return [_outcome_of(os.fdatasync, fd) for fd in fds]
+        return [_outcome_of(self._sync_file_system)] * len(fds)
+
+    def cut(self, name: str, length: int) -> None:
+        """Take away whatever follows the first `length` bytes of a file, durably (rule R15).
+
+        Raises:
+            OSError: it could not be done, or the file is shorter than that.
+        """
+        fd = self.open_file(name, os.O_WRONLY)
+        try:
+            size = os.fstat(fd).st_size
+            if size < length:  # truncating would fill it up with NULs
+                raise OSError(errno.EIO, f"{name} has {size} bytes, not the {length} that were written")
+            os.ftruncate(fd, length)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def open_temporary(self) -> tuple[str, int]:
         """A new temporary file for what is too long for memory: its name and a descriptor to write to.
@@ -220,11 +276,29 @@ class Directory:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            self._copy(name, target, new_name)  # the directories are on different file systems
+            self.copy(name, target, new_name)  # the directories are on different file systems
         os.chmod(new_name, FILE_MODE, dir_fd=target.fd)
         target.sync()
         os.unlink(name, dir_fd=self.fd)
         self.sync()
+
+    def copy(self, name: str, target: Directory, new_name: str, *, start: int = 0) -> None:
+        """Copy a file, from the byte `start` on, to a name that must be free; the copy is durable.
+
+        Raises:
+            FileExistsError: the new name is taken.
+            OSError: it could not be copied; there is no copy.
+        """
+        temporary, written = target.open_temporary()
+        try:
+            with os.fdopen(self.open_file(name), "rb") as source:
+                source.seek(start)
+                while piece := source.read(1 << 20):
+                    write_all(written, piece)
+            target.publish(temporary, written, new_name)
+        finally:
+            target.discard(temporary)
+            os.close(written)
 
     def remove_temporaries(self) -> int:
         """Delete what a crash left half-written; only for the holder of the directory's lock."""
@@ -244,17 +318,6 @@ class Directory:
         if stat.S_IMODE(status.st_mode) & 0o077:
             os.fchmod(self.fd, DIRECTORY_MODE)
 
-    def _copy(self, name: str, target: Directory, new_name: str) -> None:
-        temporary, written = target.open_temporary()
-        try:
-            with os.fdopen(os.open(name, _READ, dir_fd=self.fd), "rb") as source:
-                while piece := source.read(1 << 20):
-                    _write_all(written, piece)
-            target.publish(temporary, written, new_name)
-        finally:
-            target.discard(temporary)
-            os.close(written)
-
     def _is_file(self, name: str) -> bool:
         return stat.S_ISREG(os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode)
 
@@ -262,7 +325,7 @@ class Directory:
         name, fd = self.open_temporary()
         try:
             try:
-                _write_all(fd, data)
+                write_all(fd, data)
                 if sync:
                     os.fsync(fd)
             finally:
@@ -278,6 +341,15 @@ class Directory:
         except OSError as error:
             self.discard(temporary)
             return error
+        return None
+
+    def _link(self, temporary: str, name: str) -> OSError | None:
+        try:
+            os.link(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)
+        except OSError as error:
+            return error
+        finally:
+            self.discard(temporary)
         return None
 
     def discard(self, name: str) -> None:
@@ -360,7 +432,7 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes) -> None:
     """Write every byte: a short write is silent on a full disk, and must not be taken for success (rule R3)."""
     view = memoryview(data)
     while view:
@@ -368,6 +440,14 @@ def _write_all(fd: int, data: bytes) -> None:
         if written <= 0:
             raise OSError(errno.ENOSPC, "the disk took no more bytes")
         view = view[written:]
+
+
+def _outcome_of(sync: Callable[..., None], *arguments: int) -> OSError | None:
+    try:
+        sync(*arguments)
+    except OSError as error:
+        return error
+    return None
 
 
 def _read_all(fd: int, size: int) -> bytes:

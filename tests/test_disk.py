@@ -312,6 +312,105 @@ def test_names_are_relative_to_the_held_directory_even_when_its_path_is_redirect
     assert names_in(tmp_path / "moved") == ["a.json"]
 
 
+# --- creating and growing --------------------------------------------------------------------------------------------
+
+
+def appended(directory: Directory, name: str, data: bytes) -> int:
+    fd = directory.open_file(name, os.O_WRONLY | os.O_APPEND)
+    disk.write_all(fd, data)
+    return fd
+
+
+@pytest.mark.parametrize("count", [2, MANY])
+def test_a_new_file_never_takes_a_name_that_is_taken(tmp_path: Path, count: int) -> None:
+    (tmp_path / "0").write_bytes(b"precious")
+    (tmp_path / "1").symlink_to(tmp_path / "nowhere")
+    with Directory(tmp_path) as directory:
+        outcomes = directory.create([(str(number), constant(b"new")) for number in range(count)])
+    assert [type(outcome) for outcome in outcomes] == [FileExistsError] * 2 + [type(None)] * (count - 2)
+    assert (tmp_path / "0").read_bytes() == b"precious"
+    assert not (tmp_path / "nowhere").exists()
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("count", [1, MANY])
+def test_a_new_file_that_cannot_be_synced_does_not_get_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    with Directory(tmp_path) as directory:
+        monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+        monkeypatch.setattr(directory, "_sync_file_system", failing(errno.EIO))
+        outcomes = directory.create([(str(number), constant(b"new")) for number in range(count)])
+    assert [getattr(outcome, "errno", None) for outcome in outcomes] == [errno.EIO] * count
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("count", [1, disk.SYNC_ONE_BY_ONE, MANY])
+def test_what_was_appended_is_synced_one_by_one_or_all_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    synced: list[int | str] = []
+    with Directory(tmp_path) as directory:
+        names = [str(number) for number in range(count)]
+        assert directory.create([(name, constant(b"first ")) for name in names]) == [None] * count
+        fds = [appended(directory, name, b"second") for name in names]
+        monkeypatch.setattr(os, "fdatasync", synced.append)
+        monkeypatch.setattr(directory, "_sync_file_system", lambda: synced.append("all"))
+        assert directory.sync_files(fds) == [None] * count
+        assert synced == (fds if count <= disk.SYNC_ONE_BY_ONE else ["all"])
+        for fd in fds:
+            os.close(fd)
+    assert {(tmp_path / name).read_bytes() for name in names} == {b"first second"}
+
+
+def test_a_failed_sync_of_one_file_says_nothing_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Directory(tmp_path) as directory:
+        directory.create([(name, constant(b"")) for name in "abc"])
+        fds = [appended(directory, name, b"1") for name in "abc"]
+        fdatasync = os.fdatasync
+        monkeypatch.setattr(os, "fdatasync", lambda fd: failing(errno.EIO)() if fd == fds[1] else fdatasync(fd))
+        assert [getattr(outcome, "errno", None) for outcome in directory.sync_files(fds)] == [None, errno.EIO, None]
+        for fd in fds:
+            os.close(fd)
+
+
+def test_when_all_are_synced_together_a_failure_is_everybodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Directory(tmp_path) as directory:
+        monkeypatch.setattr(directory, "_sync_file_system", failing(errno.ENOSPC))
+        outcomes = directory.sync_files([-1] * MANY)  # descriptors that are closed by then do no harm
+    assert [getattr(outcome, "errno", None) for outcome in outcomes] == [errno.ENOSPC] * MANY
+
+
+def test_a_file_is_cut_to_a_length_and_never_made_longer(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"good, torn")
+    with Directory(tmp_path) as directory:
+        directory.cut("a", 5)
+        assert (tmp_path / "a").read_bytes() == b"good,"
+        with pytest.raises(OSError, match="5 bytes, not the 6"):
+            directory.cut("a", 6)
+    assert (tmp_path / "a").read_bytes() == b"good,"
+
+
+def test_a_cut_is_synced_and_fails_when_it_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_bytes(b"good, torn")
+    with Directory(tmp_path) as directory:
+        monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+        with pytest.raises(OSError, match="Input/output"):
+            directory.cut("a", 5)
+
+
+def test_the_end_of_a_file_is_copied_and_nothing_is_replaced_by_it(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"good, torn")
+    with Directory(tmp_path) as directory, Directory(tmp_path / "aside") as aside:
+        directory.copy("a", aside, "piece", start=5)
+        (tmp_path / "a").write_bytes(b"other")
+        with pytest.raises(FileExistsError):
+            directory.copy("a", aside, "piece")
+    assert (tmp_path / "aside" / "piece").read_bytes() == b" torn"
+    assert mode_of(tmp_path / "aside" / "piece") == 0o600
+    assert leftovers(tmp_path / "aside") == []
+
+
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -339,10 +438,17 @@ def plant_device(path: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, plant_link, plant_link_to_itself, plant_socket, plant_device])
-def test_what_is_not_a_file_is_neither_read_nor_waited_for(tmp_path: Path, plant: Callable[[Path], None]) -> None:
+def test_what_is_not_a_file_is_neither_read_nor_written_nor_waited_for(
+    tmp_path: Path, plant: Callable[[Path], None]
+) -> None:
     plant(tmp_path / "a.json")
-    with Directory(tmp_path) as directory, pytest.raises(NotRegular):
-        directory.read("a.json", limit=1000)
+    with Directory(tmp_path) as directory:
+        with pytest.raises(NotRegular):
+            directory.read("a.json", limit=1000)
+        with pytest.raises(NotRegular):
+            directory.open_file("a.json", os.O_WRONLY | os.O_APPEND)
+        with pytest.raises(NotRegular):
+            directory.cut("a.json", 0)
 
 
 def test_a_sparse_file_of_ten_gigabytes_is_refused_without_reading_it(tmp_path: Path) -> None:

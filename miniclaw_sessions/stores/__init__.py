@@ -12,7 +12,10 @@ from miniclaw_sessions.stores.base import Store
 
 __all__ = ["STORE_URLS", "open_store"]
 
-STORE_URLS = ("none:", "memory:", "sqlite:", "sqlite:///absolute/path/to/file.db")
+STORE_URLS = (
+    *("none:", "memory:", "sqlite:", "sqlite:///absolute/path/to/file.db"),
+    *("jsonl:", "jsonl:///absolute/path/to/directory"),
+)
 """What the setting `store` may be."""
 
 
@@ -20,8 +23,9 @@ def open_store(url: str, workspace: Path) -> Store:
     """The store that a URL names, not yet opened: enter it as an async context manager.
 
     Args:
-        url: `none:` (no transcript), `memory:`, `sqlite:` (`sessions.db` in the workspace) or `sqlite:///absolute/path`.
-        workspace: the directory that `sqlite:` is relative to.
+        url: `none:` (no transcript), `memory:`, `sqlite:` (`sessions.db` in the workspace), `sqlite:///absolute/path`,
+            `jsonl:` (the directory `transcripts` in the workspace) or `jsonl:///absolute/path`.
+        workspace: the directory that `sqlite:` and `jsonl:` are relative to.
 
     Raises:
         ConfigError: no store goes by this URL.
@@ -39,6 +43,10 @@ def open_store(url: str, workspace: Path) -> Store:
             from miniclaw_sessions.stores.sql.sqlite import SQLiteStore  # noqa: PLC0415 - same
 
             return SQLiteStore(Path(place.removeprefix("//")) if place else workspace / "sessions.db")
+        case ("jsonl", ":", place) if not place or _is_absolute_path(place):
+            from miniclaw_sessions.stores.jsonl.store import JSONLStore  # noqa: PLC0415 - same
+
+            return JSONLStore(Path(place.removeprefix("//")) if place else workspace / "transcripts")
     raise ConfigError(f"store = {_without_password(url)!r} is no store; it can be {', '.join(STORE_URLS)}")
 
 

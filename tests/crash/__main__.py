@@ -24,9 +24,10 @@ from tests.crash.injection import FAULTS, reason_not_to_trace
 from tests.crash.launcher import Launcher
 from tests.crash.trials import Crashes, Stage, Tally, mixed_moments
 
-STORES = ("sqlite:", "none:")
+STORES = ("sqlite:", "jsonl:", "none:")
 ACTS = {
     "sqlite:": ("create", "open", "commit", "delete", "close"),
+    "jsonl:": ("create", "open", "commit", "delete", "close"),
     "none:": ("flush", "flush_many", "delete", "close"),
 }
 LIFETIME = 50

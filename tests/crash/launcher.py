@@ -24,7 +24,10 @@ from typing import Any, NoReturn, Self
 PROJECT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 60.0
 EXIT_LIMIT_S = 60.0
-IMPORTED_LATE = ("alembic.command", "alembic.config", "miniclaw_sessions.stores.sql.sqlite")
+IMPORTED_LATE = (
+    *("alembic.command", "alembic.config"),
+    *("miniclaw_sessions.stores.sql.sqlite", "miniclaw_sessions.stores.jsonl.store"),
+)
 """What the package imports when it is first needed, which would be in every fork again."""
 
 Main = Callable[[Mapping[str, Any]], int]

@@ -19,7 +19,7 @@ def launcher() -> Iterator[Launcher]:
         yield launcher
 
 
-@pytest.mark.parametrize("store", ["sqlite:", "none:"])
+@pytest.mark.parametrize("store", ["sqlite:", "jsonl:", "none:"])
 def test_no_kill_takes_what_was_acknowledged(launcher: Launcher, tmp_path: Path, store: str) -> None:
     crashes = Crashes(launcher, tmp_path / "workspace", tmp_path, store=store, seed=f"kill {store}")
     for moment in mixed_moments(f"kill {store}", KILLS):

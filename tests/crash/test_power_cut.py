@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
 CUTS = 20
 KINDS = ("ext4", "xfs")
+DURABLE = ("sqlite:", "jsonl:")
 
 
 @pytest.fixture(scope="module")
@@ -46,21 +47,23 @@ def crashes_on(
 
 
 @pytest.mark.parametrize("filesystem", KINDS, indirect=True)
+@pytest.mark.parametrize("store", DURABLE)
 def test_no_power_cut_takes_an_acknowledged_message(
-    filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path
+    filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path, store: str
 ) -> None:
-    crashes = crashes_on(filesystem, launcher, "sqlite:", tmp_path)
+    crashes = crashes_on(filesystem, launcher, store, tmp_path)
     for moment in mixed_moments(filesystem.kind, CUTS):
         assert crashes.run(moment) == []
     assert crashes.tally.acknowledged > CUTS * 20, "hardly anything was acknowledged: this proved nothing"
 
 
 @pytest.mark.parametrize("filesystem", KINDS, indirect=True)
+@pytest.mark.parametrize("store", DURABLE)
 def test_a_power_cut_during_the_very_first_start_does_no_harm(
-    filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path
+    filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path, store: str
 ) -> None:
     for number in range(CUTS):
-        crashes = crashes_on(filesystem, launcher, "sqlite:", tmp_path, name=str(number))
+        crashes = crashes_on(filesystem, launcher, store, tmp_path, name=str(number))
         assert crashes.run("creating") == []
 
 
@@ -76,7 +79,7 @@ def test_without_a_store_a_power_cut_takes_nothing_older_than_the_last_flush(
 
 @pytest.mark.usefixtures("tracing")
 @pytest.mark.parametrize("filesystem", KINDS, indirect=True)
-@pytest.mark.parametrize("store", ["sqlite:", "none:"])
+@pytest.mark.parametrize("store", [*DURABLE, "none:"])
 def test_a_writer_whose_syncs_do_nothing_is_caught(
     filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path, store: str
 ) -> None:

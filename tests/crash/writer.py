@@ -63,7 +63,7 @@ async def talk(orders: Mapping[str, Any], acknowledgements: Acknowledgements) ->
         async with anyio.create_task_group() as tasks:
             for talker in talkers:
                 tasks.start_soon(talker.talk, orders["steps"])
-            if not manager.settings.store.startswith("sqlite"):
+            if manager.settings.store == "none:":
                 tasks.start_soon(report_flushes, manager, talkers, acknowledgements)
         acknowledgements.write("closing")
 
@@ -77,7 +77,7 @@ class Talker:
         self._manager = manager
         self._acknowledgements = acknowledgements
         self._chance = chance
-        self._is_durable = manager.settings.store.startswith("sqlite")
+        self._is_durable = manager.settings.store != "none:"
         self._clock = SystemClock()
 
     async def talk(self, steps: int | None) -> None:

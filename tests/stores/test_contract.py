@@ -10,6 +10,7 @@ import pytest
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.stores import open_store
 from miniclaw_sessions.stores.base import Append, Store
+from miniclaw_sessions.stores.jsonl.store import JSONLStore
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.stores.none import NoStore
 from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
@@ -26,15 +27,21 @@ from miniclaw_sessions.testing import (
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["memory", "sqlite", "faulty"])
+@pytest.fixture(params=["memory", "sqlite", "jsonl", "faulty"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
     numbers = count(1)
+    made: dict[Store, Path] = {}
+
+    def open_path(path: Path) -> Store:
+        store: Store = JSONLStore(path) if request.param == "jsonl" else SQLiteStore(path)
+        made[store] = path
+        return store
 
     def new() -> Store:
-        return SQLiteStore(tmp_path / f"{next(numbers)}.db")
+        return open_path(tmp_path / f"{next(numbers)}.{request.param}")
 
     def reopen(closed: Store) -> Store:
-        return SQLiteStore(closed.files[0])
+        return open_path(made[closed])
 
     if request.param == "memory":
         return StoreMaker(MemoryStore, lambda closed: closed)
@@ -73,7 +80,8 @@ async def test_the_store_none_acknowledges_and_keeps_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "kind"), [("none:", "NoStore"), ("memory:", "MemoryStore"), ("sqlite:", "SQLiteStore")]
+    ("url", "kind"),
+    [("none:", "NoStore"), ("memory:", "MemoryStore"), ("sqlite:", "SQLiteStore"), ("jsonl:", "JSONLStore")],
 )
 async def test_a_url_names_a_store(url: str, kind: str, tmp_path: Path) -> None:
     async with open_store(url, tmp_path) as store:
@@ -86,14 +94,25 @@ def test_sqlite_lives_in_the_workspace_or_where_its_url_says() -> None:
     assert open_store("sqlite:///srv/a?b#c.db", Path("/elsewhere")).files[0] == Path("/srv/a?b#c.db")
 
 
+async def test_jsonl_lives_in_the_workspace_or_where_its_url_says(tmp_path: Path) -> None:
+    for url, path in (("jsonl:", tmp_path / "transcripts"), (f"jsonl://{tmp_path}/a b?c#d", tmp_path / "a b?c#d")):
+        async with open_store(url, tmp_path) as store:
+            assert await store.append([Append(sample_head(), sample_entries(1, 1))]) == [None]
+        assert {file.name for file in path.iterdir()} == {".lock", "telegram_1.jsonl"}
+
+
 @pytest.mark.parametrize(
-    "url", ["", "sqlite", "sqlite:name.db", "sqlite://host/x.db", "sqlite:///", "memory:x", "jsonl:", "nonsense:"]
+    "url",
+    [
+        *("", "sqlite", "sqlite:name.db", "sqlite://host/x.db", "sqlite:///", "memory:x", "nonsense:"),
+        *("jsonl", "jsonl:name", "jsonl:/absolute", "jsonl://host/directory", "jsonl:///", "jsonl:///a/", "JSONL:"),
+    ],
 )
 def test_an_unknown_url_is_refused_with_the_value_and_the_possible_ones(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_store(url, Path("/"))
     assert repr(url) in str(caught.value)
-    assert all(possible in str(caught.value) for possible in ("none:", "memory:", "sqlite:"))
+    assert all(possible in str(caught.value) for possible in ("none:", "memory:", "sqlite:", "jsonl:"))
 
 
 def test_a_refused_url_does_not_show_its_password() -> None:

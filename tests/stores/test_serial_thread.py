@@ -8,7 +8,7 @@ import threading
 import pytest
 from anyio import to_thread
 
-from miniclaw_sessions.stores.sql.thread import SerialThread
+from miniclaw_sessions.stores.thread import SerialThread
 
 pytestmark = pytest.mark.anyio
 

@@ -28,7 +28,7 @@ from miniclaw_sessions.stores.sql.failures import is_full, store_error
 from miniclaw_sessions.stores.sql.files import connect, create_file, database_files, fill_log, schema_version
 from miniclaw_sessions.stores.sql.migrations import REVISIONS, upgrade
 from miniclaw_sessions.stores.sql.statements import Known, driver_of
-from miniclaw_sessions.stores.sql.thread import SerialThread
+from miniclaw_sessions.stores.thread import SerialThread
 
 READERS = 4
 """How many reads may run at once."""

@@ -1,0 +1,1 @@
+"""Transcripts as plain files: one append-only JSON Lines file per session, readable with any tool."""

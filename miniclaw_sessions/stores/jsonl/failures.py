@@ -1,0 +1,32 @@
+"""What went wrong with the files, in the words of `errors`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from miniclaw_sessions.disk import is_no_space
+from miniclaw_sessions.errors import StoreFull, StoreUnavailable
+
+
+@contextmanager
+def failing(attempted: str, path: Path) -> Iterator[None]:
+    """Whatever the operating system refuses in here is reported as the store's unavailability.
+
+    Args:
+        attempted: what is to be done, to follow "cannot".
+        path: the store's directory.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise unavailable(error, attempted, path) from error
+
+
+def unavailable(error: OSError, attempted: str, path: Path) -> StoreUnavailable:
+    """The store's error for one of the operating system."""
+    what = f"cannot {attempted} {path}: {error}"
+    if is_no_space(error):
+        return StoreFull(f"{what}; free space on its disk or quota, nothing that was acknowledged is lost")
+    return StoreUnavailable(f"{what}; see that the disk works, and that the directory is ours alone and writable")

@@ -1,0 +1,231 @@
+"""One transcript file: who it belongs to, where it ends, and where in it an entry stands. Everything here blocks.
+
+Opening reads the first line and the last append, not what lies between. Whatever a crash left behind the last whole
+append was never acknowledged: it is not part of the transcript, and must be gone before anything is appended (rule
+R15). Sequences ascend along the file, so the place of any entry is found by halving, without an index.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import BinaryIO
+
+from miniclaw_sessions.disk import FILE_MODE, Directory
+from miniclaw_sessions.errors import StoreCorrupt
+from miniclaw_sessions.stores.base import SessionHead, StoredEntry
+from miniclaw_sessions.stores.jsonl.lines import (
+    LONGEST_LINE,
+    MORE_FOLLOWS,
+    NotOurs,
+    entry_in,
+    head_in,
+    head_without_header,
+)
+from miniclaw_sessions.stores.jsonl.placing import Placing
+
+SUFFIX = ".jsonl"
+
+NEAR = 64 * 1024
+"""Bytes. Within so many the place of an entry is not searched for any further: reading on is as fast."""
+
+_HEADER_BYTES = 64 * 1024  # channel and chat id have 4,096 bytes each, of which JSON may make six times as many
+_FIRST_BLOCK = 4 * 1024
+_BLOCK = 64 * 1024
+
+
+class Rest(enum.Enum):
+    """What lies in a file behind the transcript's last whole append."""
+
+    NOTHING = enum.auto()
+    TORN = enum.auto()
+    """What a crash left. It is evidence, to be kept elsewhere before it is cut off."""
+    OURS = enum.auto()
+    """What we may just have written, and did not get to the disk. Whoever gave it to us still has it."""
+
+
+class Transcript:
+    """What is known of one file: `length` bytes of it are whole appends, and the newest entry in them is `last`.
+
+    `resume` is where the latest page ended: an entry's sequence, and the offset behind it.
+    """
+
+    __slots__ = ("head", "header_lost", "last_sequence", "length", "name", "rest", "resume", "start")
+
+    def __init__(self, head: SessionHead, *, start: int, length: int, last_sequence: int) -> None:
+        self.head = head
+        self.name = head.session_id + SUFFIX
+        self.start = start
+        self.length = length
+        self.last_sequence = last_sequence
+        self.rest = Rest.NOTHING
+        self.header_lost = False
+        self.resume = (0, start)
+
+    def __repr__(self) -> str:
+        return f"<Transcript {self.name} up to {self.last_sequence}, {self.length} bytes>"
+
+
+def examine(directory: Directory, session_id: str) -> Transcript:
+    """Look at a session's file: its first line and its end. Changes nothing but a mode that lets others read it.
+
+    Raises:
+        FileNotFoundError: there is none.
+        NotRegular, NotOurs: the name is taken by something that is to be left alone.
+        SchemaTooNew: a newer version of this program wrote it.
+        StoreCorrupt: it is damaged so that it is not known whose it is, or where it ends.
+        OSError: it cannot be read.
+    """
+    fd = directory.open_file(session_id + SUFFIX)
+    try:
+        status = os.fstat(fd)
+        head, start, header_lost = _head(fd, session_id)
+        length, last_sequence = _end_of_last_append(fd, start, status.st_size)
+        if stat.S_IMODE(status.st_mode) != FILE_MODE:
+            os.fchmod(fd, FILE_MODE)
+    finally:
+        os.close(fd)
+    transcript = Transcript(head, start=start, length=length, last_sequence=last_sequence)
+    transcript.header_lost = header_lost
+    transcript.rest = Rest.TORN if status.st_size > length else Rest.NOTHING
+    return transcript
+
+
+def _head(fd: int, session_id: str) -> tuple[SessionHead, int, bool]:
+    """Who the session is, where its entries begin, and whether the first line is lost and only they tell it."""
+    beginning = os.pread(fd, _FIRST_BLOCK, 0)
+    if b"\n" not in beginning:
+        beginning = os.pread(fd, _HEADER_BYTES, 0)
+    start = beginning.find(b"\n") + 1
+    try:
+        return head_in(beginning[:start], session_id), start, False
+    except NotOurs:
+        raise
+    except StoreCorrupt:
+        *lines, _ = os.pread(fd, _HEADER_BYTES, 0).split(b"\n")
+        entries = [entry_in(line) for line in lines]
+        first = next((entry for entry in entries if entry is not None), None)
+        if first is None:
+            raise
+        return head_without_header(session_id, first), 0 if first is entries[0] else start, True
+
+
+def _end_of_last_append(fd: int, start: int, size: int) -> tuple[int, int]:
+    """Where the last whole append ends, and the sequence of its last entry (0: there is none).
+
+    Only the last append can be torn, for each was synced before the next one began. Power cuts leave it without its
+    end, or with holes of NULs, also with whole lines behind them (rule R14). Other damage is none of a crash's doing:
+    it stays where it is, and costs only its own line.
+    """
+    length, last = size, 0
+    for offset, line in lines_before(fd, start, size):
+        entry = entry_in(line) if line.endswith(b"\n") else None
+        if last == 0:
+            if entry is None or line.endswith(MORE_FOLLOWS):
+                length = offset
+            else:
+                last = entry.sequence
+        elif not line.endswith(MORE_FOLLOWS):
+            break
+        elif b"\0" in line:
+            length, last = offset, 0
+    return length, last
+
+
+def lines_before(fd: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """The lines between two offsets of a file, the last one first, each with the offset at which it begins.
+
+    Raises:
+        StoreCorrupt: a line is longer than any that we write.
+    """
+    position, held, step = end, b"", _FIRST_BLOCK
+    while position > start:
+        step = min(step, position - start)
+        position -= step
+        held = os.pread(fd, step, position) + held
+        cut = len(held)
+        while (newline := held.rfind(b"\n", 0, max(cut - 1, 0))) >= 0:
+            yield position + newline + 1, held[newline + 1 : cut]
+            cut = newline + 1
+        held = held[:cut]
+        if len(held) > LONGEST_LINE:
+            raise StoreCorrupt(f"the line that ends at byte {position + len(held)} is longer than any that was written")
+        step = max(_BLOCK, len(held))  # doubles within a long line
+    if held:
+        yield start, held
+
+
+# --- where an entry stands -------------------------------------------------------------------------------------------
+
+
+def place_of(fd: int, transcript: Transcript, number: int) -> tuple[int, int]:
+    """Where to begin reading for what follows the sequence `number`: an offset, and the sequence before it."""
+    if number <= 0:
+        return transcript.start, 0
+    resumed, offset = transcript.resume
+    if resumed == number:
+        return offset, number
+    low, high = transcript.start, transcript.length
+    with os.fdopen(fd, "rb", closefd=False) as file:
+        while high - low > NEAR:
+            middle = (low + high) // 2
+            found = _first_sound_line(file, middle, high)
+            if found is None or found[1] > number:
+                high = middle
+            else:
+                low = found[0]
+    return _begin_before(fd, transcript, high, lambda sequence: sequence <= number)
+
+
+def place_of_newest(fd: int, transcript: Transcript, number: int) -> tuple[int, int]:
+    """Where to begin reading for the newest entries, so many of them: an offset, and the sequence before it."""
+    counted = count(1)
+    return _begin_before(fd, transcript, transcript.length, lambda _: next(counted) >= number)
+
+
+def _first_sound_line(file: BinaryIO, offset: int, end: int) -> tuple[int, int] | None:
+    """The first line that begins between two offsets and says its sequence: where it begins, and the sequence."""
+    file.seek(offset)
+    begin = offset + len(file.readline(LONGEST_LINE))
+    while begin < end and (line := file.readline(LONGEST_LINE)):
+        if (entry := entry_in(line)) is not None:
+            return begin, entry.sequence
+        begin += len(line)
+    return None
+
+
+def _begin_before(fd: int, transcript: Transcript, end: int, is_early_enough: Callable[[int], bool]) -> tuple[int, int]:
+    """The last line before an offset at which one may begin to read: where it begins, and the sequence before its own.
+
+    Its sequence must agree with those around it: whoever began with a wrong one would misjudge all that follow.
+    """
+    lowest = sys.maxsize
+    chosen: tuple[int, int] | None = None
+    for offset, line in lines_before(fd, transcript.start, end):
+        if (entry := entry_in(line)) is None:
+            continue
+        if chosen is not None and entry.sequence <= chosen[1]:
+            return chosen
+        chosen = None
+        if entry.sequence < lowest:
+            lowest = entry.sequence
+            if is_early_enough(lowest):
+                chosen = offset, lowest - 1
+    return transcript.start, 0
+
+
+def entries_after(fd: int, transcript: Transcript, after: int) -> Iterator[StoredEntry]:
+    """What follows a sequence, read in blocks."""
+    offset, last = place_of(fd, transcript, after)
+    placing = Placing(offset, last)
+    while offset < transcript.length:
+        block = os.pread(fd, min(_BLOCK, transcript.length - offset), offset)
+        if not block:
+            raise StoreCorrupt(f"{transcript.name} has become shorter than it was left; another program has written it")
+        offset += len(block)
+        yield from (placed.entry for placed in placing.feed(block) if placed.entry.sequence > after)
+    yield from (placed.entry for placed in placing.finish() if placed.entry.sequence > after)

@@ -1,0 +1,190 @@
+"""The lines of a transcript file, as plain functions: what they look like, and what they say.
+
+    {"type":"session","id":"telegram_1","version":1,"timestamp":...,"channel":"telegram","chat_id":"1","incarnation":...}
+    {"type":"message","id":...,"parent_id":null,"timestamp":...,"sequence":1,"message":{...}}
+
+The first line says who the session is; every further one is an entry's JSON, byte for byte (document 003). An entry
+whose bytes are not one line of JSON that says its id and sequence is wrapped: `{"type":"opaque","id":...,
+"sequence":...,` and then its `"json"`, or its bytes in `"base64"`.
+
+What was appended together is there together or not at all, so every line but the last of an append ends in a space: a
+line without one completes what came before it. JSON does not see the space, and an editor that strips it does no harm.
+
+Lines end at the byte 0x0A and nowhere else (rule R13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from miniclaw_sessions.clock import derived_id
+from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, StoreCorrupt, StoreError
+from miniclaw_sessions.protocol.encoding import decode_entry, in_utc, parse_json
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.stores.base import SessionHead, StoredEntry
+
+VERSION = 1
+"""Of the format. A later one keeps `type`, `version` and `incarnation` in the first line, so that this one knows it."""
+
+LONGEST_LINE = 256 * 1024 * 1024
+"""Bytes. What is longer was not written by us; looking for its end could fill the memory."""
+
+MORE_FOLLOWS = b" \n"
+"""How a line ends whose append goes on with the next line."""
+
+Sequence64 = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+
+_OPAQUE = "opaque"
+_SPACE = b" \t\r\n"
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class NotOurs(StoreCorrupt):
+    """A file under a session's name is another program's, or another session's; it is left alone."""
+
+
+class _Header(msgspec.Struct, frozen=True, tag="session", tag_field="type"):
+    id: str
+    version: int
+    timestamp: datetime
+    channel: str
+    chat_id: str
+    incarnation: str
+
+
+class _Says(msgspec.Struct, frozen=True, gc=False):
+    """What an entry's line says of its place; the rest of it is nobody's business here, as long as it is JSON."""
+
+    id: str
+    sequence: Sequence64
+    type: str = ""
+
+
+class _Opaque(msgspec.Struct, frozen=True, tag=_OPAQUE, tag_field="type", omit_defaults=True):
+    id: str
+    sequence: Sequence64
+    json: msgspec.Raw = msgspec.Raw()
+    base64: bytes = b""
+
+
+_encoder = msgspec.json.Encoder()
+_header_decoder = msgspec.json.Decoder(_Header)
+_says_decoder = msgspec.json.Decoder(_Says)
+_opaque_decoder = msgspec.json.Decoder(_Opaque)
+
+# --- the first line --------------------------------------------------------------------------------------------------
+
+
+def header_of(head: SessionHead) -> bytes:
+    """The first line of a session's file.
+
+    Raises:
+        StoreError: the head holds text that is not Unicode.
+    """
+    created_at = in_utc(head.created_at)
+    header = _Header(head.session_id, VERSION, created_at, head.key.channel, head.key.chat_id, head.incarnation)
+    try:
+        return _encoder.encode(header) + b"\n"
+    except UnicodeEncodeError:
+        raise StoreError(f"cannot create session {head.session_id}: its head is not valid Unicode") from None
+
+
+def head_in(line: bytes, session_id: str) -> SessionHead:
+    """Who a session is, from the first line of its file.
+
+    Raises:
+        SchemaTooNew: a newer version of this program wrote it.
+        NotOurs: it is another program's, or another session's.
+        StoreCorrupt: it is damaged.
+    """
+    try:
+        header = _header_decoder.decode(line)
+        key = SessionKey.of(header.channel, header.chat_id)
+    except (*_UNREADABLE, InvalidKey):
+        raise _refusal(line) from None
+    if header.version != VERSION:
+        raise _refusal(line)
+    if key.session_id != header.id:
+        raise StoreCorrupt(f"its first line contradicts itself: that chat's session is {key.session_id}")
+    if header.id != session_id:
+        raise NotOurs(f"it is the file of session {header.id}; give it that name back, or move it away")
+    return SessionHead(session_id, key, header.incarnation, in_utc(header.timestamp))
+
+
+def _refusal(line: bytes) -> StoreError:
+    try:
+        fields = parse_json(line)
+    except InvalidMessage:
+        return StoreCorrupt("its first line is damaged")
+    if not isinstance(fields, dict) or fields.get("type") != "session":
+        return StoreCorrupt("its first line is not a session's")
+    if "incarnation" not in fields:
+        return NotOurs("another program wrote it, and it does not say which chat it is; import it, or move it away")
+    version = fields.get("version")
+    if isinstance(version, int) and version > VERSION:
+        return SchemaTooNew(
+            f"a newer version of miniclaw-sessions wrote it (format {version}, this one knows {VERSION}); "
+            "install that version, nothing was changed"
+        )
+    return StoreCorrupt("its first line is damaged")
+
+
+def head_without_header(session_id: str, first: StoredEntry) -> SessionHead:
+    """Who a session is when the first line of its file is lost: what its name and its first entry tell.
+
+    The incarnation is lost, so the session becomes another one than anybody may remember, and always the same.
+
+    Raises:
+        StoreCorrupt: that does not tell it.
+    """
+    try:
+        key = SessionKey.parse(session_id)
+        created_at = decode_entry(first.encoded).timestamp
+    except (InvalidKey, InvalidMessage) as error:
+        raise StoreCorrupt(f"its first line is damaged, and what is left does not tell who it is ({error})") from None
+    return SessionHead(session_id, key, derived_id(f"{session_id} {first.entry_id}"), in_utc(created_at))
+
+
+# --- the other lines -------------------------------------------------------------------------------------------------
+
+
+def lines_of(entries: Sequence[StoredEntry]) -> bytes:
+    """The lines of one append.
+
+    Raises:
+        StoreError: an entry has no form that would come back as it is.
+    """
+    return MORE_FOLLOWS.join([_line_of(entry) for entry in entries]) + b"\n" if entries else b""
+
+
+def _line_of(entry: StoredEntry) -> bytes:
+    """The first form of the entry that reads back as exactly this entry."""
+    with suppress(UnicodeEncodeError, OverflowError):
+        for line in _forms(entry):
+            if b"\n" not in line and len(line) < LONGEST_LINE and entry_in(line) == entry:
+                return line
+    raise StoreError(f"cannot store an entry at sequence {entry.sequence}: a line of JSON cannot hold it")
+
+
+def _forms(entry: StoredEntry) -> Iterator[bytes]:
+    yield entry.encoded
+    yield _encoder.encode(_Opaque(entry.entry_id, entry.sequence, json=msgspec.Raw(entry.encoded)))
+    yield _encoder.encode(_Opaque(entry.entry_id, entry.sequence, base64=entry.encoded))
+
+
+def entry_in(line: bytes) -> StoredEntry | None:
+    """The entry of a line, or None when the line is damaged."""
+    text = line.strip(_SPACE)
+    try:
+        says = _says_decoder.decode(text)
+        if says.type != _OPAQUE:
+            return StoredEntry(says.sequence, says.id, text)
+        opaque = _opaque_decoder.decode(text)
+    except _UNREADABLE:
+        return None
+    return StoredEntry(opaque.sequence, opaque.id, bytes(opaque.json) or opaque.base64)
