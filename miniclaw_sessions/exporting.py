@@ -8,14 +8,11 @@ from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.formats.foreign import Format, SessionFacts, Writer
 from miniclaw_sessions.history.branch import told
 from miniclaw_sessions.history.context import build_context
-from miniclaw_sessions.importing import SOURCE
-from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry
+from miniclaw_sessions.protocol.entries import METADATA, OWN_METADATA, SOURCE, Custom, Entry
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.copying import PARENT_SESSION
 
 CHUNK_BYTES = 65_536
-
-_BOOKKEEPING = frozenset({SOURCE, PARENT_SESSION, "incomplete"})
 
 
 async def export_session(session: Session, form: Format) -> AsyncIterator[bytes]:
@@ -56,7 +53,7 @@ async def _branch(session: Session) -> AsyncIterator[Entry]:
 
 def session_facts(session: Session, form: Format) -> SessionFacts:
     """What a format's writer is told of a session; the header of the file it came from, if that was of this format."""
-    metadata = {name: value for name, value in session.metadata.items() if name not in _BOOKKEEPING}
+    metadata = {name: value for name, value in session.metadata.items() if not name.startswith(OWN_METADATA)}
     source = session.metadata.get(SOURCE)
     source = source if isinstance(source, dict) and source.get("format") == form.name else {}
     header = source.get("header")
@@ -77,4 +74,6 @@ def session_facts(session: Session, form: Format) -> SessionFacts:
 
 def is_bookkeeping(entry: Entry) -> bool:
     """Whether an entry only says where the session came from: another import will say it again."""
-    return isinstance(entry, Custom) and entry.custom_type == METADATA and entry.data.keys() <= _BOOKKEEPING
+    if not isinstance(entry, Custom) or entry.custom_type != METADATA or not entry.data:
+        return False
+    return all(name.startswith(OWN_METADATA) for name in entry.data)

@@ -29,7 +29,7 @@ from miniclaw_sessions.formats.registry import recognise
 from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.persistence.recovery import Progress, ids_for
 from miniclaw_sessions.protocol.encoding import parse_json
-from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry
+from miniclaw_sessions.protocol.entries import OWN_METADATA, SOURCE, Custom, Entry, LeafMove, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Session
 
@@ -46,9 +46,6 @@ REPORTED_FINDINGS = 1_000
 BATCH_ENTRIES = 500
 BATCH_BYTES = 4_194_304
 """When one of these is reached, what was read is stored before more is."""
-
-SOURCE = "source"
-"""The metadata of an imported session: format, id and header of the file."""
 
 NOT_STORED = "import.too_large"
 """The `custom_type` of what stands in the place of an entry that is too large to be stored."""
@@ -213,16 +210,20 @@ class Import:
 
     async def _store(self, session: Session, entries: AsyncIterator[Entry], report: ImportReport) -> None:
         """Append the entries in batches, so that neither memory nor the store's queue fills up."""
-        places, batch, size = Places(), [], 0
+        places, size = Places(), 0
+        batch: list[Entry] = []
         async for entry in entries:
             report.entries += 1
             report.messages += isinstance(entry, MessageEntry)
-            batch.append(entry)
-            size += _weight(entry)
-            if len(batch) >= BATCH_ENTRIES or size >= BATCH_BYTES:
+            is_clearing = isinstance(entry, LeafMove) and entry.target_id is None
+            if is_clearing or len(batch) >= BATCH_ENTRIES or size >= BATCH_BYTES:
                 _adopt(session, batch, places, report)
                 await session.saved()
                 batch, size = [], 0
+            if is_clearing:
+                await session.settle()  # what is in force there stays in force
+            batch.append(entry)
+            size += _weight(entry)
         _adopt(session, batch, places, report)
         await session.settle()
         await session.saved()
@@ -363,15 +364,17 @@ async def _finish(session: Session, facts: SessionFacts, form: Format, report: I
         "header": facts.header or None,
     }
     known = session.metadata
-    changes: dict[str, Any] = {name: value for name, value in facts.metadata.items() if name not in known}
-    changes["source"] = {name: value for name, value in about.items() if value is not None}
+    changes: dict[str, Any] = {
+        name: value for name, value in facts.metadata.items() if name not in known and not name.startswith(OWN_METADATA)
+    }
     if facts.title and not session.title:
         changes["title"] = facts.title
     try:
         session.update(**changes)
+        session.note({SOURCE: {name: value for name, value in about.items() if value is not None}})
     except InvalidMessage as error:
         report.note(Finding(0, Outcome.SET_ASIDE, f"the file's header could not be kept: {error}"))
-        session.update(source={"format": form.name})
+        session.note({SOURCE: {"format": form.name}})
     report.title = session.title
     if facts.leaf_id is not None and facts.leaf_id != session.leaf_id:
         try:

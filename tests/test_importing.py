@@ -13,13 +13,20 @@ from typing import Any
 import pytest
 
 from miniclaw_sessions import Message, SessionKey, SessionManager, SessionSettings, ToolCall, Usage
-from miniclaw_sessions.errors import ImportRefused, SessionExists, SessionNotFound, StoreFull
+from miniclaw_sessions.errors import (
+    ImportRefused,
+    InvalidMessage,
+    SessionExists,
+    SessionNotFound,
+    StoreFull,
+    StoreUnavailable,
+)
 from miniclaw_sessions.formats.registry import FORMATS, READABLE, WRITABLE, format_named
 from miniclaw_sessions.history.branch import resolve
 from miniclaw_sessions.history.context import build_context, is_legal
-from miniclaw_sessions.importing import BATCH_ENTRIES, NOT_STORED, SOURCE
+from miniclaw_sessions.importing import BATCH_ENTRIES, NOT_STORED
 from miniclaw_sessions.persistence.recovery import Progress
-from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry, moves_leaf
+from miniclaw_sessions.protocol.entries import INCOMPLETE, SOURCE, Custom, Entry, MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.messages import ImagePart, TextPart
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.stores.memory import MemoryStore
@@ -395,3 +402,29 @@ async def test_our_own_format_loses_nothing(tmp_path: Path) -> None:
         assert (again.event_count, again.total_usage) == (session.event_count, session.total_usage)
         assert (await again.get_transcript()).labels == {first: "start"}
         assert again.find_duplicate("k1") is not None
+
+
+async def test_what_a_failing_store_left_of_an_import_never_comes_back(tmp_path: Path) -> None:
+    store = FaultyStore(MemoryStore())
+    file = written(tmp_path / "chat.jsonl", pi_lines(*(f"m{number}" for number in range(3 * BATCH_ENTRIES))))
+    async with opened(tmp_path / "w", store) as manager:
+        with pytest.raises(StoreFull):
+            await manager.import_file(file, on_progress=lambda _: store.fail(StoreFull("the disk is full")))
+        with pytest.raises(StoreUnavailable, match="interrupted import"):
+            await manager.get_or_create("import", "s1")  # it cannot be made over what may still be there
+        store.heal()
+        session = await manager.get_or_create("import", "s1")
+        await session.add_message(Message.user("mine"))
+    async with opened(tmp_path / "w", store) as manager:
+        assert [message.text for message in (await manager.find("import_s1")).messages()] == ["mine"]
+
+
+async def test_nobody_can_make_a_session_look_unfinished(tmp_path: Path) -> None:
+    async with opened(tmp_path / "w") as manager:
+        session = await manager.get_or_create("telegram", "1")
+        with pytest.raises(InvalidMessage, match="ours"):
+            session.update(**{INCOMPLETE: "import"})
+        session.update(incomplete="import")
+        await session.add_message(Message.user("mine"))
+    async with opened(tmp_path / "w") as manager:
+        assert (await manager.find("telegram_1")).metadata["incomplete"] == "import"

@@ -20,7 +20,7 @@ from miniclaw_sessions.protocol.messages import Message
 
 E = TypeVar("E", bound=EntryBase)
 
-MAX_DOCUMENT_BYTES = 256 * 1024 * 1024
+MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 """The largest file that is one JSON document; one of lines may have any size."""
 
 

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
-from typing import TypeVar
 
-import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.gateway import metrics
-from miniclaw_sessions.gateway.documents import entry_document, message_document, session_document
+from miniclaw_sessions.gateway.documents import entry_document, session_document
 from miniclaw_sessions.gateway.replies import RequestError, json_reply
 from miniclaw_sessions.gateway.requests import (
     CreateSession,
@@ -36,35 +33,31 @@ from miniclaw_sessions.gateway.requests import (
     session_id_of,
     shaped,
 )
-from miniclaw_sessions.gateway.streaming import ByteStream, with_first
-from miniclaw_sessions.history.context import build_context
-from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.gateway.sessions import ServedSessions
+from miniclaw_sessions.gateway.streaming import PIECE_BYTES, ByteStream, with_first
 from miniclaw_sessions.protocol.encoding import encode_entry
-from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.session import Session
 from miniclaw_sessions.statistics import SessionSummary
 
 MAX_PAGE = 1000
 """Sessions or messages in one reply."""
 
-_CHUNK_BYTES = 65_536
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _MAX_PLACE_DIGITS = 20
-T = TypeVar("T")
 
 
 class Api:
-    """The routes over one manager."""
+    """The service, the sessions and their messages, over one manager."""
 
-    def __init__(self, manager: SessionManager, limits: ListenSettings, registry: CollectorRegistry) -> None:
-        self._manager = manager
-        self._limits = limits
+    def __init__(self, sessions: ServedSessions, registry: CollectorRegistry) -> None:
+        self._sessions = sessions
+        self._manager = sessions.manager
+        self._limits = sessions.limits
         self._registry = registry
         self._started = time.monotonic()
         self._version = version("miniclaw-sessions")
 
     def routes(self) -> list[Route]:
-        """Everything but the chat."""
+        """Everything but the chat, the tree, and files."""
         one = "/v1/sessions/{session_id}"
         return [
             Route("/health", self.health),
@@ -77,7 +70,6 @@ class Api:
             Route(f"{one}/clear", self.clear_session, methods=["POST"]),
             Route(f"{one}/messages", self.show_messages),
             Route(f"{one}/messages", self.add_messages, methods=["POST"]),
-            Route(f"{one}/context", self.show_context),
             Route(f"{one}/transcript", self.show_transcript),
             Route("/v1/flush", self.flush, methods=["POST"]),
             Route("/v1/check", self.check, methods=["POST"]),
@@ -164,35 +156,35 @@ class Api:
         session = await self._manager.get_or_create(wanted.channel, wanted.chat_id, agent_id=wanted.agent_id)
         if is_new:
             session.update(**({} if wanted.title is None else {"title": wanted.title}), **metadata)
-            await self._acknowledged(session.saved())
+            await self._sessions.in_time(session.saved())
         return json_reply(session_document(session), status=201 if is_new else 200)
 
     async def show_session(self, request: Request) -> Response:
         """One session."""
-        return json_reply(session_document(await self._find(request)))
+        return json_reply(session_document(await self._sessions.find(request)))
 
     async def update_session(self, request: Request) -> Response:
         """Change title, model and other metadata."""
-        session = await self._find(request)
+        session = await self._sessions.find(request)
         wanted = shaped(await read_json(request, self._limits), UpdateSession)
         changes = {**wanted.changes(), **checked_metadata(wanted.metadata)}
         if changes:
             session.update(**changes)
-            await self._acknowledged(session.saved())
+            await self._sessions.in_time(session.saved())
         return json_reply(session_document(session))
 
     async def delete_session(self, request: Request) -> Response:
         """Forget a session and its transcript."""
         session_id = session_id_of(request)
-        if not await self._acknowledged(self._manager.delete(session_id)):
+        if not await self._sessions.in_time(self._manager.delete(session_id)):
             raise SessionNotFound(session_id)
         return json_reply({"deleted": True})
 
     async def clear_session(self, request: Request) -> Response:
         """Empty the window; the transcript stays."""
-        session = await self._find(request)
+        session = await self._sessions.find(request)
         session.clear()
-        await self._acknowledged(session.saved())
+        await self._sessions.in_time(session.saved())
         return json_reply(session_document(session))
 
     # --- messages ----------------------------------------------------------------------------------------------------
@@ -200,28 +192,22 @@ class Api:
     async def show_messages(self, request: Request) -> Response:
         """The newest messages of the window, oldest first."""
         limit = query_number(request, "limit", default=50, most=MAX_PAGE)
-        entries = (await self._find(request)).entries()[-limit:]
+        entries = (await self._sessions.find(request)).entries()[-limit:]
         return json_reply({"messages": [entry_document(entry) for entry in entries]})
 
     async def add_messages(self, request: Request) -> Response:
         """Append one message or several, and reply when they are acknowledged."""
-        session_id = session_id_of(request)
         header_key = idempotency_header(request)
         incoming = incoming_messages(await read_json(request, self._limits), header_key)
-        session = await self._find_or_create(session_id)
+        session = await self._sessions.find_or_create(request)
         last = session.last_sequence
         messages, keys = zip(*incoming, strict=True)
-        entries = await self._acknowledged(session.add_messages(messages, idempotency_keys=keys))
+        entries = await self._sessions.in_time(session.add_messages(messages, idempotency_keys=keys))
         reply = []
         for entry in entries:
             reply.append({"id": entry.id, "sequence": entry.sequence, "duplicate": entry.sequence <= last})
             last = max(last, entry.sequence)
         return json_reply({"entries": reply}, status=201)
-
-    async def show_context(self, request: Request) -> Response:
-        """The window as it may be sent to a model."""
-        context = build_context((await self._find(request)).messages())
-        return json_reply({"messages": [message_document(message) for message in context]})
 
     async def show_transcript(self, request: Request) -> Response:
         """Every entry, one per line."""
@@ -234,7 +220,7 @@ class Api:
         chunk = bytearray()
         async for entry in self._manager.read_transcript(session_id):
             chunk += encode_entry(entry) + b"\n"
-            if len(chunk) >= _CHUNK_BYTES:
+            if len(chunk) >= PIECE_BYTES:
                 yield bytes(chunk)
                 chunk.clear()
         yield bytes(chunk)
@@ -247,21 +233,6 @@ class Api:
         except SessionNotFound:
             return False
         return True
-
-    async def _find(self, request: Request) -> Session:
-        return await self._manager.find(session_id_of(request))
-
-    async def _find_or_create(self, session_id: str) -> Session:
-        try:
-            key = (await self._manager.find(session_id)).key
-        except SessionNotFound:
-            key = SessionKey.parse(session_id)
-        return await self._manager.get_or_create(key.channel, key.chat_id)
-
-    async def _acknowledged(self, commit: Awaitable[T]) -> T:
-        """Wait, but not for ever, for the store or a turn that is in the way: a client learns that it takes long."""
-        with anyio.fail_after(self._limits.request_timeout_s):
-            return await commit
 
     def _without_paths(self, problems: list[str]) -> list[str]:
         return [problem.replace(str(self._manager.workspace), "<workspace>") for problem in problems]

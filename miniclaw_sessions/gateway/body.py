@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import anyio
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from miniclaw_sessions.gateway.replies import RequestError
 
@@ -45,7 +46,7 @@ async def read_body(request: Request, *, limit: int, timeout_s: float) -> bytes:
         raise RequestError(408, "timeout", f"the body did not arrive within {timeout_s:g} s", close=True) from None
     if body is None:
         if "expect" not in request.headers:  # a client that asked first is told without sending it
-            await _drain(chunks, limit)
+            await drain(chunks, most=limit * _DRAIN_FACTOR)
         raise RequestError(413, "body_too_large", f"the body is longer than {limit} bytes", close=True)
     return body
 
@@ -60,13 +61,37 @@ async def _collect(chunks: AsyncIterator[bytes], limit: int) -> bytes | None:
     return bytes(body)
 
 
-async def _drain(chunks: AsyncIterator[bytes], limit: int) -> None:
-    """Read on for a moment: a client that is still sending when the connection closes never sees the reply."""
-    remaining = limit * _DRAIN_FACTOR
-    with anyio.move_on_after(_DRAIN_S):
+async def body_pieces(request: Request, *, stall_s: float) -> AsyncGenerator[bytes, None]:
+    """A body of any size, piece by piece: none is taken before the one before it was worked on.
+
+    A client that is faster than that is slowed down by its own connection; one that goes away is a `ClientDisconnect`.
+
+    Raises:
+        RequestError: nothing came for `stall_s` seconds, though it was waited for (408).
+    """
+    chunks = request.stream()
+    while True:
+        try:
+            with anyio.fail_after(stall_s):
+                piece = await anext(chunks, None)
+        except TimeoutError:
+            raise RequestError(408, "timeout", f"no more of the body came for {stall_s:g} s", close=True) from None
+        if piece is None:
+            return
+        yield piece
+
+
+async def drain(chunks: AsyncIterator[bytes], *, most: int) -> None:
+    """Read on for a moment: a client that is still sending when the connection closes never sees the reply.
+
+    Args:
+        chunks: what is left of the body.
+        most: how many bytes are read at most.
+    """
+    with suppress(RequestError, ClientDisconnect), anyio.move_on_after(_DRAIN_S):
         async for chunk in chunks:
-            remaining -= len(chunk)
-            if remaining < 0:
+            most -= len(chunk)
+            if most < 0:
                 return
 
 

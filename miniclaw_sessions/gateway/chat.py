@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from miniclaw_sessions.agent.loop import AgentEvent, TurnFinished
+from miniclaw_sessions.agent.loop import AgentEvent, TurnFinished, TurnSuspended
 from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.gateway.documents import event_document
 from miniclaw_sessions.gateway.replies import RequestError, as_request_error, json_reply
@@ -66,6 +66,8 @@ class ChatApi:
             self._turns.abandon(turn)
         if isinstance(last, Exception):
             raise last
+        if isinstance(last, TurnSuspended):
+            return json_reply({"suspended": event_document(last)[1], "session_id": session_id}, status=202)
         if not isinstance(last, TurnFinished):
             raise RequestError(503, "turn_cut_off", "the turn ended without a reply; its steps are saved")
         _, data = event_document(last)
@@ -94,7 +96,7 @@ class ChatApi:
 async def _events(turn: RunningTurn, event: AgentEvent | Exception | None) -> AsyncGenerator[bytes, None]:
     yield _encode_event(event)
     try:
-        while not isinstance(event, TurnFinished | Exception):
+        while not isinstance(event, TurnFinished | TurnSuspended | Exception):
             event = await turn.next_within(HEARTBEAT_S)
             yield _encode_event(event)
     except anyio.EndOfStream:

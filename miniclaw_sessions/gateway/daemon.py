@@ -21,6 +21,7 @@ import structlog
 from starlette.types import ASGIApp
 
 from miniclaw_sessions import errors
+from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.config import ListenSettings, LoadedSettings, Secret, read_secret, socket_path
 from miniclaw_sessions.gateway.exit_status import ExitStatus
 from miniclaw_sessions.gateway.http import make_app
@@ -89,7 +90,7 @@ async def _live(loaded: LoadedSettings, signals: Signals, notifier: Notifier) ->
                 listeners = open_listeners(loaded, os.environ, sockets)
                 policy = access_policy(listeners, settings.listen, token)
                 turns = Turns(agent, limit=settings.listen.max_connections, patience_s=settings.model.timeout_s)
-                app = make_app(manager, turns, settings.listen, policy)
+                app = make_app(manager, turns, settings.listen, policy, summarizer_of(agent.provider))
                 await _serve(app, manager, turns, listeners, Life(settings.listen, signals, phase))
             status = await _save(manager)
     if opening.cancelled_caught:

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import orjson
 
-from miniclaw_sessions.agent.loop import AgentEvent, ToolFinished, ToolStarted
+from miniclaw_sessions.agent.events import (
+    AgentEvent,
+    ReplyFinished,
+    SessionCompacted,
+    ToolFinished,
+    ToolStarted,
+    TurnFinished,
+    TurnSuspended,
+)
 from miniclaw_sessions.agent.provider import TextDelta
+from miniclaw_sessions.history.transcript import Transcript
 from miniclaw_sessions.protocol.encoding import message_to_dict
-from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.entries import MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.compacting import CompactionOutcome
+from miniclaw_sessions.session.tree import SessionContext
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.importing import ImportReport
 
 Document = dict[str, Any]
 
@@ -52,16 +68,82 @@ def entry_document(entry: MessageEntry) -> Document:
     return {**message_document(entry.message), "id": entry.id, "sequence": entry.sequence}
 
 
+def context_document(context: SessionContext) -> Document:
+    """What is in force at the leaf, and what is wrong with the branch; the messages follow one by one."""
+    return {
+        "provider": context.provider,
+        "model": context.model,
+        "thinking_level": context.thinking_level,
+        "problems": list(context.problems),
+    }
+
+
+def tree_document(transcript: Transcript) -> Document:
+    """What there is to say of a tree as a whole; `encoded_children` follow one by one."""
+    return {
+        "session_id": transcript.session_id,
+        "leaf_id": transcript.leaf_id,
+        "labels": dict(transcript.labels),
+        "problems": transcript.problems,
+        "roots": _ids_of(transcript, None),
+    }
+
+
+def encoded_children(transcript: Transcript) -> Iterator[bytes]:
+    """Who follows whom, one JSON pair for each entry that something follows.
+
+    Free metadata has no place in the tree, and is left out unless something follows it.
+    """
+    for entry in transcript.entries:
+        if children := _ids_of(transcript, entry.id):
+            yield orjson.dumps(entry.id) + b":" + orjson.dumps(children)
+
+
+def _ids_of(transcript: Transcript, parent_id: str | None) -> list[str]:
+    following = transcript.children(parent_id)
+    return [entry.id for entry in following if moves_leaf(entry) or transcript.children(entry.id)]
+
+
+def compaction_document(outcome: CompactionOutcome) -> Document:
+    """What became of a compaction."""
+    document: Document = msgspec.to_builtins(outcome)
+    return document
+
+
+def import_document(report: ImportReport) -> Document:
+    """What became of an imported file; what was set aside is told of, and not repeated."""
+    return {
+        "session_id": report.session_id,
+        "format": report.format,
+        "title": report.title,
+        "entries": report.entries,
+        "messages": report.messages,
+        "repaired": report.repaired,
+        "set_aside": report.set_aside,
+        "findings": [{"line": one.line, "outcome": one.outcome.value, "text": one.text} for one in report.findings],
+        "bytes_read": report.bytes_read,
+        "dry_run": report.dry_run,
+    }
+
+
 def event_document(event: AgentEvent) -> tuple[str, Document]:
-    """An event of a turn: its name (text, tool_started, tool_finished or done) and its data."""
-    if isinstance(event, TextDelta):
-        return "text", {"text": event.text}
-    if isinstance(event, ToolStarted):
-        call = event.call
-        return "tool_started", {"id": call.id, "name": call.name, "arguments": call.arguments}
-    if isinstance(event, ToolFinished):
-        return "tool_finished", {"id": event.call.id, "name": event.call.name, "is_error": event.is_error}
-    return "done", {"message": message_document(event.message), "usage": _usage_document(event.usage)}
+    """An event of a turn: text, tool_started, tool_finished, usage, compacted, suspended or done; and its data."""
+    match event:
+        case TextDelta(text=text):
+            return "text", {"text": text}
+        case ToolStarted(call=call):
+            return "tool_started", {"id": call.id, "name": call.name, "arguments": call.arguments}
+        case ToolFinished(call=call):
+            return "tool_finished", {"id": call.id, "name": call.name, "is_error": event.is_error}
+        case ReplyFinished(message=message):
+            return "usage", {"usage": _usage_document(message.usage or Usage()), "model": message.model}
+        case SessionCompacted(outcome=outcome):
+            return "compacted", {"status": outcome.status.value, "detail": outcome.detail}
+        case TurnSuspended(pending=pending, usage=usage):
+            waiting = [{"id": one.call.id, "name": one.call.name, "reason": one.reason} for one in pending]
+            return "suspended", {"pending": waiting, "usage": _usage_document(usage)}
+        case TurnFinished(message=message, usage=usage):
+            return "done", {"message": message_document(message), "usage": _usage_document(usage)}
 
 
 def _usage_document(usage: Usage) -> Document:

@@ -20,13 +20,19 @@ from miniclaw_sessions.gateway.chat import ChatApi
 from miniclaw_sessions.gateway.metrics import RequestCounts, make_registry
 from miniclaw_sessions.gateway.replies import RequestError, as_request_error, error_reply
 from miniclaw_sessions.gateway.security import AccessPolicy, refusal
+from miniclaw_sessions.gateway.sessions import ServedSessions
 from miniclaw_sessions.gateway.streaming import Turns
+from miniclaw_sessions.gateway.transfer_api import TransferApi
+from miniclaw_sessions.gateway.tree_api import TreeApi
 from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.session.compacting import Summarizer
 
 log = structlog.get_logger(__name__)
 
 
-def make_app(manager: SessionManager, turns: Turns, limits: ListenSettings, policy: AccessPolicy | None) -> Gateway:
+def make_app(
+    manager: SessionManager, turns: Turns, limits: ListenSettings, policy: AccessPolicy | None, summarizer: Summarizer
+) -> Gateway:
     """The whole application.
 
     Args:
@@ -34,12 +40,17 @@ def make_app(manager: SessionManager, turns: Turns, limits: ListenSettings, poli
         turns: who answers chats.
         limits: sizes and times.
         policy: what requests by TCP must show; None refuses all of them.
+        summarizer: who summarises for compactions.
     """
     requests = RequestCounts()
-    api = Api(manager, limits, make_registry(manager.statistics, requests))
-    chat = ChatApi(manager, turns, limits)
-    router = Router([*api.routes(), *chat.routes()], redirect_slashes=False)
-    return Gateway(router, policy, requests)
+    sessions = ServedSessions(manager, limits)
+    routes = [
+        *Api(sessions, make_registry(manager.statistics, requests)).routes(),
+        *TreeApi(sessions, summarizer).routes(),
+        *TransferApi(sessions).routes(),
+        *ChatApi(manager, turns, limits).routes(),
+    ]
+    return Gateway(Router(routes, redirect_slashes=False), policy, requests)
 
 
 class Gateway:

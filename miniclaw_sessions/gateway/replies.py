@@ -67,6 +67,9 @@ _STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.SessionLimit: (429, "there are too many sessions; delete some, or raise sessions.max_sessions"),
     errors.InvalidKey: (400, None),
     errors.InvalidMessage: (422, None),
+    errors.UnsafeCompaction: (422, None),
+    errors.ImportRefused: (422, None),
+    errors.SessionExists: (409, None),
     errors.DuplicateMessage: (409, None),
     errors.TurnInProgress: (409, None),
     errors.SessionDeleted: (410, None),
@@ -128,6 +131,11 @@ def error_reply(error: RequestError) -> Response:
 
 
 def json_reply(data: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Data as a JSON response that no cache keeps and no browser interprets as something else."""
+    """Data as a JSON response."""
+    return encoded_reply(orjson.dumps(data), status=status, headers=headers)
+
+
+def encoded_reply(encoded: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """JSON as a response that no cache keeps and no browser interprets as something else."""
     safe = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **(headers or {})}
-    return Response(orjson.dumps(data), status, safe, "application/json")
+    return Response(encoded, status, safe, "application/json")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 from urllib.parse import unquote
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 
 from miniclaw_sessions.config import ListenSettings
@@ -14,8 +14,9 @@ from miniclaw_sessions.errors import InvalidKey, InvalidMessage
 from miniclaw_sessions.gateway.body import parse_strictly, read_body
 from miniclaw_sessions.gateway.replies import RequestError
 from miniclaw_sessions.gateway.security import body_refusal
+from miniclaw_sessions.history.compaction import KEEP_TOKENS
 from miniclaw_sessions.protocol.encoding import message_from_dict
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.messages import Message, Usage
 
 MAX_MESSAGES_PER_REQUEST = 1000
 MAX_IDEMPOTENCY_KEY_LENGTH = 255
@@ -72,7 +73,93 @@ class Chat(msgspec.Struct, forbid_unknown_fields=True):
         return message
 
 
+# --- the tree --------------------------------------------------------------------------------------------------------
+
+
+class NewModelChange(msgspec.Struct, forbid_unknown_fields=True, tag="model_change", tag_field="type"):
+    """POST .../entries: from here on this model answers."""
+
+    provider: str
+    model_id: str
+
+
+class NewThinkingLevel(msgspec.Struct, forbid_unknown_fields=True, tag="thinking_level", tag_field="type"):
+    """POST .../entries: from here on the model thinks this hard."""
+
+    thinking_level: str
+
+
+class NewSessionInfo(msgspec.Struct, forbid_unknown_fields=True, tag="session_info", tag_field="type"):
+    """POST .../entries: the session's display name."""
+
+    name: str
+
+
+class NewCustom(msgspec.Struct, forbid_unknown_fields=True, tag="custom", tag_field="type"):
+    """POST .../entries: anything else worth keeping."""
+
+    custom_type: str
+    data: dict[str, Any] = {}
+
+
+NewEntry = NewModelChange | NewThinkingLevel | NewSessionInfo | NewCustom
+
+
+class GoTo(msgspec.Struct, forbid_unknown_fields=True):
+    """POST .../branch; null is the root."""
+
+    entry_id: str | None
+    summary: str | None = None
+
+
+class SetLabel(msgspec.Struct, forbid_unknown_fields=True):
+    """POST .../labels; an empty label removes."""
+
+    entry_id: str
+    label: str
+
+
+class Fork(msgspec.Struct, forbid_unknown_fields=True):
+    """POST .../fork; of the whole tree, or of the branch that ends at an entry."""
+
+    session_id: str | None = None
+    leaf_id: str | None = None
+
+
+class Compact(msgspec.Struct, forbid_unknown_fields=True):
+    """POST .../compact; the fields after `keep_tokens` are for a summary that the client brings."""
+
+    keep_tokens: Annotated[int, Meta(ge=0)] = KEEP_TOKENS
+    summary: str | None = None
+    first_kept_entry_id: str | None = None
+    tokens_before: Annotated[int, Meta(ge=0)] | None = None
+
+
+class SaveTurn(msgspec.Struct, forbid_unknown_fields=True):
+    """POST .../turns."""
+
+    messages: Annotated[list[Any], Meta(min_length=1, max_length=MAX_MESSAGES_PER_REQUEST)]
+    usage: dict[str, Any] | None = None
+
+    def turn(self) -> tuple[list[Message], Usage | None]:
+        """The messages, and what the turn cost.
+
+        Raises:
+            InvalidMessage: something is not a message, or not a usage.
+            RequestError: a message has an idempotency key; a turn is saved whole, and is not recognised again.
+        """
+        incoming = [_incoming_message(message, None) for message in self.messages]
+        if any(key is not None for _, key in incoming):
+            sentence = "the messages of a turn have no idempotency keys; send them to .../messages"
+            raise RequestError(422, "invalid_request", sentence, param="messages")
+        usage = None if self.usage is None else message_from_dict({"role": "assistant", "usage": self.usage}).usage
+        return [message for message, _ in incoming], usage
+
+
 T = TypeVar("T")
+
+
+# --- bodies ----------------------------------------------------------------------------------------------------------
 
 
 async def read_json(request: Request, limits: ListenSettings) -> Any:
@@ -97,6 +184,16 @@ def shaped(data: Any, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         sentence, _, path = str(error).partition(" - at `$.")
         raise RequestError(422, "invalid_request", sentence, param=path.rstrip("`") or None) from None
+
+
+def new_entry(data: Any) -> NewEntry:
+    """Parsed JSON as one of the entries that may be added by hand.
+
+    Raises:
+        RequestError: it is none of them (422).
+    """
+    entry: NewEntry = shaped(data, cast("Any", NewEntry))  # mypy does not take a union for a type
+    return entry
 
 
 def checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -160,16 +257,32 @@ def checked_idempotency_key(key: Any) -> str | None:
     raise RequestError(422, "invalid_request", sentence, param="idempotency_key")
 
 
+# --- paths and queries -----------------------------------------------------------------------------------------------
+
+
 def session_id_of(request: Request) -> str:
     """The session id in the path, percent-decoded exactly once: an id may itself hold percent signs.
 
     Raises:
         InvalidKey: it is not percent-encoded UTF-8.
     """
+    return _decoded(request.path_params["session_id"], "session id")
+
+
+def entry_id_of(request: Request) -> str:
+    """The entry id in the path, percent-decoded exactly once; other programs' ids may hold anything.
+
+    Raises:
+        InvalidKey: it is not percent-encoded UTF-8.
+    """
+    return _decoded(request.path_params["entry_id"], "entry id")
+
+
+def _decoded(text: str, name: str) -> str:
     try:
-        return unquote(request.path_params["session_id"], errors="strict")
+        return unquote(text, errors="strict")
     except UnicodeDecodeError:
-        raise InvalidKey("the session id in the path is not percent-encoded UTF-8") from None
+        raise InvalidKey(f"the {name} in the path is not percent-encoded UTF-8") from None
 
 
 def query_number(request: Request, name: str, *, default: int, most: int) -> int:
@@ -183,3 +296,27 @@ def query_number(request: Request, name: str, *, default: int, most: int) -> int
     if not 1 <= number <= most:
         raise RequestError(422, "invalid_request", f"{name} must be a number from 1 to {most}", param=name)
     return number
+
+
+def query_text(request: Request, name: str, *, most: int) -> str | None:
+    """A text of the query, 1 to `most` characters; None where it is absent.
+
+    Raises:
+        RequestError: it is empty or too long (422).
+    """
+    text = request.query_params.get(name)
+    if text is not None and not 0 < len(text) <= most:
+        raise RequestError(422, "invalid_request", f"{name} is a text of 1 to {most} characters", param=name)
+    return text
+
+
+def query_flag(request: Request, name: str) -> bool:
+    """A yes or no of the query: 1 or true, 0 or false; no where it is absent.
+
+    Raises:
+        RequestError: it is something else (422).
+    """
+    text = request.query_params.get(name, "0")
+    if text not in ("0", "1", "false", "true"):
+        raise RequestError(422, "invalid_request", f"{name} must be 0 or 1", param=name)
+    return text in ("1", "true")

@@ -16,6 +16,10 @@ from miniclaw_sessions.gateway.replies import RequestError
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
+JSON = ("application/json",)
+FILES = ("application/octet-stream", "application/x-ndjson", "application/json")
+"""What a request's body may be: JSON for us to read, or a file of any kind."""
+
 
 @dataclass(frozen=True)
 class AccessPolicy:
@@ -50,14 +54,22 @@ def refusal(headers: RawHeaders, policy: AccessPolicy) -> RequestError | None:
     return None
 
 
-def body_refusal(headers: RawHeaders) -> RequestError | None:
-    """Why a body cannot be JSON in UTF-8 by its headers, or None."""
+def body_refusal(headers: RawHeaders, accepted: Sequence[str] = JSON) -> RequestError | None:
+    """Why a body is not what a route takes, by its headers, or None.
+
+    A browser sends forms and plain text to anybody for any web page, and asks the server first for all other types; so
+    neither of those, nor a body without a type, is ever among the accepted ones.
+
+    Args:
+        headers: the request's.
+        accepted: the media types, in lower case; where they are text, it is UTF-8.
+    """
     types = _values(headers, b"content-type")
     media_type, *parameters = (types[0] if len(types) == 1 else b"").lower().split(b";")
     pairs = [(name.strip(), value.strip(b' "')) for name, _, value in (p.partition(b"=") for p in parameters)]
     wrong_charset = any(name == b"charset" and value not in (b"utf-8", b"utf8") for name, value in pairs)
-    if media_type.strip() != b"application/json" or wrong_charset:
-        sentence = "send the body as `Content-Type: application/json`, in UTF-8"
+    if media_type.strip().decode("latin-1") not in accepted or wrong_charset:
+        sentence = f"send the body as `Content-Type: {' or '.join(accepted)}`, in UTF-8"
         return RequestError(415, "unsupported_media_type", sentence, param="Content-Type", close=True)
     if any(encoding.strip().lower() != b"identity" for encoding in _values(headers, b"content-encoding")):
         sentence = "send the body uncompressed"

@@ -6,7 +6,7 @@ not keep up, loses the events and nothing else: the turn goes on for a while and
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
@@ -15,16 +15,20 @@ import anyio
 import orjson
 import structlog
 from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
 from anyio.streams.memory import MemoryObjectReceiveStream
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from miniclaw_sessions.agent.loop import Agent, AgentEvent, TurnFinished
+from miniclaw_sessions.agent.loop import Agent, AgentEvent, TurnFinished, TurnSuspended
 from miniclaw_sessions.gateway.replies import RETRY_AFTER_S, RequestError
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 
 log = structlog.get_logger(__name__)
+
+PIECE_BYTES = 65_536
+"""About how much of a long reply is sent at a time."""
 
 _BUFFERED_EVENTS = 4096
 
@@ -167,9 +171,9 @@ class Turns:
         """Run the agent, pass its events on, and return the last one once the turn has been saved."""
         finished: AgentEvent | Exception = RuntimeError("the agent ended its turn without a reply")
         listening = True
-        async with self._agent.run(session, message, idempotency_key=idempotency_key) as events:
+        async with self._agent.run(message, session=session, idempotency_key=idempotency_key) as events:
             async for event in events:
-                if isinstance(event, TurnFinished):
+                if isinstance(event, TurnFinished | TurnSuspended):
                     finished = event
                 elif not turn.tell(event) and listening:
                     listening = False
@@ -229,6 +233,7 @@ class ByteStream(Response):
     async def _send_piece(self, send: Send, chunk: bytes, *, more: bool) -> None:
         with anyio.fail_after(self._stall_s):
             await send({"type": "http.response.body", "body": chunk, "more_body": more})
+            await checkpoint()  # a client that takes everything at once must not keep the others waiting
 
 
 async def cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
@@ -243,6 +248,26 @@ async def with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncGenerator
     yield first
     async for chunk in rest:
         yield chunk
+
+
+async def document_in_pieces(
+    fields: dict[str, Any], name: str, items: Iterable[bytes], *, brackets: bytes = b"[]"
+) -> AsyncGenerator[bytes, None]:
+    """A JSON document with one long field, made while it is sent: all at once would not fit, or keep others waiting.
+
+    Args:
+        fields: the other fields; at least one.
+        name: the long field's.
+        items: its items as JSON; in an object, with their keys.
+        brackets: `[]` or `{}`.
+    """
+    piece = bytearray(orjson.dumps(fields)[:-1] + b',"%s":' % name.encode() + brackets[:1])
+    for place, item in enumerate(items):
+        piece += b"," + item if place else item
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece + brackets[1:] + b"}")
 
 
 def server_sent_event(name: str, data: Any) -> bytes:

@@ -24,13 +24,11 @@ from miniclaw_sessions.persistence.committer import Committer
 from miniclaw_sessions.persistence.flusher import Flusher
 from miniclaw_sessions.persistence.recovery import catch_up
 from miniclaw_sessions.persistence.snapshots import Snapshots
+from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Services, Session
 from miniclaw_sessions.session.copying import copy_session
 from miniclaw_sessions.stores.base import Store
-
-INCOMPLETE = "incomplete"
-"""The metadata of a session that is still being put together, and says by what; a crash leaves it to be removed."""
 
 log = get_logger(__name__)
 
@@ -51,6 +49,7 @@ class HeldSessions:
         self._sessions: dict[str, Session] = {}
         self._lock = anyio.Lock()
         self._leaving: dict[str, anyio.Event] = {}
+        self._unfinished: dict[str, Session] = {}  # what is left of them could not be removed yet
         self._stack: AsyncExitStack | None = None
         self._closed = False
         self._evicted_of_gone = 0
@@ -133,14 +132,15 @@ class HeldSessions:
         session_id = key.session_id
         async with self._lock:
             self._require_open()
+            await self._clear(session_id)
             if session_id in self._sessions or session_id in self._leaving:
                 raise SessionExists(f"session {session_id!r} exists already; delete it first, or choose another name")
             session = self._new(key, created_at=created_at)
             self._leaving[session_id] = anyio.Event()
         try:
-            session.update(**{INCOMPLETE: purpose})
+            session.note({INCOMPLETE: purpose})
             yield session
-            session.update(**{INCOMPLETE: None})
+            session.note({INCOMPLETE: None})
             await session.settle()
             await session.saved()
             self._sessions[session_id] = session
@@ -167,16 +167,37 @@ class HeldSessions:
             await self._discard(session)
 
     async def _discard(self, session: Session) -> None:
-        """Remove what there is of a session that was never finished; if it cannot be removed, the next start does."""
+        """Remove what there is of a session that was never finished; if it cannot be removed, whoever comes next does.
+
+        That is whoever wants its key, or else the next start.
+        """
         try:
+            await self._committer.drain()  # the store may have recovered without anybody having tried
             await self._erase(session)
+            self._unfinished.pop(session.session_id, None)
         except (StoreUnavailable, OSError) as error:
             self._flusher.remove(session)
+            self._unfinished[session.session_id] = session
             log.error(
-                "an unfinished session could not be removed; the next start does",
+                "an unfinished session could not be removed; it is tried again",
                 action="session.unfinished",
                 session_id=session.session_id,
                 error=str(error),
+            )
+
+    async def _clear(self, session_id: str) -> None:
+        """Make sure that nothing unfinished is left under a key: a new session would continue it.
+
+        Raises:
+            StoreUnavailable: it cannot be removed now.
+        """
+        if (session := self._unfinished.get(session_id)) is None:
+            return
+        await self._background.complete(partial(self._discard, session))
+        if session_id in self._unfinished:
+            raise StoreUnavailable(
+                f"session {session_id!r} cannot be made: what is left of an interrupted import or fork cannot be "
+                "removed while the store fails; try again later"
             )
 
     async def _remove(self, session: Session) -> None:

@@ -80,6 +80,7 @@ class SessionManager(OpenManager):
                 self._require_open()
                 session = self._usable(session_id)
                 if session is None and session_id not in self._leaving:
+                    await self._clear(session_id)
                     refused = self._sessions.get(session_id)
                     session = self._create(key, agent_id) if refused is None else await self._reload(refused)
         session.touch()

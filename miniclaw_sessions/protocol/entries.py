@@ -18,6 +18,15 @@ from miniclaw_sessions.protocol.messages import EXTRA, OTHER, Instant, Message, 
 METADATA = "metadata"
 """The `custom_type` of entries that set a session's free metadata; a value of None removes the key."""
 
+OWN_METADATA = "session."
+"""Metadata whose name begins like this is what sessions know of themselves; nobody else may set it."""
+
+INCOMPLETE = OWN_METADATA + "incomplete"
+"""Set while a session is put together by a fork or an import, to what makes it; a crash leaves it to be removed."""
+
+SOURCE = OWN_METADATA + "source"
+"""Where an imported session comes from: format, id and header of the file."""
+
 
 class EntryBase(Value, frozen=True, gc=False, kw_only=True):
     """What every entry has.

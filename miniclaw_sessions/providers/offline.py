@@ -1,8 +1,9 @@
 """The built-in responder: no model and no network, so that a fresh installation can be tried at once.
 
 Every answer begins with "(offline)". `respond` is a pure function of the context: it recalls what the user said in this
-conversation, uses the tools `time` and `calculator` where they are offered, and otherwise says what it can do. The same
-context always gets the same answer.
+conversation, uses the tools `time` and `calculator` where they are offered, and otherwise says what it can do. Asked
+for a summary (`agent.summarizing`), it lists the beginnings of what the user said. The same context always gets the
+same answer.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 
 import orjson
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.summarizing import INSTRUCTION
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
@@ -26,6 +28,9 @@ LABEL = "(offline) "
 _QUOTED = 80  # characters of a message that are quoted
 _READ = 1000  # characters of a message that are looked at: some patterns take the square of it
 _CHUNK = 4  # words of the answer that are streamed at once
+_SUMMARY = "Summary made without a model, of what the user said:"
+_FIRST_LINES, _LAST_LINES = 10, 90  # of a summary; what stands between them is left out
+_LEFT_OUT = "- …"
 _NOTHING_SAID = "You have not told me that in this conversation."
 
 _I = re.IGNORECASE
@@ -83,6 +88,12 @@ def respond(messages: Sequence[Message], tools: Collection[str] = ()) -> Message
     context = build_context(messages)
     if context and context[-1].is_tool_result:
         return _answer(_report(context))
+    if context and context[-1].is_user and context[-1].text == INSTRUCTION:
+        return _answer(_summarise(context[:-1]))
+    return _respond_to_question(context, tools)
+
+
+def _respond_to_question(context: Sequence[Message], tools: Collection[str]) -> Message:
     users = [message.text[:_READ] for message in context if message.is_user]
     question = users[-1].strip() if users else ""
     earlier = users[:-1]
@@ -147,6 +158,24 @@ _RECALLS: list[tuple[re.Pattern[str], Callable[[Sequence[str], Sequence[Message]
 ]
 
 
+# --- summarising -----------------------------------------------------------------------------------------------------
+
+
+def _summarise(context: Iterable[Message]) -> str:
+    """The beginning of every user's message, a line each; a former summary's lines come first."""
+    lines = [line for message in context if message.is_user for line in _summary_lines(message.text)]
+    if len(lines) > _FIRST_LINES + _LAST_LINES:
+        lines = [*lines[:_FIRST_LINES], _LEFT_OUT, *lines[-_LAST_LINES:]]
+    return "\n".join([_SUMMARY, *lines])
+
+
+def _summary_lines(text: str) -> list[str]:
+    _, is_summary, lines = text.partition(LABEL + _SUMMARY)
+    if is_summary:
+        return [line for line in lines.splitlines() if line.startswith("- ") and line != _LEFT_OUT]
+    return [f"- {_beginning(text)}"] if text.strip() else []
+
+
 # --- answering -------------------------------------------------------------------------------------------------------
 
 
@@ -208,5 +237,9 @@ def _call(name: str, arguments: dict[str, str], context: Sequence[Message]) -> M
 
 
 def _quote(text: str) -> str:
-    shown = " ".join(text.split())
-    return f"“{shown if len(shown) <= _QUOTED else shown[: _QUOTED - 1] + '…'}”"
+    return f"“{_beginning(text)}”"
+
+
+def _beginning(text: str) -> str:
+    shown = " ".join(text[:_READ].split())
+    return shown if len(shown) <= _QUOTED else shown[: _QUOTED - 1] + "…"

@@ -16,6 +16,7 @@ import pytest
 
 from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Tool, time_tool
 from miniclaw_sessions.config import ListenSettings, SessionSettings
 from miniclaw_sessions.gateway.http import make_app
@@ -151,7 +152,7 @@ async def served(
         anyio.create_task_group() as tasks,
     ):
         server = EmbeddedServer(
-            make_app(manager, turns, limits, policy),
+            make_app(manager, turns, limits, policy, summarizer_of(agent.provider)),
             max_connections=limits.max_connections,
             request_timeout_s=limits.request_timeout_s,
             graceful_timeout_s=limits.graceful_timeout_s,

@@ -224,6 +224,84 @@ async def test_every_text_as_title_metadata_and_idempotency_key(served: Any) -> 
     assert await served.is_alive()
 
 
+# --- the tree --------------------------------------------------------------------------------------------------------
+
+
+async def test_every_text_in_the_tree(served: Any) -> None:
+    reply = await served.unix.post("/v1/sessions/a_1/messages", json={"role": "user", "content": "x"})
+    entry_id = reply.json()["entries"][0]["id"]
+    for name, text in TEXTS.items():
+        requests: list[tuple[str, dict[str, Any], int]] = [
+            ("entries", {"type": "model_change", "provider": text, "model_id": text}, 201),
+            ("entries", {"type": "thinking_level", "thinking_level": text}, 201),
+            ("entries", {"type": "session_info", "name": text}, 201),
+            ("entries", {"type": "custom", "custom_type": f"x{text}", "data": {text or "k": [text]}}, 201),
+            ("labels", {"entry_id": entry_id, "label": text}, 201),
+            ("branch", {"entry_id": entry_id, "summary": text}, 200),
+            ("compact", {"summary": f"x{text}"}, 200),
+            ("turns", {"messages": [{"role": "user", "content": text}]}, 201),
+        ]
+        for route, body, status in requests:
+            reply = await post(served, f"/v1/sessions/a_1/{route}", as_json(body, ascii_only=True))
+            if name in REFUSED_AS_CONTENT:
+                check_refusal(reply, name)
+                continue
+            assert reply.status_code == status, (name, route, reply.text)
+            if route == "entries":
+                stored = (await served.unix.get(f"/v1/sessions/a_1/entries/{reply.json()['id']}")).json()
+                assert {field: stored.get(field, "") for field in body} == body, (
+                    name,
+                    route,
+                )  # empty ones are left out
+        if name not in REFUSED_AS_CONTENT:
+            tree = (await served.unix.get("/v1/sessions/a_1/tree")).json()
+            assert tree["labels"].get(entry_id, "") == text, name
+            assert tree["problems"] == [], name
+    assert (await served.unix.post("/v1/flush")).json()["failed"] == 0
+    assert (await served.unix.post("/v1/check")).json()["problems"] == []
+    assert await served.is_alive()
+
+
+async def test_every_text_as_the_id_of_an_entry_that_does_not_exist(served: Any) -> None:
+    await served.unix.post("/v1/sessions/a_1/messages", json={"role": "user", "content": "x"})
+    for name, text in TEXTS.items():
+        encoded = quote(text, safe="", errors="surrogatepass")
+        if text not in ("", ".", ".."):  # the client itself makes another path of these
+            check_refusal(await served.unix.get(f"/v1/sessions/a_1/entries/{encoded}"), name)
+        check_refusal(await served.unix.get(f"/v1/sessions/a_1/branch?entry_id={encoded}"), name)
+        for route, body in (
+            ("branch", {"entry_id": text}),
+            ("branch", {"entry_id": text, "summary": "x"}),
+            ("labels", {"entry_id": text, "label": "x"}),
+            ("fork", {"leaf_id": text}),
+            ("compact", {"summary": "x", "first_kept_entry_id": text}),
+        ):
+            check_refusal(await post(served, f"/v1/sessions/a_1/{route}", as_json(body, ascii_only=True)), name)
+    assert (await served.unix.get("/v1/sessions/a_1")).json()["entries"] == 1
+    assert served.manager.statistics().sessions == 1
+
+
+async def test_every_text_as_the_name_and_the_session_of_a_copy(served: Any) -> None:
+    await served.unix.post("/v1/sessions/a_1/messages", json={"role": "user", "content": "x"})
+    file = (await served.unix.get("/v1/sessions/a_1/export?format=openai")).content
+    for name, text in TEXTS.items():
+        encoded = quote(text, safe="", errors="surrogatepass")
+        body = as_json({"session_id": text}, ascii_only=True)
+        check_refusal(await post(served, "/v1/sessions/a_1/fork", body), name)  # none of them is a session id
+        for query in (f"session_id={encoded}", f"format={encoded}", f"dry_run=x{encoded}"):
+            check_refusal(await post(served, f"/v1/import?{query}", file), name)
+        check_refusal(await served.unix.get(f"/v1/sessions/a_1/export?format={encoded}"), name)
+        reply = await post(served, f"/v1/import?name={encoded}", file)
+        if not 0 < len(text) <= 255 or text == "a\0b":
+            check_refusal(reply, name)
+        else:
+            session_id = reply.json()["session_id"]
+            assert (reply.status_code, session_id[:7]) == (201, "import_"), (name, reply.text)
+            assert (await served.unix.delete(f"/v1/sessions/{quote(session_id, safe='')}")).status_code == 200, name
+    assert served.manager.statistics().sessions == 1
+    assert await served.is_alive()
+
+
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 NUMBERS = {
@@ -319,9 +397,12 @@ BODIES = {
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
 async def test_a_body_that_is_not_strict_json_is_refused(served: Any, body: bytes) -> None:
-    for path in ("/v1/sessions/a_1/messages", "/v1/sessions", "/v1/chat"):
+    await served.unix.post("/v1/sessions/b_2/messages", json={"role": "user", "content": "x"})
+    tree = [f"/v1/sessions/b_2/{route}" for route in ("entries", "branch", "labels", "fork", "compact", "turns")]
+    for path in ("/v1/sessions/a_1/messages", "/v1/sessions", "/v1/chat", "/v1/sessions/a_1/turns", *tree):
         check_refusal(await post(served, path, body), path)
-    assert served.manager.statistics().sessions == 0
+    assert served.manager.statistics().sessions == 1
+    assert (await served.unix.get("/v1/sessions/b_2")).json()["entries"] == 1
     assert await served.is_alive()
 
 
