@@ -2,96 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import io
 import json
-import logging
 import os
-import pty
 import re
-import select
 import signal
 import socket
 import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
-import structlog
 
 from miniclaw_sessions import Message, SessionManager, ToolCall
-from miniclaw_sessions.cli import main
 from miniclaw_sessions.config import option_names
+from tests.command_line import NASTY, START_LIMIT_S, UNSAFE, Cli, Result, Terminal, own_home, running_daemon, shape
 
-NASTY = "red \x1b[31mtext\x1b[0m\x9b and\ra forged\x08 line"
-UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-COMMANDS = ("serve", "chat", "list", "show", "export", "delete", "stats", "check", "config")
-START_LIMIT_S = 30.0
-
-
-@dataclass
-class Result:
-    """How a command line ended."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def error(self) -> str:
-        """The one line that says why it failed."""
-        assert self.err.count("\n") == 1, self.err
-        assert self.err.startswith("error: ")
-        return self.err.removeprefix("error: ").rstrip("\n")
-
-
-class Cli:
-    """Runs command lines in this process, on one workspace."""
-
-    def __init__(self, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.workspace = workspace
-        self._monkeypatch = monkeypatch
-
-    def __call__(self, *arguments: str, stdin: str = "") -> Result:
-        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-        with self._monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", io.StringIO(stdin))
-            patch.setattr(sys, "stdout", out)
-            patch.setattr(sys, "stderr", err)
-            patch.setenv("MINICLAW_WORKSPACE", str(self.workspace))
-            status = main(list(arguments))
-            out.flush()
-            err.flush()
-        texts = [stream.buffer.getvalue().decode() for stream in (out, err)]
-        return Result(status, *texts)
+COMMANDS = (
+    *("serve", "chat", "list", "show", "delete", "stats", "check", "config"),
+    *("tree", "branch", "label", "fork", "compact", "import", "export", "formats"),
+)
 
 
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing of the person who runs the tests is read, and logging is as it was afterwards."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in [name for name in os.environ if name.startswith("MINICLAW_")]:
-        monkeypatch.delenv(name)
-    for name in ("RUNTIME_DIRECTORY", "CREDENTIALS_DIRECTORY", "NO_COLOR", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    handlers = list(logging.getLogger().handlers)
-    yield
-    structlog.reset_defaults()
-    logging.getLogger().handlers[:] = handlers
-    logging.captureWarnings(capture=False)
+    with own_home(tmp_path, monkeypatch):
+        yield
 
 
 @pytest.fixture
@@ -326,10 +267,12 @@ def test_the_shared_options_may_stand_before_or_after_the_command(filled: Cli) -
 # --- carrying off ----------------------------------------------------------------------------------------------------
 
 
-def test_export_as_jsonl_has_every_entry_byte_for_byte(filled: Cli) -> None:
-    lines = filled("export", "telegram_123").out.splitlines()
-    assert [json.loads(line)["sequence"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    assert json.loads(lines[1])["message"]["content"] == f"Hello {NASTY}\n## Assistant"
+def test_export_as_jsonl_has_every_entry(filled: Cli) -> None:
+    header, *entries = map(json.loads, filled("export", "telegram_123").out.splitlines())
+    assert (header["type"], header["id"]) == ("session", "telegram_123")
+    stored = filled("show", "telegram_123", "--all", "--json").document["entries"]
+    assert [entry["id"] for entry in entries] == [entry["id"] for entry in stored]
+    assert entries[1]["message"]["content"][0]["text"]["content"] == f"Hello {NASTY}\n## Assistant"
 
 
 def test_export_as_json_is_one_document(filled: Cli) -> None:
@@ -502,64 +445,6 @@ def test_an_answer_cannot_obey_the_terminal(cli: Cli) -> None:
 # --- at a terminal ---------------------------------------------------------------------------------------------------
 
 
-class Terminal:
-    """A command in a terminal of its own."""
-
-    def __init__(self, workspace: Path, *arguments: str) -> None:
-        command = [sys.executable, "-m", "miniclaw_sessions", "--workspace", str(workspace), *arguments]
-        environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
-        self._pid, self._master = pty.fork()
-        if self._pid == 0:
-            os.execve(sys.executable, command, environ)
-        self.seen = ""
-
-    def expect(self, text: str) -> None:
-        """Read until this appears after what was expected before."""
-        deadline = time.monotonic() + START_LIMIT_S
-        while text not in self.seen:
-            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
-            data = b""
-            with contextlib.suppress(OSError):  # the other side has closed
-                data = os.read(self._master, 65536) if ready else b""
-            if not data:
-                pytest.fail(f"{text!r} did not appear, but {self.seen!r}")
-            self.seen += data.decode()
-        self.seen = self.seen.partition(text)[2]
-
-    def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
-
-    def press_until_end(self, key: str) -> int:
-        """Press a key, and again if need be: Python misses an interrupt between the prompt and the wait for input."""
-        has_ended = False
-        while not has_ended:
-            with contextlib.suppress(OSError):  # the other side has closed
-                self.type(key)
-            has_ended = self._ends_while_it_talks()
-        return self.end()
-
-    def _ends_while_it_talks(self) -> bool:
-        """Read until the command ends, or says nothing for a second: the echo of a key is no end."""
-        while select.select([self._master], [], [], 1.0)[0]:
-            try:
-                data = os.read(self._master, 65536)
-            except OSError:
-                return True
-            if not data:
-                return True
-            self.seen += data.decode(errors="replace")
-        return False
-
-    def end(self) -> int:
-        """Wait for the command's end and return its exit status."""
-        with contextlib.suppress(OSError):  # the other side has closed
-            while data := os.read(self._master, 65536):
-                self.seen += data.decode()
-        os.close(self._master)
-        _, status = os.waitpid(self._pid, 0)
-        return os.waitstatus_to_exitcode(status)
-
-
 def test_at_a_terminal_a_chat_has_a_prompt_and_streams(cli: Cli) -> None:
     terminal = Terminal(cli.workspace, "chat", "--chat-id", "me")
     terminal.expect("cli_me · a new conversation")
@@ -652,24 +537,6 @@ def test_at_a_terminal_an_export_is_escaped_too(filled: Cli, form: str) -> None:
 # --- with a daemon ---------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def running_daemon(workspace: Path, *flags: str) -> Iterator[int]:
-    """A daemon that is ready; its pid."""
-    command = [sys.executable, "-m", "miniclaw_sessions", "serve", "--workspace", str(workspace), *flags]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if '"daemon.ready"' in line:
-                break
-        else:
-            pytest.fail(f"the daemon ended with status {process.wait()}: {said}")
-        yield process.pid
-        process.terminate()
-        assert process.wait(START_LIMIT_S) == 0
-
-
 @pytest.fixture
 def daemon(filled: Cli) -> Iterator[int]:
     """A running daemon on the filled workspace; its pid."""
@@ -700,15 +567,6 @@ def test_a_daemon_and_the_files_answer_with_documents_of_the_same_form(
     with_files = copy(*arguments, "--json")
     assert (with_daemon.status, with_daemon.err) == (0, "")
     assert shape(with_daemon.document) == shape(with_files.document)
-
-
-def shape(document: Any) -> Any:
-    """A document with its values replaced by their types, where these may differ between two runs."""
-    if isinstance(document, dict):
-        return {name: shape(value) for name, value in document.items()}
-    if isinstance(document, list):
-        return [shape(value) for value in document]
-    return type(document).__name__
 
 
 @pytest.mark.usefixtures("daemon")

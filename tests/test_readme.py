@@ -12,6 +12,7 @@ import pytest
 from typer.main import get_command
 
 from miniclaw_sessions.cli.app import app
+from miniclaw_sessions.formats.registry import FORMATS
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -35,13 +36,23 @@ def test_every_python_example_runs_and_leaves_private_files(code: str, tmp_path:
     assert snapshot.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_commands_in_the_table_exist() -> None:
-    known = set(get_command(app).commands)  # type: ignore[attr-defined]
-    table = re.findall(r"^\| `(.*?)` +\|", README.read_text(encoding="utf-8"), re.MULTILINE)
-    named = {name for cell in table for name in re.findall(r"(?:^|`, `)([a-z]+)", cell)}
+def section(title: str) -> str:
+    """The text below a heading."""
+    return README.read_text(encoding="utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
-    assert {"serve", "chat", "list", "show", "export", "delete", "check", "stats"} <= known
-    assert named - {"sqlite", "none", "memory", "store"} <= known
+
+def in_first_column(text: str) -> set[str]:
+    cells = re.findall(r"^\| (`.*?`) +\|", text, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([a-z-]+)", cell)}
+
+
+def test_the_commands_in_the_table_are_those_that_exist() -> None:
+    known = set(get_command(app).commands)  # type: ignore[attr-defined]
+    assert in_first_column(section("The command line")) == known
+
+
+def test_the_formats_in_the_table_are_those_that_exist() -> None:
+    assert in_first_column(section("Every format")) == {form.name for form in FORMATS}
 
 
 def test_the_files_that_it_names_exist() -> None:
@@ -49,7 +60,7 @@ def test_the_files_that_it_names_exist() -> None:
     root = README.parent
 
     linked = re.findall(r"\]\(([^)#:]+)\)", text)
-    sources = re.findall(r"`((?:gateway|persistence|history)/\w+\.py|(?:manager|session)\.py)`", text)
+    sources = re.findall(r"`((?:gateway|persistence|history|manager|session)/\w+\.py|disk\.py)`", text)
 
     assert linked
     assert sources

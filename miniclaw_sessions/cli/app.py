@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from miniclaw_sessions.cli import chat, serve, sessions, settings
+from miniclaw_sessions.cli import chat, serve, sessions, settings, transfer, tree
 from miniclaw_sessions.cli.invocation import merged, shared_parameters
 
 PROGRAM = "miniclaw-sessions"
@@ -68,4 +68,6 @@ app.callback(invoke_without_command=True)(_shared_options)
 serve.register(app)
 chat.register(app)
 sessions.register(app)
+tree.register(app)
+transfer.register(app)
 settings.register(app)

@@ -7,6 +7,7 @@ the same either way.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -63,4 +64,48 @@ class Backend(Protocol):
 
     def chat(self, channel: str, chat_id: str, text: str) -> AsyncGenerator[ChatEvent, None]:
         """Say something and follow the answer; the last event is `done`."""
+        ...
+
+    # --- the tree ----------------------------------------------------------------------------------------------------
+
+    async def tree(self, session_id: str) -> Document:
+        """Who follows whom, the labels and the leaf; what was said is in the transcript."""
+        ...
+
+    async def branch(self, session_id: str, entry_id: str | None, summary: str | None) -> Document:
+        """Go back to an entry, None is the root, with a summary of what is left or without; where the leaf is then."""
+        ...
+
+    async def label(self, session_id: str, entry_id: str, label: str) -> str:
+        """Bookmark an entry; an empty label removes the bookmark. The label's own entry's id."""
+        ...
+
+    async def fork(self, session_id: str, new_id: str | None, leaf_id: str | None) -> Document:
+        """A new session with the whole tree, or with the branch that ends at `leaf_id`; its description."""
+        ...
+
+    async def compact(
+        self, session_id: str, keep_tokens: int, summary: str | None, first_kept_entry_id: str | None
+    ) -> Document:
+        """Let a summary stand for the older part of the branch: the configured model's, or this one. What became of it.
+
+        With a summary, what is kept begins at `first_kept_entry_id`, or is nothing; `keep_tokens` is for the model's.
+        """
+        ...
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def export(self, session_id: str, form: str) -> AsyncGenerator[bytes, None]:
+        """A session in the format of this name, piece by piece."""
+        ...
+
+    async def import_file(
+        self, path: Path, form: str | None, session_id: str | None, report: Report, *, dry_run: bool
+    ) -> Document:
+        """A new session from a file, or what it would become; `report` is told how many bytes are done.
+
+        Raises:
+            ImportRefused: it is not a session in a known format, or cannot be read.
+            SessionExists: there is a session with this id.
+        """
         ...

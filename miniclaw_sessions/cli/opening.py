@@ -85,7 +85,7 @@ def check_workspace(workspace: Path, *, create: bool) -> None:
         if create:
             return
         raise ConfigError(
-            f"there is no workspace at {workspace}; `serve` and `chat` make one, --workspace names another"
+            f"there is no workspace at {workspace}; `serve`, `chat` and `import` make one, --workspace names another"
         ) from None
     except OSError as error:
         raise ConfigError(f"cannot open the workspace {workspace}: {error.strerror}; run this as its owner") from None

@@ -24,8 +24,13 @@ _STAGES = {
     "comparing": "Comparing with the store",
     "checking": "Checking sessions",
     "flushing": "Saving sessions",
-    "exporting": "Writing entries",
+    "reading": "Reading entries",
+    "forking": "Copying the session",
+    "compacting": "Summarising",
+    "importing": "Importing",
+    "exporting": "Writing",
 }
+_IN_BYTES = frozenset({"importing", "exporting"})
 _ROLES = {"user": ("you", "bold cyan"), "assistant": ("assistant", "bold green"), "system": ("system", "bold magenta")}
 _AGES = ((86_400 * 365, "y"), (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -53,6 +58,11 @@ def age(moment: str, now: datetime) -> str:
 def local_time(moment: str | None) -> str:
     """A time in ISO 8601 as this machine's wall clock shows it, to the second."""
     return "" if moment is None else datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """A number with its noun: `1 entry`, `1,200 entries`."""
+    return f"{number:,} {one if number == 1 else many}"
 
 
 def one_line(text: object) -> str:
@@ -138,21 +148,37 @@ class _Bar:
                 self._progress = None
 
     def _show(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
         with self._lock:
             if self._timer is not threading.current_thread():
                 return  # it was hidden meanwhile
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[amount]}", style="progress.download"),
+                TimeRemainingColumn(),
+            )
             self._progress = Progress(*columns, console=self._console, transient=True)
-            self._progress.add_task("")
+            self._progress.add_task("", amount="")
             self._update(self._progress)
             self._progress.start()
 
     def _update(self, progress: Progress) -> None:
         stage, done, total = self._latest
         description = _STAGES.get(stage, stage.capitalize())
-        progress.update(progress.task_ids[0], description=description, completed=done, total=total)
+        amount = _amount(stage, done, total)
+        progress.update(progress.task_ids[0], description=description, completed=done, total=total, amount=amount)
+
+
+def _amount(stage: str, done: int, total: int | None) -> str:
+    """How much is done of how much, in entries or in bytes; nothing where nothing is counted."""
+    from rich.filesize import decimal  # noqa: PLC0415 - only a bar needs it
+
+    if total is None and not done:
+        return ""
+    numbers = [done] if total is None else [done, total]
+    return " of ".join(decimal(number) if stage in _IN_BYTES else f"{number:,}" for number in numbers)
 
 
 def _unwatched(stage: str, done: int, total: int | None) -> None:

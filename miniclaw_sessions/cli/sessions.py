@@ -1,36 +1,19 @@
-"""Commands that look at sessions, carry them off, and delete them."""
+"""Commands that look at sessions, delete them, and check them."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 
 from miniclaw_sessions.cli.backend import Backend, Document, Report
-from miniclaw_sessions.cli.invocation import Invocation, command, write_bytes
-from miniclaw_sessions.cli.opening import check_workspace, find_daemon, open_backend
-from miniclaw_sessions.cli.output import age, local_time, message_block, one_line, plain_table, progress_on
+from miniclaw_sessions.cli.invocation import Invocation, command
+from miniclaw_sessions.cli.opening import check_workspace, find_daemon
+from miniclaw_sessions.cli.output import age, local_time, message_block, one_line, plain_table
+from miniclaw_sessions.cli.running import SessionId, parsed, read_entries, run, with_backend
 from miniclaw_sessions.errors import SessionsError
-
-T = TypeVar("T")
-SessionId = Annotated[
-    str, typer.Argument(metavar="SESSION_ID", help="Which session, as `list` shows it.", show_default=False)
-]
-
-
-class ExportFormat(StrEnum):
-    """How an exported session is written."""
-
-    JSON = "json"
-    JSONL = "jsonl"
-    MARKDOWN = "markdown"
 
 
 def register(app: typer.Typer) -> None:
@@ -44,37 +27,11 @@ def register(app: typer.Typer) -> None:
         app,
         examples={"show telegram_123": "what a model would be reminded of", "show telegram_123 --all": "everything"},
     )(show)
-    command(
-        app,
-        examples={
-            "export telegram_123 --format markdown": "to read",
-            "export telegram_123 --format jsonl --output chat.jsonl": "every entry, one per line",
-        },
-    )(export)
     command(app, examples={"delete telegram_123": "asks first", "delete telegram_123 --yes": "does not"})(delete)
     command(app, examples={"stats": "of the daemon, or of the files", "stats --json": "for a script"})(stats)
     command(app, examples={"check": "exit status 0: sound, 1: not", "check && tar c ~/.miniclaw": "before a backup"})(
         check
     )
-
-
-def with_backend(invocation: Invocation, act: Callable[[Backend, Report], Awaitable[T]]) -> T:
-    """Run a coroutine on the daemon or the files."""
-
-    async def opened(report: Report) -> T:
-        async with open_backend(invocation.loaded, report) as backend:
-            return await act(backend, report)
-
-    return run(invocation, opened)
-
-
-def run(invocation: Invocation, act: Callable[[Report], Awaitable[T]]) -> T:
-    """Run a coroutine, with a progress bar when it takes its time."""
-    import anyio  # noqa: PLC0415 - help does not need it
-
-    invocation.configure_logging()
-    with progress_on(invocation.errors) as report:
-        return anyio.run(act, report)
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------
@@ -127,7 +84,7 @@ def show(
         session = await backend.session(session_id)
         if not everything:
             return session, await backend.messages(session_id)
-        return session, [_parsed(line) async for line in _entries(backend, session, report)]
+        return session, [parsed(line) async for line in read_entries(backend, session, report)]
 
     session, items = with_backend(invocation, act)
     if invocation.as_json:
@@ -166,108 +123,6 @@ def _event_line(entry: Document) -> str:
     hidden = ("type", "id", "parent_id", "timestamp", "sequence")
     facts = ", ".join(f"{name} {value}" for name, value in entry.items() if name not in hidden)
     return f"{entry.get('type', 'unknown')} {facts}"
-
-
-# --- carrying off ----------------------------------------------------------------------------------------------------
-
-
-def export(
-    invocation: Invocation,
-    session_id: SessionId,
-    form: Annotated[ExportFormat, typer.Option("--format", help="How it is written.")] = ExportFormat.JSONL,
-    output: Annotated[
-        Path | None, typer.Option(help="A file, made with mode 0600; standard output otherwise.", show_default=False)
-    ] = None,
-) -> None:
-    """Write out a session with its whole transcript."""
-
-    async def act(backend: Backend, report: Report) -> int:
-        session = await backend.session(session_id)
-        written = 0
-        async with _sink(output) as write, aclosing(_rendered(backend, session, form, report)) as chunks:
-            async for chunk in chunks:
-                await write(chunk)
-                written += len(chunk)
-        return written
-
-    written = with_backend(invocation, act)
-    if output is not None:
-        if invocation.as_json:
-            invocation.print_json({"session_id": session_id, "output": str(output), "bytes": written})
-        else:
-            invocation.errors.print(f"{written} bytes written to {one_line(output)}", style="dim")
-
-
-async def _rendered(
-    backend: Backend, session: Document, form: ExportFormat, report: Report
-) -> AsyncGenerator[bytes, None]:
-    """The session in the chosen form, a piece at a time."""
-    import orjson  # noqa: PLC0415 - help does not need it
-
-    from miniclaw_sessions.formats.markdown import render_entry, render_head  # noqa: PLC0415 - same
-    from miniclaw_sessions.protocol.encoding import decode_entry  # noqa: PLC0415 - same
-
-    entries = _entries(backend, session, report)
-    if form is ExportFormat.JSONL:
-        async for encoded in entries:
-            yield encoded + b"\n"
-    elif form is ExportFormat.MARKDOWN:
-        yield render_head(session).encode()
-        async for encoded in entries:
-            yield render_entry(decode_entry(encoded)).encode()
-    else:
-        yield b'{"session":' + orjson.dumps(session) + b',"entries":['
-        separator = b""
-        async for encoded in entries:
-            yield separator + encoded
-            separator = b","
-        yield b"]}\n"
-
-
-async def _entries(backend: Backend, session: Document, report: Report) -> AsyncGenerator[bytes, None]:
-    """The session's transcript; tells how it advances."""
-    done = 0
-    async with aclosing(backend.transcript(session["session_id"])) as entries:
-        async for encoded in entries:
-            done += 1
-            report("exporting", done, session["entries"])
-            yield encoded
-
-
-@asynccontextmanager
-async def _sink(output: Path | None) -> AsyncIterator[Callable[[bytes], Awaitable[Any]]]:
-    """Where to write: a private file that appears whole or not at all, or standard output."""
-    import aiofiles  # noqa: PLC0415 - help does not need it
-
-    if output is None:
-
-        async def to_standard_output(data: bytes) -> None:
-            write_bytes(data)
-
-        yield to_standard_output
-        sys.stdout.buffer.flush()
-        return
-    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
-    try:
-        async with aiofiles.open(partial, "xb", opener=_private) as file:
-            yield file.write
-            await file.flush()
-        partial.replace(output)
-    except OSError as error:
-        raise SessionsError(f"cannot write {output}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-def _parsed(encoded: bytes) -> Document:
-    import orjson  # noqa: PLC0415 - help does not need it
-
-    document: Document = orjson.loads(encoded)
-    return document
 
 
 # --- upkeep ----------------------------------------------------------------------------------------------------------

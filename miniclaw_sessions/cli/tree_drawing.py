@@ -19,6 +19,7 @@ from datetime import date, tzinfo
 import msgspec
 from rich.text import Text
 
+from miniclaw_sessions.cli.entry_names import ShortIds
 from miniclaw_sessions.formats.first_words import first_words, one_line, speaker
 from miniclaw_sessions.formats.outline import Fold, Row, fold_runs, outline
 from miniclaw_sessions.history.transcript import Transcript
@@ -53,40 +54,44 @@ ASCII = Characters("| ", "|-", "`-", "*", "o", ".", "#", "<", "...")
 _IN_ASCII = str.maketrans({"→": "->", "…": "..."})
 
 
-def draw_tree(
-    entries: Iterable[Entry],
+def draw_tree(  # noqa: PLR0913 - each can be left out
+    entries: Iterable[Entry] | Transcript,
     *,
     width: int,
     show_all: bool = False,
     encoding: str = "utf-8",
     zone: tzinfo | None = None,
+    ids: ShortIds | None = None,
 ) -> Iterator[Text]:
     """The tree of a session, line by line; no line is wider than the terminal.
 
     Args:
-        entries: all entries, in the order in which they were logged.
+        entries: all entries, in the order in which they were logged; or what was made of them.
         width: of the terminal, in columns; taken as `NARROWEST` at least.
         show_all: every entry on a line of its own: tool results, labels, and the middle of long runs, too.
         encoding: of the terminal; without box characters in it, the tree is drawn in ASCII.
         zone: of the times; None is this machine's.
+        ids: what stands of the entries' ids in front of the lines; None shows none.
     """
-    rows: list[Row | Fold] = [*outline(Transcript(entries), folds=not show_all)]
+    transcript = entries if isinstance(entries, Transcript) else Transcript(entries)
+    rows: list[Row | Fold] = [*outline(transcript, folds=not show_all)]
     if not show_all:
         rows = fold_runs(rows, stays=lambda row: row.is_landmark, longest=LONGEST_RUN, edges=EDGES)
-    drawing = _Drawing(max(width, NARROWEST), encoding, zone)
+    drawing = _Drawing(max(width, NARROWEST), encoding, zone, ids)
     for index, row in enumerate(rows):
         if row.begins and row.depth == 0 and index:
-            yield Text("a new beginning", "dim italic")
+            yield drawing.new_beginning()
         yield drawing.fold(row) if isinstance(row, Fold) else drawing.row(row)
 
 
 class _Drawing:
     """Draws one line after the other; the date is told where it changes."""
 
-    def __init__(self, width: int, encoding: str, zone: tzinfo | None) -> None:
+    def __init__(self, width: int, encoding: str, zone: tzinfo | None, ids: ShortIds | None) -> None:
         self._width = width
         self._encoding = encoding
         self._zone = zone
+        self._ids = ids
         self._characters = BOX if _can_encode("".join(msgspec.structs.astuple(BOX)), encoding) else ASCII
         self._day: date | None = None
 
@@ -95,23 +100,34 @@ class _Drawing:
         is_event = not isinstance(row.entry, MessageEntry)
         weight = "bold" if row.is_current and not is_event else "dim"
         style = f"{weight} {_STYLES.get(name, '' if is_event else _OTHER_STYLE)}"
-        line = self._graph(row)
+        line = self._id(row).append_text(self._graph(row))
         line.append(self._marker(row), style)
         line.append(f" {name:<10}", style)
         line.append(f" {self._encodable(first_words(row.entry))}", "" if weight == "bold" else "dim")
         return self._justified(line, self._signs(row), self._when(row))
 
     def fold(self, fold: Fold) -> Text:
-        line = self._graph(fold)
+        line = self._id(None).append_text(self._graph(fold))
         line.append(f"{self._characters.dots} {fold.count} more entries", "dim italic")
         return self._cut(line, self._width)
+
+    def new_beginning(self) -> Text:
+        return self._id(None).append("a new beginning", "dim italic")
+
+    def _id(self, row: Row | None) -> Text:
+        """The end of the entry's id, or as much room."""
+        line = Text(no_wrap=True)
+        if self._ids is None:
+            return line
+        name = " " * self._ids.width if row is None else self._encodable(self._ids.cell(row.entry.id))
+        return line.append(f"{name} ", "dim")
 
     def _graph(self, row: Row | Fold) -> Text:
         """The lines of the columns to the left of a row."""
         rails = [self._characters.rail if goes_on else "  " for goes_on in row.rails]
         if row.begins and rails:
             rails[-1] = self._characters.fork if row.rails[-1] else self._characters.last_fork
-        return Text(no_wrap=True).append("".join(rails), "dim")
+        return Text("".join(rails), "dim")
 
     def _marker(self, row: Row) -> str:
         if isinstance(row.entry, Compaction | BranchSummary):

@@ -1,0 +1,340 @@
+"""Commands on a session's tree: look at it, go back, bookmark, fork, compact."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from miniclaw_sessions.cli.backend import Backend, Document, Report
+from miniclaw_sessions.cli.invocation import Invocation, command
+from miniclaw_sessions.cli.output import counted, one_line
+from miniclaw_sessions.cli.running import SessionId, parsed, read_entries, with_backend
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from miniclaw_sessions.cli.entry_names import ShortIds
+    from miniclaw_sessions.history.transcript import Transcript
+
+ROOT = "root"
+"""Names the place before the first entry, where a branch can begin."""
+
+KEEP_TOKENS = 20_000
+"""What `compact` keeps unless told otherwise; as `history.compaction` has it."""
+
+WIDEST = 160
+"""A tree is drawn no wider than so many columns, in a pipe too: the times would stand far from the words."""
+
+_VERDICTS = {"done": "bold green", "skipped": "dim"}  # how compactions end that did not fail
+_ENTRY = "the end or the beginning of its id, 4 characters at least, its label, or `leaf`"
+_SUMMARY = "What happened on the branch that is left, for the model."
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    command(
+        app,
+        examples={"tree telegram_123": "branches, labels, and the leaf", "tree telegram_123 --all": "every entry"},
+    )(tree)
+    command(
+        app,
+        examples={
+            "branch telegram_123": "the branches, and which is current",
+            "branch telegram_123 4be21f": "go on from there",
+            "branch telegram_123 start --summary 'The cache is not it.'": "and tell the model why",
+        },
+    )(branch)
+    command(
+        app,
+        examples={
+            "label telegram_123": "a table of contents",
+            "label telegram_123 leaf 'works at last'": "bookmark where the conversation is",
+            "label telegram_123 4be21f --remove": "take a bookmark away",
+        },
+    )(label)
+    command(
+        app,
+        examples={
+            "fork telegram_123": "a copy of everything; prints its id",
+            "fork telegram_123 telegram_124 --at start": "only the branch up to an entry",
+        },
+    )(fork)
+    command(
+        app,
+        examples={
+            "compact telegram_123": "the configured model summarises all but the newest part",
+            "compact telegram_123 --summary 'We chose SQLite.' --keep-from start": "your own words",
+        },
+    )(compact)
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+def tree(
+    invocation: Invocation,
+    session_id: SessionId,
+    everything: Annotated[bool, typer.Option("--all", help="Every entry on a line of its own.")] = False,
+) -> None:
+    """Draw a session's tree: the current branch on the left, down to the leaf ◀; what was left stands aside."""
+    if invocation.as_json:
+        invocation.print_json(with_backend(invocation, lambda backend, report: _document(backend, session_id, report)))
+        return
+    session, transcript = with_backend(invocation, lambda backend, report: _read(backend, session_id, report))
+    from miniclaw_sessions.cli.tree_drawing import draw_tree  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.cli.tree_lists import counts  # noqa: PLC0415 - same
+
+    console = invocation.console
+    console.print(one_line(session["title"] or session["session_id"]), style="bold")
+    console.print(f"{one_line(session['session_id'])} · {counts(transcript)}\n", style="dim")
+    lines = draw_tree(
+        transcript,
+        width=min(console.width, WIDEST),
+        show_all=everything,
+        encoding=console.encoding,
+        ids=_short_ids(transcript),
+    )
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    _tell_problems(invocation, transcript)
+
+
+async def _document(backend: Backend, session_id: str, report: Report) -> Document:
+    """The tree with the contents of its entries."""
+    document = await backend.tree(session_id)
+    session = await backend.session(session_id)
+    async with aclosing(read_entries(backend, session, report)) as entries:
+        document["entries"] = [parsed(encoded) async for encoded in entries]
+    return document
+
+
+async def _read(backend: Backend, session_id: str, report: Report) -> tuple[Document, Transcript]:
+    """A session's description, and all of its entries."""
+    from miniclaw_sessions.history.transcript import Transcript  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.protocol.encoding import decode_entry  # noqa: PLC0415 - same
+
+    session = await backend.session(session_id)
+    transcript = Transcript(session_id=session_id)
+    async with aclosing(read_entries(backend, session, report)) as entries:
+        async for encoded in entries:
+            transcript.add(decode_entry(encoded))
+    return session, transcript
+
+
+# --- going back ------------------------------------------------------------------------------------------------------
+
+
+def branch(
+    invocation: Invocation,
+    session_id: SessionId,
+    entry: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ENTRY", help=f"Where to go on from: {_ENTRY}; `{ROOT}`: from the beginning.", show_default=False
+        ),
+    ] = None,
+    summary: Annotated[str | None, typer.Option(help=_SUMMARY, metavar="TEXT", show_default=False)] = None,
+) -> None:
+    """Go back to an entry; the conversation goes on from there, and nothing is lost. Without one: list the branches."""
+    if entry is None:
+        if summary is not None:
+            raise typer.BadParameter("a summary goes with an entry to go back to", param_hint="'--summary'")
+        _list_branches(invocation, session_id)
+        return
+
+    async def act(backend: Backend, report: Report) -> tuple[Document, list[Document]]:
+        del report
+        target = None if entry == ROOT else await _find(backend, session_id, entry)
+        document = await backend.branch(session_id, target, summary)
+        return document, await backend.messages(session_id)
+
+    document, messages = with_backend(invocation, act)
+    if invocation.as_json:
+        invocation.print_json({"session_id": session_id, "leaf_id": document["leaf_id"]})
+    elif not messages:
+        invocation.errors.print(f"{one_line(session_id)} begins anew; the transcript is kept", style="dim")
+    else:
+        from miniclaw_sessions.cli.tree_lists import message_line  # noqa: PLC0415 - help does not need it
+
+        invocation.errors.print(f"{one_line(session_id)} goes on after", style="dim")
+        invocation.console.print(message_line(messages[-1]), no_wrap=True, overflow="ellipsis")
+        if messages[-1].get("tool_calls"):
+            hint = "its calls have no results here; `tree --all` shows where these are"
+            invocation.errors.print(hint, style="dim")
+
+
+def _list_branches(invocation: Invocation, session_id: str) -> None:
+    from miniclaw_sessions.cli.tree_lists import branch_documents, branch_table  # noqa: PLC0415 - help needs no tables
+
+    _, transcript = with_backend(invocation, lambda backend, report: _read(backend, session_id, report))
+    branches = branch_documents(transcript)
+    if invocation.as_json:
+        invocation.print_json({"session_id": session_id, "leaf_id": transcript.leaf_id, "branches": branches})
+    elif not branches:
+        invocation.errors.print("nothing was said yet", style="dim")
+    else:
+        invocation.console.print(branch_table(branches, _short_ids(transcript), _now()))
+        if transcript.leaf_id is None:
+            invocation.errors.print("none is current: the conversation begins anew", style="dim")
+    _tell_problems(invocation, transcript)
+
+
+# --- bookmarks -------------------------------------------------------------------------------------------------------
+
+
+def label(
+    invocation: Invocation,
+    session_id: SessionId,
+    entry: Annotated[
+        str | None, typer.Argument(metavar="ENTRY", help=f"What to bookmark: {_ENTRY}.", show_default=False)
+    ] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="What the bookmark says.", show_default=False)
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Take the bookmark away.")] = False,
+) -> None:
+    """Bookmark an entry, or take its bookmark away. Without an entry: list the bookmarks, a table of contents."""
+    if entry is None:
+        if remove:
+            raise typer.BadParameter("which entry's bookmark?", param_hint="'--remove'")
+        _list_labels(invocation, session_id)
+        return
+    if remove == bool(text):
+        raise typer.BadParameter("give either the bookmark's text or --remove", param_hint="'TEXT'")
+
+    async def act(backend: Backend, report: Report) -> str:
+        del report
+        entry_id = await _find(backend, session_id, entry, leaf_is_message=True)
+        await backend.label(session_id, entry_id, text or "")
+        return entry_id
+
+    entry_id = with_backend(invocation, act)
+    if invocation.as_json:
+        invocation.print_json({"session_id": session_id, "entry_id": entry_id, "label": text})
+    else:
+        done = f"{entry} is called {text!r}" if text else f"{entry} has no label any more"
+        invocation.errors.print(one_line(done), style="dim", soft_wrap=True)
+
+
+def _list_labels(invocation: Invocation, session_id: str) -> None:
+    from miniclaw_sessions.cli.tree_lists import label_documents, label_table  # noqa: PLC0415 - help needs no tables
+
+    _, transcript = with_backend(invocation, lambda backend, report: _read(backend, session_id, report))
+    labels = label_documents(transcript)
+    if invocation.as_json:
+        invocation.print_json({"session_id": session_id, "labels": labels})
+    elif not labels:
+        invocation.errors.print("no labels yet", style="dim")
+    else:
+        invocation.console.print(label_table(labels, _short_ids(transcript), _now()))
+    _tell_problems(invocation, transcript)
+
+
+# --- copies and summaries --------------------------------------------------------------------------------------------
+
+
+def fork(
+    invocation: Invocation,
+    session_id: SessionId,
+    new_id: Annotated[
+        str | None,
+        typer.Argument(metavar="NEW_ID", help="Its id; made from the old session's otherwise.", show_default=False),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="ENTRY", help=f"Only the branch up to this entry: {_ENTRY}.", show_default=False),
+    ] = None,
+) -> None:
+    """Copy a session into a new one with its whole tree, or with one branch; prints the new session's id."""
+
+    async def act(backend: Backend, report: Report) -> Document:
+        leaf_id = None if at is None else await _find(backend, session_id, at)
+        report("forking", 0, None)
+        return await backend.fork(session_id, new_id, leaf_id)
+
+    session = with_backend(invocation, act)
+    if invocation.as_json:
+        invocation.print_json(session)
+    else:
+        invocation.console.print(one_line(session["session_id"]))
+        entries = counted(session["entries"], "entry", "entries")
+        invocation.errors.print(f"forked from {one_line(session_id)}, with {entries}", style="dim")
+
+
+def compact(
+    invocation: Invocation,
+    session_id: SessionId,
+    keep_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="About how many of the newest tokens stay as they are.", show_default=str(KEEP_TOKENS)
+        ),
+    ] = None,
+    summary: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Your own summary: no model is asked.", show_default=False)
+    ] = None,
+    keep_from: Annotated[
+        str | None,
+        typer.Option(metavar="ENTRY", help=f"What your own summary leaves as it is: {_ENTRY}.", show_default=False),
+    ] = None,
+) -> None:
+    """Let a summary stand for the older part of the conversation, so that a model is sent less; nothing is lost."""
+    if summary is None and keep_from is not None:
+        raise typer.BadParameter("it goes with --summary", param_hint="'--keep-from'")
+    if summary is not None and (keep_tokens is not None or not summary.strip()):
+        hint = "it says something, and what is kept begins at --keep-from"
+        raise typer.BadParameter(hint, param_hint="'--summary'")
+
+    async def act(backend: Backend, report: Report) -> Document:
+        kept = None if keep_from is None else await _find(backend, session_id, keep_from, leaf_is_message=True)
+        report("compacting", 0, None)
+        return await backend.compact(session_id, KEEP_TOKENS if keep_tokens is None else keep_tokens, summary, kept)
+
+    outcome = with_backend(invocation, act)
+    if invocation.as_json:
+        invocation.print_json(outcome)
+    else:
+        invocation.console.print(_verdict(outcome), style=_VERDICTS.get(outcome["status"], "bold red"))
+    if outcome["status"] not in _VERDICTS:
+        raise typer.Exit(1)
+
+
+def _verdict(outcome: Document) -> str:
+    if outcome["status"] != "done":
+        return f"{outcome['status']}: {one_line(outcome['detail'])}"
+    return f"done: about {outcome['tokens_before']:,} tokens before, {outcome['tokens_after']:,} after"
+
+
+# --- what they share -------------------------------------------------------------------------------------------------
+
+
+async def _find(backend: Backend, session_id: str, name: str, *, leaf_is_message: bool = False) -> str:
+    """The id of the entry that somebody means; with `leaf_is_message`, the leaf is the last message, and no bookmark.
+
+    Raises:
+        SessionsError: it is none of this session's, or more than one.
+    """
+    from miniclaw_sessions.cli.entry_names import LEAF, EntryNames  # noqa: PLC0415 - help does not need it
+
+    if leaf_is_message and name == LEAF and (messages := await backend.messages(session_id)):
+        return str(messages[-1]["id"])
+    return EntryNames(await backend.tree(session_id)).find(name)
+
+
+def _short_ids(transcript: Transcript) -> ShortIds:
+    from miniclaw_sessions.cli.entry_names import ShortIds  # noqa: PLC0415 - help does not need it
+
+    return ShortIds([entry.id for entry in transcript.entries])
+
+
+def _now() -> datetime:
+    from miniclaw_sessions.clock import SystemClock  # noqa: PLC0415 - help does not need it
+
+    return SystemClock().now()
+
+
+def _tell_problems(invocation: Invocation, transcript: Transcript) -> None:
+    for problem in transcript.problems:
+        invocation.errors.print(f"problem: {one_line(problem)}", style="red")

@@ -1,0 +1,125 @@
+"""The branches and the labels of a session as lists: as documents for programs, as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from rich.table import Table
+from rich.text import Text
+
+from miniclaw_sessions.cli.backend import Document
+from miniclaw_sessions.cli.branches import branches_of
+from miniclaw_sessions.cli.entry_names import ShortIds
+from miniclaw_sessions.cli.output import age, counted, one_line, plain_table
+from miniclaw_sessions.formats.first_words import first_words, speaker
+from miniclaw_sessions.history.transcript import Transcript
+from miniclaw_sessions.protocol.encoding import message_from_dict
+from miniclaw_sessions.protocol.entries import Entry, MessageEntry
+
+LONGEST_LABEL = 28
+"""So many columns of a label are shown in a list."""
+
+
+def counts(transcript: Transcript) -> str:
+    """How many entries, branches and labels a session has."""
+    return ", ".join(
+        (
+            counted(len(transcript), "entry", "entries"),
+            counted(len(branches_of(transcript)), "branch", "branches"),
+            counted(len(transcript.labels), "label", "labels"),
+        )
+    )
+
+
+# --- branches --------------------------------------------------------------------------------------------------------
+
+
+def branch_documents(transcript: Transcript) -> list[Document]:
+    """Every branch: the current one first, then the one that was written to last."""
+    return [
+        {
+            "entry_id": branch.entry_id,
+            "goes_off_at": branch.goes_off_at,
+            "entries": branch.entries,
+            "is_current": branch.is_current,
+            "label": branch.label,
+            **_told(branch.last),
+        }
+        for branch in branches_of(transcript)
+    ]
+
+
+def branch_table(branches: Sequence[Document], short: ShortIds, now: datetime) -> Table:
+    """Where each branch ends and where it goes off; the current one has a star."""
+    table = _one_line_table("", "ENTRY", "WHO", "ENDS WITH", "FROM", "ENTRIES", "AGE")
+    for branch in branches:
+        label = "" if branch["label"] is None else f"[{one_line(branch['label'])}] "
+        table.add_row(
+            "*" if branch["is_current"] else "",
+            short(branch["entry_id"]),
+            branch["speaker"],
+            _words(label + branch["first_words"]),
+            "" if branch["goes_off_at"] is None else short(branch["goes_off_at"]),
+            f"{branch['entries']:,}",
+            age(branch["timestamp"], now),
+            style="" if branch["is_current"] else "dim",
+        )
+    return table
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+def label_documents(transcript: Transcript) -> list[Document]:
+    """Every bookmark, in the order of the entries that they are on."""
+    current = {entry.id for entry in transcript.path()}
+    labelled = ((entry, transcript.labels.get(entry.id)) for entry in transcript.entries)
+    return [
+        {"entry_id": entry.id, "label": label, "is_current": entry.id in current, **_told(entry)}
+        for entry, label in labelled
+        if label is not None
+    ]
+
+
+def label_table(labels: Sequence[Document], short: ShortIds, now: datetime) -> Table:
+    """A table of contents; what is not on the current branch is dim."""
+    table = _one_line_table("LABEL", "ENTRY", "WHO", "BEGINS WITH", "AGE")
+    for label in labels:
+        name = Text(one_line(label["label"]))
+        name.truncate(LONGEST_LABEL, overflow="ellipsis")
+        table.add_row(
+            name,
+            short(label["entry_id"]),
+            label["speaker"],
+            _words(label["first_words"]),
+            age(label["timestamp"], now),
+            style="" if label["is_current"] else "dim",
+        )
+    return table
+
+
+# --- entries ---------------------------------------------------------------------------------------------------------
+
+
+def message_line(document: Document) -> str:
+    """A message of the window on one line."""
+    message = message_from_dict({name: value for name, value in document.items() if name not in ("id", "sequence")})
+    entry = MessageEntry(id="", parent_id=None, timestamp=datetime.fromtimestamp(0, UTC), message=message)
+    return f"{speaker(entry)}  {first_words(entry)}"
+
+
+def _told(entry: Entry) -> Document:
+    return {"speaker": speaker(entry), "first_words": first_words(entry), "timestamp": entry.timestamp.isoformat()}
+
+
+def _words(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _one_line_table(*headings: str) -> Table:
+    """An empty table without a row of two lines: of its columns only that of the words gives way."""
+    table: Table = plain_table(*headings, numeric=frozenset({"ENTRIES"}))
+    for column in table.columns:
+        column.no_wrap = not str(column.header).endswith("WITH")
+    return table

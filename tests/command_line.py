@@ -1,0 +1,176 @@
+"""Running the command line as people and scripts do: in this process, in a terminal, and with a daemon."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import json
+import logging
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from miniclaw_sessions.cli import main
+
+NASTY = "red \x1b[31mtext\x1b[0m\x9b and\ra forged\x08 line"
+UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+START_LIMIT_S = 30.0
+
+
+@dataclass
+class Result:
+    """How a command line ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> str:
+        """The one line that says why it failed."""
+        assert self.err.count("\n") == 1, self.err
+        assert self.err.startswith("error: ")
+        return self.err.removeprefix("error: ").rstrip("\n")
+
+
+class Cli:
+    """Runs command lines in this process, on one workspace."""
+
+    def __init__(self, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.workspace = workspace
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, *arguments: str, stdin: str = "") -> Result:
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+        with self._monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", io.StringIO(stdin))
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", err)
+            patch.setenv("MINICLAW_WORKSPACE", str(self.workspace))
+            status = main(list(arguments))
+            out.flush()
+            err.flush()
+        texts = [stream.buffer.getvalue().decode() for stream in (out, err)]
+        return Result(status, *texts)
+
+
+@contextlib.contextmanager
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing of the person who runs the tests is read, and logging is as it was afterwards."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in [name for name in os.environ if name.startswith("MINICLAW_")]:
+        monkeypatch.delenv(name)
+    for name in ("RUNTIME_DIRECTORY", "CREDENTIALS_DIRECTORY", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    handlers = list(logging.getLogger().handlers)
+    yield
+    structlog.reset_defaults()
+    logging.getLogger().handlers[:] = handlers
+    logging.captureWarnings(capture=False)
+
+
+class Terminal:
+    """A command in a terminal of its own; `patience_s` is how long work may take before it shows a bar."""
+
+    def __init__(self, workspace: Path, *arguments: str, columns: int = 100, patience_s: float | None = None) -> None:
+        command = [sys.executable, "-c", _program(patience_s), "--workspace", str(workspace), *arguments]
+        environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)}
+        self._pid, self._master = pty.fork()
+        if self._pid == 0:
+            os.execve(sys.executable, command, environ)
+        self.seen = ""
+        self._characters = codecs.getincrementaldecoder("utf-8")()  # a read may end in the middle of one
+
+    def expect(self, text: str) -> None:
+        """Read until this appears after what was expected before."""
+        deadline = time.monotonic() + START_LIMIT_S
+        while text not in self.seen:
+            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
+            data = b""
+            with contextlib.suppress(OSError):  # the other side has closed
+                data = os.read(self._master, 65536) if ready else b""
+            if not data:
+                pytest.fail(f"{text!r} did not appear, but {self.seen!r}")
+            self.seen += self._characters.decode(data)
+        self.seen = self.seen.partition(text)[2]
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def press_until_end(self, key: str) -> int:
+        """Press a key, and again if need be: Python misses an interrupt between the prompt and the wait for input."""
+        has_ended = False
+        while not has_ended:
+            with contextlib.suppress(OSError):  # the other side has closed
+                self.type(key)
+            has_ended = self._ends_while_it_talks()
+        return self.end()
+
+    def _ends_while_it_talks(self) -> bool:
+        """Read until the command ends, or says nothing for a second: the echo of a key is no end."""
+        while select.select([self._master], [], [], 1.0)[0]:
+            try:
+                data = os.read(self._master, 65536)
+            except OSError:
+                return True
+            if not data:
+                return True
+            self.seen += self._characters.decode(data)
+        return False
+
+    def end(self) -> int:
+        """Wait for the command's end and return its exit status."""
+        with contextlib.suppress(OSError):  # the other side has closed
+            while data := os.read(self._master, 65536):
+                self.seen += self._characters.decode(data)
+        os.close(self._master)
+        _, status = os.waitpid(self._pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+
+def _program(patience_s: float | None) -> str:
+    hurry = "" if patience_s is None else f"output.PATIENCE_S = {patience_s}; "
+    return f"import sys; from miniclaw_sessions.cli import main, output; {hurry}sys.exit(main())"
+
+
+@contextlib.contextmanager
+def running_daemon(workspace: Path, *flags: str) -> Iterator[int]:
+    """A daemon that is ready; its pid."""
+    command = [sys.executable, "-m", "miniclaw_sessions", "serve", "--workspace", str(workspace), *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if '"daemon.ready"' in line:
+                break
+        else:
+            pytest.fail(f"the daemon ended with status {process.wait()}: {said}")
+        yield process.pid
+        process.terminate()
+        assert process.wait(START_LIMIT_S) == 0
+
+
+def shape(document: Any) -> Any:
+    """A document with its values replaced by their types, where these may differ between two runs."""
+    if isinstance(document, dict):
+        return {name: shape(value) for name, value in document.items()}
+    if isinstance(document, list):
+        return [shape(value) for value in document]
+    return type(document).__name__
