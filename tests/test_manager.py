@@ -1073,3 +1073,14 @@ async def test_message_text_is_in_no_log(home: Home, capsys: pytest.CaptureFixtu
         await say(manager, "SECRET")
         await manager.delete("telegram_1")
     assert "SECRET" not in capsys.readouterr().out
+
+
+async def test_a_list_can_be_read_a_page_at_a_time(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path / "w", store="memory:") as manager:
+        for chat_id in range(5):
+            await manager.get_or_create("telegram", chat_id)
+        everything = [summary.session_id for summary in await manager.list()]
+        assert [one.session_id for one in await manager.list(limit=2)] == everything[:2]
+        assert [one.session_id for one in await manager.list(limit=2, offset=2)] == everything[2:4]
+        assert [one.session_id for one in await manager.list(offset=4)] == everything[4:]
+        assert await manager.list(limit=0) == await manager.list(offset=9) == []

@@ -26,13 +26,11 @@ from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.window import MAX_MESSAGES, Window
 from miniclaw_sessions.manager.core import OpenManager
 from miniclaw_sessions.persistence.recovery import Progress
-from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.statistics import SessionSummary
-from miniclaw_sessions.stores.reading import read_all
 from miniclaw_sessions.turn import refuse_reentry
 
 if TYPE_CHECKING:
@@ -157,12 +155,21 @@ class SessionManager(OpenManager):
         newest = [entry.message for entry in Window(max(limit, 2), session.entries())][-limit:]
         return newest[1:] if newest and newest[0].is_tool_result else newest
 
-    async def list(self, *, channel: str | None = None) -> builtins.list[SessionSummary]:
-        """All sessions, or those of one channel, the most recently used first. Creates and renews nothing."""
+    async def list(
+        self, *, channel: str | None = None, limit: int | None = None, offset: int = 0
+    ) -> builtins.list[SessionSummary]:
+        """All sessions, or those of one channel, the most recently used first. Creates and renews nothing.
+
+        Args:
+            channel: only this channel.
+            limit: at most so many of them; None: all.
+            offset: after so many others.
+        """
         self._require_open()
         chosen = [s for s in self._sessions.values() if channel is None or s.channel == channel]
         chosen.sort(key=lambda session: (session.last_accessed, session.session_id), reverse=True)
-        return [summarize(session) for session in chosen]
+        end = None if limit is None else offset + max(limit, 0)
+        return [summarize(session) for session in chosen[max(offset, 0) : end]]
 
     async def import_file(
         self,
@@ -266,21 +273,21 @@ class SessionManager(OpenManager):
         return True
 
     async def read_transcript(self, session_id: str) -> AsyncIterator[Entry]:
-        """Every committed entry of a session, oldest first, read from the store a page at a time.
+        """Every entry of a session that can be read, oldest first, from the store a page at a time.
 
-        With the store `none` there is no transcript: the window's messages are all there is.
+        With the store `none` there is no transcript: the window's messages are all there is. Damaged entries are left
+        out, and logged.
 
         Raises:
             SessionNotFound: there is no such session.
             StoreError: the store cannot be read.
         """
-        session = await self.find(session_id)
-        if not self._store.keeps_entries:
-            for entry in session.entries():
-                yield entry
-            return
-        async for stored in read_all(self._store, session_id):
-            yield decode_entry(stored.encoded)
+        problems: list[str] = []
+        async for entry in (await self.find(session_id)).read_entries(problems):
+            yield entry
+        for problem in problems:
+            log.error("a transcript is damaged", action="recovery.entry_damaged", session_id=session_id, error=problem)
+
 
 
 async def fork_session(manager: SessionManager, from_id: str, to_id: str) -> Session:
