@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
+
 import msgspec
 
 from miniclaw_sessions.protocol.entries import Compaction, Entry, LeafMove
 
+LOOSE = 65_536
+"""So many numbers are held in a dict, a hundred bytes each; then they are packed into 16."""
+
 
 class Places:
-    """Where each entry of a session stands, by its id. Holds a number for each, not the ids: there may be millions."""
+    """Where each entry of a session stands, by its id. It holds numbers, not the ids: there may be millions."""
 
     def __init__(self) -> None:
-        self._sequences: dict[int, int] = {}
+        self._loose: dict[int, int] = {}
+        self._packed: list[tuple[array[int], array[int]]] = []  # sorted hashes of ids, and their places
 
     def place(self, entry: Entry, sequence: int) -> Entry:
         """The entry for this place; what it refers to must have been placed before, or it is looked for by its id."""
-        self._sequences[hash(entry.id)] = sequence
+        self._note(hash(entry.id), sequence)
         parent = self._place_of(entry.parent_id)
         placed = msgspec.structs.replace(
             entry, sequence=sequence, parent_sequence=None if parent == sequence - 1 else parent
@@ -27,4 +34,20 @@ class Places:
         return placed
 
     def _place_of(self, entry_id: str | None) -> int | None:
-        return None if entry_id is None else self._sequences.get(hash(entry_id), 0)
+        if entry_id is None:
+            return None
+        wanted = hash(entry_id)
+        if (place := self._loose.get(wanted)) is not None:
+            return place
+        for hashes, places in reversed(self._packed):
+            index = bisect_left(hashes, wanted)
+            if index < len(hashes) and hashes[index] == wanted:
+                return places[index]
+        return 0
+
+    def _note(self, hashed: int, sequence: int) -> None:
+        self._loose[hashed] = sequence
+        if len(self._loose) >= LOOSE:
+            hashes = sorted(self._loose)
+            self._packed.append((array("q", hashes), array("q", [self._loose[one] for one in hashes])))
+            self._loose = {}
