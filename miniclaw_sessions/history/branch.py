@@ -7,7 +7,7 @@ says when it has seen enough, so that a context costs what it holds, however lon
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -18,6 +18,7 @@ from miniclaw_sessions.protocol.entries import (
     MessageEntry,
     ModelChange,
     ThinkingLevelChange,
+    place_of_parent,
 )
 from miniclaw_sessions.protocol.messages import Message, Role
 
@@ -82,17 +83,74 @@ def summary_messages(compaction: Compaction | None) -> list[Message]:
     return [*summary, *compaction.messages]
 
 
+def rejoined(entries: Sequence[Entry], *, stored: int = 0) -> list[Entry]:
+    """Entries of one branch, oldest first, of which those between are lost: each becomes the child of the one before.
+
+    Args:
+        entries: what is left.
+        stored: up to this place nothing is lost.
+    """
+    joined: list[Entry] = []
+    before: Entry | None = None
+    for entry in entries:
+        if entry.parent_id is not None and not _is_stored(place_of_parent(entry), stored):
+            joined.append(_child_of(before, entry))
+        else:
+            joined.append(entry)
+        before = joined[-1]
+    reaches_back = bool(joined) and _is_stored(place_of_parent(joined[0]), stored)
+    return [_keeping(joined, entry, stored * reaches_back) for entry in joined]
+
+
+def _is_stored(place: int, stored: int) -> bool:
+    return 0 < place <= stored
+
+
+def _child_of(parent: Entry | None, entry: Entry) -> Entry:
+    parent_id, place = (None, None) if parent is None else (parent.id, parent.sequence)
+    return msgspec.structs.replace(
+        entry, parent_id=parent_id, parent_sequence=None if place == entry.sequence - 1 else place
+    )
+
+
+def _keeping(entries: Sequence[Entry], entry: Entry, stored: int) -> Entry:
+    """A compaction whose first kept entry is lost keeps what is left of what it kept."""
+    if not isinstance(entry, Compaction) or entry.first_kept_entry_id is None:
+        return entry
+    if _is_stored(entry.first_kept_sequence or 0, stored) or any(e.id == entry.first_kept_entry_id for e in entries):
+        return entry
+    oldest = entries[0] if entries[0].sequence < entry.sequence else None
+    return msgspec.structs.replace(
+        entry,
+        first_kept_entry_id=None if oldest is None else oldest.id,
+        first_kept_sequence=None if oldest is None else oldest.sequence,
+    )
+
+
 class BranchCollector:
     """Gathers a branch from its leaf upwards.
 
     Args:
         newest: gather only so many messages, and those that go with them back to a user's; None: all.
+        max_tokens: gather no more once the messages have reached so many tokens, and a user's is among them.
+        count: how tokens are counted; needed with `max_tokens`.
         needs_compaction: whether to look for the newest compaction even where the messages do not reach up to it.
         needs_state: whether to look on towards the root until model and thinking level are known.
     """
 
-    def __init__(self, *, newest: int | None = None, needs_compaction: bool = True, needs_state: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        newest: int | None = None,
+        max_tokens: int | None = None,
+        count: Callable[[Message], int] | None = None,
+        needs_compaction: bool = True,
+        needs_state: bool = False,
+    ) -> None:
         self._newest = newest
+        self._max_tokens = max_tokens
+        self._count = count
+        self._tokens = 0
         self._needs_compaction = needs_compaction
         self._needs_state = needs_state
         self._entries: list[Entry] = []  # newest first
@@ -110,13 +168,14 @@ class BranchCollector:
     def has_enough(self) -> bool:
         """Whether the rest of the branch would change nothing."""
         has_compaction = self._compaction is not None or not self._needs_compaction
-        has_state = (self._model is not None and self._thinking_level is not None) or not self._needs_state
+        has_state = None not in (self._provider, self._model, self._thinking_level) or not self._needs_state
         return self._has_messages and has_compaction and has_state
 
     @property
     def _has_messages(self) -> bool:
-        has_newest = self._newest is not None and self._messages >= self._newest and self._has_user
-        return self._is_complete or has_newest
+        has_newest = self._newest is not None and self._messages >= self._newest
+        has_tokens = self._max_tokens is not None and self._tokens >= self._max_tokens
+        return self._is_complete or ((has_newest or has_tokens) and self._has_user)
 
     def feed(self, entry: Entry) -> None:
         """The next entry towards the root."""
@@ -124,9 +183,11 @@ class BranchCollector:
         has_messages = self._has_messages
         if not has_messages:
             self._entries.append(entry)
-            message = told(entry)
-            self._messages += message is not None
-            self._has_user = self._has_user or (message is not None and message.is_user)
+            if (message := told(entry)) is not None:
+                self._messages += 1
+                self._has_user = self._has_user or message.is_user
+                if self._count is not None:
+                    self._tokens += self._count(message)
         elif not self._is_complete:
             self._left_out = self._left_out or told(entry) is not None
         if self._compaction is None and isinstance(entry, Compaction):
@@ -150,21 +211,31 @@ class BranchCollector:
             entries=tuple(reversed(entries)),
             compaction=self._compaction,
             is_whole=not self._left_out and (self._is_complete or not self.has_enough),
-            provider=self._provider,
-            model=self._model,
-            thinking_level=self._thinking_level,
+            provider=self._provider or None,
+            model=self._model or None,
+            thinking_level=self._thinking_level or None,
             problems=tuple(found),
         )
 
     def _note_state(self, entry: Entry) -> None:
-        """The newest change counts, which is the first that is met; an assistant's message names its model, too."""
+        """The newest change counts, which is the first that is met; an assistant's message names its model, too.
+
+        An empty text is an answer as well: it was removed.
+        """
         match entry:
-            case ModelChange() if self._model is None:
-                self._provider, self._model = entry.provider, entry.model_id
+            case ModelChange():
+                self._note_model(entry.provider, entry.model_id)
             case ThinkingLevelChange() if self._thinking_level is None:
                 self._thinking_level = entry.thinking_level
-            case MessageEntry(message=Message(role=Role.ASSISTANT, model=str(model))) if self._model is None:
-                self._provider, self._model = provider_of(entry.message), model
+            case MessageEntry(message=Message(role=Role.ASSISTANT, model=str(model))):
+                self._note_model(provider_of(entry.message), model)
+            case _:
+                pass
+
+    def _note_model(self, provider: str | None, model: str) -> None:
+        """A message that names its model may leave the provider open: then an older entry says it."""
+        self._provider = provider if self._provider is None else self._provider
+        self._model = model if self._model is None else self._model
 
 
 def resolve(path: Iterable[Entry]) -> Branch:

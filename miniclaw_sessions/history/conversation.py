@@ -7,6 +7,7 @@ moment, ready to be written; folding the later entries over it gives the later c
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping
 from copy import copy, deepcopy
 from datetime import datetime
@@ -166,6 +167,14 @@ class Conversation:
         if self.compaction.first_kept_entry_id is None:
             return self.window.newest_evicted < self.compaction.sequence
         return self.window.newest_evicted < (self.compaction.first_kept_sequence or 0)
+
+    def branch(self) -> Branch:
+        """What is in memory of the branch: the window's messages, with the compaction at its place among them."""
+        entries: list[Entry] = list(self.window)
+        if self.compaction is not None:
+            place = bisect(entries, self.compaction.sequence, key=lambda entry: entry.sequence)
+            entries.insert(place, self.compaction)
+        return Branch(entries=tuple(entries), compaction=self.compaction)
 
     def apply(self, entry: Entry) -> int:
         """Fold one more entry in; return how many messages left the window for it."""

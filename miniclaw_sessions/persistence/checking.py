@@ -12,11 +12,12 @@ from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.disk import Found
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
+from miniclaw_sessions.history.branch import as_message_entry
 from miniclaw_sessions.history.conversation import Snapshot
 from miniclaw_sessions.persistence.recovery import Progress, ids_for
 from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry
-from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.entries import BranchSummary, MessageEntry
 from miniclaw_sessions.stores.base import Store, StoredEntry, StoredHead
 from miniclaw_sessions.stores.reading import read_all
 
@@ -118,9 +119,10 @@ def _agree(kept: MessageEntry, stored: StoredEntry) -> bool:
         entry = decode_entry(stored.encoded)
     except InvalidMessage:
         return False
-    if not isinstance(entry, MessageEntry) or kept.id != entry.id:
+    shown = as_message_entry(entry) if isinstance(entry, MessageEntry | BranchSummary) else None
+    if shown is None or kept.id != shown.id:
         return False
-    trimmed = entry.message
+    trimmed = shown.message
     if kept.message.tool_calls and trimmed.tool_calls and len(kept.message.tool_calls) < len(trimmed.tool_calls):
         trimmed = msgspec.structs.replace(trimmed, tool_calls=kept.message.tool_calls)
     return kept.message == trimmed

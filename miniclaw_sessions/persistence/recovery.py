@@ -28,14 +28,18 @@ from miniclaw_sessions.disk import Found, TooLarge
 from miniclaw_sessions.errors import ConfigError, InvalidMessage, first_cause
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
+from miniclaw_sessions.history.branch import rejoined
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
 from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
-from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry
+from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, LeafMove, place_of_parent
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead
 from miniclaw_sessions.stores.branches import bring_window_up
 from miniclaw_sessions.stores.reading import read_all
 from miniclaw_sessions.stores.soundness import RESTORED
+
+_OF_ENTRIES = ("title", "provider", "model", "thinking_level")
+"""Metadata that entries of the branch set: where it was removed, such an entry may be all that is left."""
 
 READ_AHEAD = 4
 """How many chunks of files may be read and not yet decoded."""
@@ -211,12 +215,15 @@ class Recovery:
             self.report.from_snapshots += 1
             last = stored.last_sequence if stored is not None else 0
             dirty = last != conversation.last_sequence and self._store.keeps_entries
-            if last > conversation.last_sequence or (conversation.lacks_messages and stored is not None):
+            is_behind = last > conversation.last_sequence
+            if is_behind or (conversation.lacks_messages and last == conversation.last_sequence > 0):
                 await catch_up(conversation, self._store)
                 self.report.brought_up += 1
                 dirty = True
-            elif dirty:
-                self._missing.append(_missing_entries(snapshot, conversation, last, self._clock))
+            else:
+                conversation.lacks_messages = False  # nobody has them
+                if dirty:
+                    self._missing.append(_missing_entries(snapshot, conversation, last, self._clock))
         self.report.messages += len(conversation.window)
         self.report.sessions[session_id] = Recovered(conversation, dirty)
 
@@ -269,18 +276,38 @@ async def catch_up(conversation: Conversation, store: Store) -> None:
                 error=str(error),
             )
             conversation.last_sequence = stored.sequence
+            conversation.lacks_branch = True  # it may have been a move of the leaf
             continue
+        if isinstance(entry, LeafMove) and entry.target_id is None:
+            await bring_window_up(conversation, store)  # what is in force there stays in force
         conversation.apply(msgspec.structs.replace(entry, sequence=stored.sequence))
+        if entry.extra and RESTORED in entry.extra:
+            _go_on_from(entry, conversation)
     for problem in await bring_window_up(conversation, store):
         log.error("a branch is damaged", action="recovery.entry_damaged", session_id=session_id, error=problem)
 
 
-def _missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, clock: Clock) -> Append:
-    """What a store that knows a session only up to `last` lacks: the window's messages, and a marker.
+def _go_on_from(marker: Entry, conversation: Conversation) -> None:
+    """The parent of what `_missing_entries` wrote last is the leaf, whatever the store or the snapshot ends with."""
+    known = conversation.branch().entries
+    newest = known[-1].id if known else None
+    if marker.parent_id not in (conversation.leaf_id, newest):
+        conversation.lacks_branch = True
+    conversation.leaf_id = marker.parent_id
+    conversation.leaf_sequence = place_of_parent(marker)
 
-    The marker says that older entries were lost with a former store, so that the gap in the sequence numbers is known
-    for what it is, and carries the metadata that those entries had set.
+
+def _missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, clock: Clock) -> Append:
+    """What a store that knows a session only up to `last` lacks: the window's messages, their summary, and a marker.
+
+    They become one branch again, for what stood between them is lost. The marker says that older entries were lost with
+    a former store, so that the gap in the sequence numbers is known for what it is, and carries the metadata that those
+    entries had set. Its parent is where the conversation goes on.
     """
+    left = rejoined(_entries_of(snapshot), stored=last)
+    if conversation.leaf_sequence > last and all(entry.id != conversation.leaf_id for entry in left):
+        conversation.leaf_id = left[-1].id if left else None
+        conversation.leaf_sequence = left[-1].sequence if left else 0
     marker = Custom(
         id=clock.new_id(),
         parent_id=conversation.leaf_id,
@@ -288,13 +315,20 @@ def _missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, 
         sequence=conversation.last_sequence + 1,
         parent_sequence=conversation.leaf_sequence,
         custom_type=METADATA,
-        data=dict(snapshot.metadata),
+        data={**dict.fromkeys(_OF_ENTRIES), **snapshot.metadata},
         extra={RESTORED: {"store_had": last}},
     )
     conversation.last_sequence = conversation.state_sequence = marker.sequence
-    entries: list[Entry] = [*(entry for entry in snapshot.entries if entry.sequence > last), marker]
+    entries = [*(entry for entry in left if entry.sequence > last), marker]
     head = SessionHead(snapshot.key.session_id, snapshot.key, snapshot.incarnation, snapshot.created_at)
     return Append(head, [StoredEntry(entry.sequence, entry.id, encode_entry(entry)) for entry in entries])
+
+
+def _entries_of(snapshot: Snapshot) -> list[Entry]:
+    entries: list[Entry] = [*snapshot.entries]
+    if snapshot.compaction is not None:
+        entries.append(snapshot.compaction)
+    return sorted(entries, key=lambda entry: entry.sequence)
 
 
 @contextmanager

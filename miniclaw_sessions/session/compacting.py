@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
 
-from miniclaw_sessions.errors import EntryNotFound, SessionDeleted, UnsafeCompaction
+from miniclaw_sessions.errors import SessionDeleted, UnsafeCompaction
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.branch import Branch, told
 from miniclaw_sessions.history.compaction import TokenCounter, count_tokens, has_open_calls, plan_compaction, tokens_of
@@ -103,21 +104,18 @@ async def _append(  # noqa: PLR0913 - the parts of one compaction
     reason: str,
 ) -> CompactionOutcome:
     """Append the compaction, provided that the branch is still the one that it was planned on."""
-    current = await session.read_branch()
-    if _compaction_id(current) != _compaction_id(planned_on):
-        return _aborted(session, plan, "the branch was compacted, or left, meanwhile")
     tokens_after = count_tokens(summary, count) + plan.tokens_kept
     text = "\n\n".join(message.text for message in summary if message.role is Role.COMPACTION_SUMMARY)
     try:
-        entry_id = await session.append_compaction(
-            text,
-            plan.first_kept_entry_id,
-            plan.tokens_before,
+        entry_id = await session.append_compaction_where(
+            partial(_first_kept, plan, planned_on),
+            summary=text,
+            tokens_before=plan.tokens_before,
             tokens_after=tokens_after,
             reason=reason,
-            messages=[*plan.instructions, *(m for m in summary if m.role is not Role.COMPACTION_SUMMARY)],
+            messages=(*plan.instructions, *(m for m in summary if m.role is not Role.COMPACTION_SUMMARY)),
         )
-    except (UnsafeCompaction, EntryNotFound) as error:
+    except UnsafeCompaction as error:
         return _aborted(session, plan, str(error))
     except SessionDeleted:
         return _aborted(session, plan, "the session was deleted meanwhile")
@@ -132,6 +130,22 @@ async def _append(  # noqa: PLR0913 - the parts of one compaction
     return CompactionOutcome(
         status=CompactionStatus.DONE, entry_id=entry_id, tokens_before=plan.tokens_before, tokens_after=tokens_after
     )
+
+
+def _first_kept(plan: _Plan, planned_on: Branch, current: Branch) -> str | None:
+    """What the plan keeps, and else what was said since; the summary tells nothing of it.
+
+    Raises:
+        UnsafeCompaction: the branch is another one.
+    """
+    leaf = planned_on.entries[-1].id
+    since = next((place for place, entry in enumerate(current.entries, 1) if entry.id == leaf), None)
+    is_other = _compaction_id(current) != _compaction_id(planned_on)
+    if is_other or (plan.first_kept_entry_id is None and since is None):
+        raise UnsafeCompaction("the branch was compacted, or left, meanwhile")
+    if plan.first_kept_entry_id is not None:
+        return plan.first_kept_entry_id
+    return next((entry.id for entry in current.entries[since:] if told(entry) is not None), None)
 
 
 class _Plan(msgspec.Struct, frozen=True):
@@ -168,10 +182,17 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def _as_messages(summary: str | Message | Sequence[Message]) -> list[Message]:
-    """What a summarizer gave, as messages; a text is the summary itself."""
+    """What a summarizer gave, as messages; a text is the summary itself.
+
+    Raises:
+        TypeError: it is neither.
+    """
     if isinstance(summary, str):
         return [Message(Role.COMPACTION_SUMMARY, summary)]
-    return [summary] if isinstance(summary, Message) else list(summary)
+    messages = [summary] if isinstance(summary, Message) else list(summary)
+    if not all(isinstance(message, Message) for message in messages):
+        raise TypeError("a summarizer gives a text or messages")
+    return messages
 
 
 def _compaction_id(branch: Branch) -> str | None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING
 
+from miniclaw_sessions.errors import SessionDeleted
 from miniclaw_sessions.history.placing import Places
-from miniclaw_sessions.protocol.entries import Entry, Label
+from miniclaw_sessions.protocol.encoding import encode_entry
+from miniclaw_sessions.protocol.entries import INCOMPLETE, METADATA, OWN_METADATA, Custom, Entry, Label, LeafMove
 
 if TYPE_CHECKING:
     from miniclaw_sessions.session.live import Session
 
-BATCH = 500
-"""How many entries are accepted before their commit is waited for."""
+BATCH_ENTRIES = 500
+BATCH_BYTES = 4_194_304
+"""When one of these is reached, the commit of what was accepted is waited for."""
 
 PARENT_SESSION = "parent_session"
 """The metadata of a fork: the id of the session that it was made of."""
@@ -30,19 +33,34 @@ async def copy_session(source: Session, target: Session, leaf_id: str | None) ->
 
     Raises:
         EntryNotFound: the source has no such entry.
+        SessionDeleted: the source was deleted meanwhile.
         StoreError: the source cannot be read, or the target not be written.
     """
     if leaf_id is None:
-        await adopt_all(target, source.read_entries())
+        await adopt_all(target, _but_for_unfinished(source.read_entries()))
     else:
         path = await source.get_branch(leaf_id)
         await adopt_all(target, _each(path))
-        for label in await _labels_on(source, {entry.id for entry in path}):
-            await target.set_label(label.target_id, label.label)
-    known = target.metadata
-    missing = {name: value for name, value in source.metadata.items() if known.get(name) != value}
-    kept = {name: value for name, value in missing.items() if leaf_id is None or name not in _OF_THE_BRANCH}
-    target.update(**kept, **{PARENT_SESSION: source.session_id})
+        for target_id, label in await _labels_on(source, path):
+            await target.set_label(target_id, label)
+    await target.settle()
+    if source.is_deleted:
+        raise SessionDeleted(f"session {source.session_id} was deleted; there is nothing to copy any more")
+    known, wanted = target.metadata, source.metadata
+    changes = {name: wanted.get(name) for name in {*known, *wanted} if known.get(name) != wanted.get(name)}
+    changes.pop(INCOMPLETE, None)
+    kept = {name: value for name, value in changes.items() if leaf_id is None or name not in _OF_THE_BRANCH}
+    own = {name: kept.pop(name) for name in list(kept) if name.startswith(OWN_METADATA)}
+    if own:
+        target.note(own)
+    target.update(**{**kept, PARENT_SESSION: source.session_id})
+
+
+async def _but_for_unfinished(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
+    """Without what says that the source was unfinished once, and is no more: the copy still is."""
+    async for entry in entries:
+        if not (isinstance(entry, Custom) and entry.custom_type == METADATA and entry.data.keys() == {INCOMPLETE}):
+            yield entry
 
 
 async def adopt_all(target: Session, entries: AsyncIterator[Entry]) -> None:
@@ -54,23 +72,37 @@ async def adopt_all(target: Session, entries: AsyncIterator[Entry]) -> None:
     """
     places = Places()
     batch: list[Entry] = []
+    size = 0
     async for entry in entries:
-        batch.append(entry)
-        if len(batch) == BATCH:
+        is_clearing = isinstance(entry, LeafMove) and entry.target_id is None
+        if is_clearing or len(batch) >= BATCH_ENTRIES or size >= BATCH_BYTES:
             target.adopt(batch, places)
             await target.saved()
-            batch = []
+            batch, size = [], 0
+        if is_clearing:
+            await target.settle()  # what is in force there stays in force
+        batch.append(entry)
+        size += len(encode_entry(entry))
     target.adopt(batch, places)
     await target.saved()
 
 
-async def _labels_on(source: Session, entry_ids: set[str]) -> Iterable[Label]:
-    """The bookmarks of these entries that count, and whose own entries are not among them."""
-    labels: dict[str, Label] = {}
+async def _labels_on(source: Session, path: Iterable[Entry]) -> Iterable[tuple[str, str]]:
+    """The bookmarks of a path's entries where the path's own labels do not tell them, each with the entry that has it.
+
+    An empty one stands for a bookmark of the path that was removed elsewhere.
+    """
+    told: dict[str, str] = {}
+    on_path: set[str] = set()
+    for entry in path:
+        on_path.add(entry.id)
+        if isinstance(entry, Label):
+            told[entry.target_id] = entry.label
+    labels: dict[str, str] = {}
     async for entry in source.read_entries():
-        if isinstance(entry, Label) and entry.target_id in entry_ids:
-            labels[entry.target_id] = entry
-    return [label for label in labels.values() if label.label and label.id not in entry_ids]
+        if isinstance(entry, Label) and entry.target_id in on_path:
+            labels[entry.target_id] = entry.label
+    return [(target_id, label) for target_id, label in labels.items() if label != told.get(target_id, "")]
 
 
 async def _each(entries: Iterable[Entry]) -> AsyncIterator[Entry]:

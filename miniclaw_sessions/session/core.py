@@ -7,7 +7,7 @@ done with its tree, is built upon this in `live` and `tree`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -21,8 +21,8 @@ from miniclaw_sessions.history.conversation import Conversation, Snapshot
 from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.persistence.committer import SessionLog, anew
 from miniclaw_sessions.persistence.flusher import Flushable
-from miniclaw_sessions.protocol.encoding import encode_entry, encode_message
-from miniclaw_sessions.protocol.entries import Entry, EntryBase, MessageEntry, moves_leaf
+from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry, encode_message
+from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, EntryBase, MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session.reading import SessionEntries
 from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry
@@ -181,6 +181,14 @@ class SessionCore:
         return self._conversation.last_sequence
 
     @property
+    def kept_from(self) -> int:
+        """The sequence number from which on entries are kept by the newest compaction of the branch; 0 without one."""
+        compaction = self._conversation.compaction
+        if compaction is None:
+            return 0
+        return compaction.sequence if compaction.first_kept_entry_id is None else compaction.first_kept_sequence or 0
+
+    @property
     def committed_sequence(self) -> int:
         """The sequence number up to which the store has acknowledged it."""
         return self._log.committed
@@ -301,6 +309,15 @@ class SessionCore:
             if self._conversation.lacks_branch and branch is not None:
                 self._conversation.rebuild(branch)
 
+    def note(self, own_metadata: Mapping[str, Any]) -> None:
+        """Set what sessions know of themselves (`OWN_METADATA`); accepted like a message.
+
+        Raises:
+            InvalidMessage: a value is not JSON, or the whole is too large.
+        """
+        entry = self._next(Custom, custom_type=METADATA, data=dict(own_metadata))
+        self._append(decode_entry(encode_entry(entry)))
+
     def adopt(self, entries: Sequence[Entry], places: Places) -> None:
         """Accept entries from elsewhere, with their ids and parents, in the places that follow.
 
@@ -321,7 +338,7 @@ class SessionCore:
         await bring_window_up(self._conversation, self._source())
 
     def _source(self) -> SessionEntries:
-        return SessionEntries(self._services.store, self._log, self._conversation.window)
+        return SessionEntries(self._services.store, self._log, self._conversation)
 
     def _check_accepting(self) -> None:
         if self._retired:

@@ -22,6 +22,7 @@ from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.encoding import decode_entry, decode_message, encode_entry, encode_message, in_utc
 from miniclaw_sessions.protocol.entries import (
     METADATA,
+    OWN_METADATA,
     Custom,
     Entry,
     LeafMove,
@@ -190,7 +191,11 @@ class Session(SessionTree):
     def messages(self) -> list[Message]:
         """The window, oldest first, behind the summary of what was compacted: a new list of immutable messages."""
         window = [entry.message for entry in self._conversation.window]
-        return [*summary_messages(self._conversation.compaction), *window] if self._conversation.compaction else window
+        return [*self.summary(), *window] if self._conversation.compaction else window
+
+    def summary(self) -> list[Message]:
+        """What stands for the part of the branch that was compacted; empty where none was."""
+        return summary_messages(self._conversation.compaction)
 
     def entries(self) -> list[MessageEntry]:
         """The window with ids, sequence numbers and times: a new list of immutable entries."""
@@ -273,7 +278,7 @@ class Session(SessionTree):
         """Set metadata, each change an entry of the transcript; None removes. Accepted like a message, all or nothing.
 
         Raises:
-            InvalidMessage: a value is not JSON.
+            InvalidMessage: a value is not JSON, or a name begins with `session.`, which are the session's own.
             UnsavedLimit, SessionDeleted: as for `append`.
         """
         entries: list[Entry] = []
@@ -286,6 +291,8 @@ class Session(SessionTree):
             entries.append(self._next(ModelChange, entries, provider=provider or "", model_id=model or ""))
         if thinking_level is not _UNSET:
             entries.append(self._next(ThinkingLevelChange, entries, thinking_level=thinking_level or ""))
+        if own := [name for name in metadata if name.startswith(OWN_METADATA)]:
+            raise InvalidMessage(f"metadata {own[0]!r} cannot be set: names that begin with {OWN_METADATA} are ours")
         if metadata:
             entries.append(self._next(Custom, entries, custom_type=METADATA, data=metadata))
         # what the bytes say is what is kept: it shares nothing with the caller, and it can be read again

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 
 import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.history.branch import rejoined
+from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.committer import SessionLog
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
-from miniclaw_sessions.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.stores.base import Store, StoredEntry
 from miniclaw_sessions.stores.reading import PAGE
 
 
 class SessionEntries:
-    """Reads one session like a store. Where the store keeps nothing, the window is all there is."""
+    """Reads one session like a store. Where the store keeps nothing, what is in memory is all there is."""
 
-    def __init__(self, store: Store, log: SessionLog, window: Iterable[MessageEntry]) -> None:
+    def __init__(self, store: Store, log: SessionLog, conversation: Conversation) -> None:
         self._store = store
         self._log = log
-        self._window = window
+        self._conversation = conversation
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries with a sequence greater than `after`, oldest first, at most `limit` of them."""
@@ -51,6 +53,5 @@ class SessionEntries:
     def _pending(self) -> list[StoredEntry]:
         if self._store.keeps_entries:
             return self._log.pending
-        entries = list(self._window)
-        roots = [msgspec.structs.replace(entry, parent_id=None, parent_sequence=None) for entry in entries[:1]]
-        return [StoredEntry(entry.sequence, entry.id, encode_entry(entry)) for entry in (*roots, *entries[1:])]
+        entries = rejoined(self._conversation.branch().entries)
+        return [StoredEntry(entry.sequence, entry.id, encode_entry(entry)) for entry in entries]

@@ -7,7 +7,6 @@ that was said is ever lost by it.
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -135,22 +134,37 @@ class SessionTree(SessionCore):
                 call is still unanswered (document 003, section 8.2).
             StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.add_message`.
         """
-        kept = None if first_kept_entry_id is None else await self.get_entry(first_kept_entry_id)
-        leaf_id = object()
+        if first_kept_entry_id is not None:
+            await self.get_entry(first_kept_entry_id)
+        return await self.append_compaction_where(
+            lambda _: first_kept_entry_id,
+            summary=summary,
+            tokens_before=tokens_before,
+            tokens_after=tokens_after,
+            reason=reason,
+            messages=tuple(messages),
+        )
+
+    async def append_compaction_where(self, first_kept: Callable[[Branch], str | None], **fields: Any) -> str:
+        """`append_compaction` with a first kept entry that is chosen on the branch as it is at that very moment.
+
+        Args:
+            first_kept: says what is kept, or raises UnsafeCompaction if the compaction is no longer wanted.
+            fields: those of the entry.
+
+        Raises:
+            UnsafeCompaction, StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as above.
+        """
+        leaf_id: object = object()
+        branch, kept_id = Branch(), None
         while leaf_id != self.leaf_id:  # what is said meanwhile may be a call without its result
             leaf_id = self.leaf_id
-            self._check_cut(await self.read_branch(), first_kept_entry_id)
+            branch = await self.read_branch()
+            kept_id = first_kept(branch)
+            self._check_cut(branch, kept_id)
+        place = next((entry.sequence for entry in branch.entries if entry.id == kept_id), None)
         return await self._log_entry(
-            lambda: self._next(
-                Compaction,
-                summary=summary,
-                first_kept_entry_id=first_kept_entry_id,
-                first_kept_sequence=None if kept is None else kept.sequence,
-                tokens_before=tokens_before,
-                tokens_after=tokens_after,
-                reason=reason,
-                messages=tuple(messages),
-            )
+            lambda: self._next(Compaction, first_kept_entry_id=kept_id, first_kept_sequence=place, **fields)
         )
 
     def _check_cut(self, branch: Branch, first_kept_entry_id: str | None) -> None:
@@ -228,37 +242,37 @@ class SessionTree(SessionCore):
             InvalidMessage: the summary cannot be stored, or is too large.
         """
         async with self._between_turns():
-            left = self.leaf_id
-            entry = await self._move_leaf(entry_id, BranchSummary, summary=summary, from_id=left or "root")
+            entry = await self._move_leaf(entry_id, summary)
         await self.saved()
         return entry
 
-    async def _move_leaf(self, entry_id: str | None, then: type[BranchSummary] | None = None, **fields: Any) -> str:
-        """Move the leaf and append what follows, both or neither; the id of the last of them."""
+    async def _move_leaf(self, entry_id: str | None, summary: str | None = None) -> str:
+        """Move the leaf and append the summary, both or neither; the id of the last of them."""
         self._services.committer.check_store()
         target = None if entry_id is None else await self.get_entry(entry_id)
-        if isinstance(target, LeafMove):
-            raise EntryNotFound(self.session_id, target.id)  # it is no part of the tree
         place = 0 if target is None else target.sequence
         found = Branch() if target is None else await self._read_window(target.id, place)
         move = self._next(LeafMove, target_id=entry_id, target_sequence=place or None)
         entries: list[Entry] = [move]
-        if then is not None:
-            entries.append(
-                msgspec.structs.replace(
-                    self._next(then, entries, **fields), parent_id=entry_id, parent_sequence=place or None
-                )
-            )
+        if summary is not None:
+            told = self._next(BranchSummary, entries, summary=summary, from_id=self.leaf_id or "root")
+            entries.append(msgspec.structs.replace(told, parent_id=entry_id, parent_sequence=place or None))
         self._append_all(entries, branch=found)
         return entries[-1].id
 
     async def _read_window(self, leaf_id: str, leaf_sequence: int) -> Branch:
         """As much of a branch as the window shows of it, and what is in force there."""
-        known = self._conversation.metadata
-        collector = BranchCollector(
-            newest=self._conversation.window.capacity, needs_state="model" in known or "thinking_level" in known
+        collector = BranchCollector(newest=self._conversation.window.capacity, needs_state=True)
+        branch = await read_branch(self._source(), self.session_id, leaf_id, leaf_sequence, collector)
+        if self._services.store.keeps_entries:
+            return branch
+        known = self._conversation.metadata  # nobody has the entries that set it
+        return msgspec.structs.replace(
+            branch,
+            provider=known.get("provider"),
+            model=known.get("model"),
+            thinking_level=known.get("thinking_level"),
         )
-        return await read_branch(self._source(), self.session_id, leaf_id, leaf_sequence, collector)
 
     @asynccontextmanager
     async def _between_turns(self) -> AsyncIterator[None]:
@@ -308,7 +322,7 @@ class SessionTree(SessionCore):
             StoreUnavailable: the branch is longer than the window, and the store cannot be read.
         """
         known = self._conversation.metadata
-        branch = self._branch_in_window() if self._conversation.window_is_whole else await self.read_branch()
+        branch = self._conversation.branch() if self._conversation.window_is_whole else await self.read_branch()
         return SessionContext(
             messages=build_context(branch.messages()),
             provider=known.get("provider"),
@@ -317,27 +331,23 @@ class SessionTree(SessionCore):
             problems=branch.problems,
         )
 
-    async def read_branch(self) -> Branch:
+    async def read_branch(self, *, max_tokens: int | None = None, count: TokenCounter = count_by_characters) -> Branch:
         """The current branch as far as a model is told of it, with the entries that are no messages.
+
+        Args:
+            max_tokens: read only the newest part, of about so many tokens; None: all.
+            count: how tokens are counted.
 
         Raises:
             StoreUnavailable: the store cannot be read.
         """
         conversation = self._conversation
         if not self._services.store.keeps_entries:
-            return self._branch_in_window()
+            return conversation.branch()
+        collector = BranchCollector(max_tokens=max_tokens, count=None if max_tokens is None else count)
         return await read_branch(
-            self._source(), self.session_id, conversation.leaf_id, conversation.leaf_sequence, BranchCollector()
+            self._source(), self.session_id, conversation.leaf_id, conversation.leaf_sequence, collector
         )
-
-    def _branch_in_window(self) -> Branch:
-        """The window's messages, with the compaction at its place among them."""
-        entries: list[Entry] = list(self._conversation.window)
-        compaction = self._conversation.compaction
-        if compaction is not None:
-            place = bisect(entries, compaction.sequence, key=lambda entry: entry.sequence)
-            entries.insert(place, compaction)
-        return Branch(entries=tuple(entries), compaction=compaction)
 
     async def get_branch(self, entry_id: str | None = None) -> list[Entry]:
         """The entries from the root to one of them, to the leaf if none is named: nothing left out.
@@ -365,9 +375,10 @@ class SessionTree(SessionCore):
             StoreUnavailable: the store cannot be read.
         """
         stored = await self._source().find(self.session_id, entry_id)
-        if stored is None:
+        entry = None if stored is None else decode_entry(stored.encoded)
+        if stored is None or entry is None or isinstance(entry, LeafMove):  # a move is no part of the tree
             raise EntryNotFound(self.session_id, entry_id)
-        return msgspec.structs.replace(decode_entry(stored.encoded), sequence=stored.sequence)
+        return msgspec.structs.replace(entry, sequence=stored.sequence)
 
     async def read_entries(self, problems: list[str] | None = None) -> AsyncIterator[Entry]:
         """Every entry that can be read, oldest first, a page at a time; what cannot is told to `problems`.

@@ -16,7 +16,7 @@ from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.branch import Branch, BranchCollector
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.protocol.encoding import decode_entry
-from miniclaw_sessions.protocol.entries import Entry, place_of_parent
+from miniclaw_sessions.protocol.entries import Entry, LeafMove, moves_leaf, place_of_parent
 from miniclaw_sessions.stores.base import StoredEntry
 
 
@@ -87,10 +87,14 @@ async def walk_up(
                 return
             wanted, sequence, below = before.entry_id, before.sequence, stored.sequence
             continue
+        below = stored.sequence
+        if isinstance(entry, LeafMove):  # what comes after it is damaged, and followed the entry that it moved to
+            wanted, sequence = entry.target_id, entry.target_sequence or 0
+            continue
         entry = msgspec.structs.replace(entry, sequence=stored.sequence)
-        yield entry
-        wanted, below = entry.parent_id, stored.sequence
-        sequence = place_of_parent(entry)
+        if moves_leaf(entry) or entry.id == entry_id:  # others stand beside the branch
+            yield entry
+        wanted, sequence = entry.parent_id, place_of_parent(entry)
 
 
 async def bring_window_up(conversation: Conversation, source: EntrySource) -> list[str]:

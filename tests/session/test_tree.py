@@ -1,0 +1,500 @@
+"""The session's tree: branches that survive, entries that are seen before they are committed, damage that is borne."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from miniclaw_sessions.errors import (
+    EntryNotFound,
+    SessionDeleted,
+    StoreUnavailable,
+    TurnInProgress,
+    UnsafeCompaction,
+)
+from miniclaw_sessions.protocol.entries import BranchSummary, LeafMove
+from miniclaw_sessions.protocol.messages import Message, ToolCall
+from miniclaw_sessions.session import Session
+from tests.session.bench import Bench, say, texts_of, told_by
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
+    return Bench(tmp_path / "workspace", request.param)
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "workspace", "memory")
+
+
+@pytest.fixture
+async def session(faulty: Bench) -> AsyncIterator[Session]:
+    async with faulty.opened() as session:
+        yield session
+
+
+async def leaf_moves(session: Session) -> list[LeafMove]:
+    return [entry async for entry in session.read_entries() if isinstance(entry, LeafMove)]
+
+
+# --- a bare move of the leaf is remembered ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_flushed", [True, False], ids=["after a flush", "before a flush"])
+@pytest.mark.parametrize("keeps_snapshots", [True, False], ids=["with snapshots", "snapshots lost"])
+async def test_a_bare_branch_survives_kill_9(
+    bench: Bench, tmp_path: Path, *, is_flushed: bool, keeps_snapshots: bool
+) -> None:
+    async with bench.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        ids = await say(session, "a", "b", "c", "d")
+        await manager.flush()
+        await session.branch(ids[1])
+        if is_flushed:
+            await manager.flush()
+        killed = bench.crashed(tmp_path / "killed")
+    if not keeps_snapshots:
+        killed.lose_snapshots()
+    async with killed.opened() as session:
+        assert session.leaf_id == ids[1]
+        assert texts_of(session.messages()) == await told_by(session) == ["a", "b"]
+        [new] = await say(session, "e")
+        assert [entry.id for entry in await session.get_branch()] == [*ids[:2], new]
+        assert (await session.get_entry(new)).parent_id == ids[1]
+
+
+async def test_a_bare_branch_survives_a_close(bench: Bench) -> None:
+    async with bench.opened() as session:
+        ids = await say(session, "a", "b", "c")
+        await session.branch(ids[0])
+    async with bench.opened() as session:
+        assert session.leaf_id == ids[0]
+        assert texts_of(session.messages()) == ["a"]
+        assert session.message_count == 3
+
+
+async def test_a_bare_branch_survives_the_loss_of_the_store(bench: Bench) -> None:
+    async with bench.opened() as session:
+        ids = await say(session, "a", "b", "c")
+        await session.branch(ids[0])
+    bench.lose_store()
+    async with bench.opened() as session:
+        assert session.leaf_id == ids[0]
+        assert await told_by(session) == ["a"]
+
+
+async def test_a_branch_to_the_root_survives_too(bench: Bench) -> None:
+    async with bench.opened() as session:
+        await say(session, "a", "b")
+        session.clear()
+    async with bench.opened() as session:
+        assert session.leaf_id is None
+        assert await told_by(session) == []
+        assert session.message_count == 2
+
+
+async def test_where_a_branch_begins_is_found_across_pages_of_the_store(bench: Bench) -> None:
+    async with bench.opened() as session:
+        first = await session.append_message(Message.user("first"))
+        for number in range(300):
+            session.append(Message.user(str(number)))
+        await session.branch(first)
+        await say(session, "second")
+        assert await told_by(session) == ["first", "second"]
+    async with bench.opened() as session:
+        assert await told_by(session) == ["first", "second"]
+
+
+async def test_a_branch_longer_than_the_window_is_whole_in_the_context(bench: Bench) -> None:
+    async with bench.opened(window=4) as session:
+        ids = await say(session, *map(str, range(20)))
+        await session.branch(ids[15])
+        assert await told_by(session) == [str(number) for number in range(16)]
+        assert texts_of(session.messages()) == ["12", "13", "14", "15"]
+
+
+# --- what is in force ------------------------------------------------------------------------------------------------
+
+
+async def test_model_and_thinking_level_are_those_of_the_branch(bench: Bench) -> None:
+    async with bench.opened() as session:
+        await session.append_model_change("p1", "m1")
+        [first] = await say(session, "a")
+        await session.append_model_change("p2", "m2")
+        await session.append_thinking_level_change("high")
+        [second] = await say(session, "b")
+        await session.branch(first)
+        assert session.metadata == {"provider": "p1", "model": "m1"}
+        await session.branch(second)
+        assert session.metadata == {"provider": "p2", "model": "m2", "thinking_level": "high"}
+
+
+async def test_what_was_removed_is_absent_on_the_branch_too(bench: Bench) -> None:
+    async with bench.opened() as session:
+        session.update(model="m", provider="p", thinking_level="high")
+        session.update(model=None, provider=None, thinking_level=None)
+        [entry_id] = await say(session, "a")
+        assert session.metadata == {}
+        await session.branch(entry_id)
+        assert session.metadata == {}
+
+
+async def test_a_reply_that_names_its_model_only_keeps_the_provider(bench: Bench) -> None:
+    async with bench.opened() as session:
+        await session.append_model_change("openai", "gpt-4o")
+        await say(session, "a")
+        reply = await session.append_message(Message(role=Message.assistant().role, content="b", model="gpt-4o-mini"))
+        expected = {"provider": "openai", "model": "gpt-4o-mini"}
+        assert session.metadata == expected
+        await session.branch(reply)
+        assert session.metadata == expected
+    bench.lose_snapshots()
+    async with bench.opened() as session:
+        assert session.metadata == expected
+
+
+async def test_going_back_and_forth_keeps_the_model_that_was_chosen_before_a_compaction(bench: Bench) -> None:
+    async with bench.opened(window=2) as session:
+        [before] = await say(session, "before")
+        await session.append_model_change("p", "m")
+        await say(session, "a", "b")
+        await session.append_compaction("summary", None)
+        last = (await say(session, "c", "d", "e", "f"))[-1]
+        await session.branch(before)
+        assert session.metadata == {}
+        await session.branch(last)
+        assert session.metadata == {"provider": "p", "model": "m"}
+
+
+async def test_a_lost_snapshot_does_not_bring_back_a_model_that_was_left_before_clearing(bench: Bench) -> None:
+    async with bench.opened() as session:
+        [before] = await say(session, "before")
+        await session.append_model_change("p", "m")
+        await session.branch(before)
+        session.clear()
+        assert session.metadata == {}
+    bench.lose_snapshots()
+    async with bench.opened() as session:
+        assert session.metadata == {}
+
+
+# --- accepted, and not yet committed ---------------------------------------------------------------------------------
+
+
+async def test_what_the_store_has_not_committed_is_seen_by_every_call_that_reads(faulty: Bench) -> None:
+    async with faulty.opened(window=2) as session:
+        ids = await say(session, "a", "b", "c")
+        faulty.store.fail()
+        accepted = [session.append(Message.user(text)).id for text in ("d", "e", "f")]
+        await faulty.clock.advance(1)
+        assert session.committed_sequence == 3
+        assert await told_by(session) == ["a", "b", "c", "d", "e", "f"]
+        assert [entry.id for entry in await session.get_branch()] == [*ids, *accepted]
+        assert [entry.id for entry in await session.get_branch(accepted[0])] == [*ids, accepted[0]]
+        assert (await session.get_entry(accepted[1])).parent_id == accepted[0]
+        assert [entry.id for entry in (await session.get_transcript()).entries] == [*ids, *accepted]
+        assert [entry.id for entry in await session.get_children(ids[2])] == [accepted[0]]
+        with pytest.raises(StoreUnavailable):
+            await session.branch(ids[0])
+        assert session.leaf_id == accepted[-1]
+        faulty.store.heal()
+        await faulty.clock.advance(60)
+        await session.saved()
+        assert await told_by(session) == ["a", "b", "c", "d", "e", "f"]
+
+
+async def test_a_branch_is_seen_while_its_commit_hangs(session: Session, faulty: Bench) -> None:
+    ids = await say(session, "a", "b", "c")
+    hold = faulty.store.hold()
+    late = session.append(Message.user("late")).id
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(session.branch, late)
+        await hold.reached.wait()
+        tasks.start_soon(session.branch, ids[0])
+        await faulty.clock.advance(0)
+        assert session.leaf_id == ids[0]
+        assert await told_by(session) == ["a"]
+        assert [entry.id for entry in await session.get_branch(late)] == [*ids, late]
+        hold.release()
+    assert session.committed_sequence == session.last_sequence == 6
+
+
+async def test_a_label_and_a_compaction_may_name_what_is_not_committed_yet(session: Session, faulty: Bench) -> None:
+    hold = faulty.store.hold()
+    first, second = (session.append(Message.user(text)).id for text in "ab")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(session.set_label, first, "here")
+        tasks.start_soon(session.append_compaction, "summary", second)
+        await hold.reached.wait()
+        await faulty.clock.advance(0)
+        assert await session.get_label(first) == "here"
+        assert await told_by(session) == ["summary", "b"]
+        hold.release()
+
+
+async def test_a_reading_failure_is_told_and_changes_nothing(faulty: Bench) -> None:
+    async with faulty.opened(window=2) as session:
+        ids = await say(session, "a", "b", "c")
+        faulty.store.fail(method="read")
+        faulty.store.fail(method="find")
+        for attempt in (session.branch(ids[0]), session.get_context(), session.get_branch(), session.get_tree()):
+            with pytest.raises(StoreUnavailable):
+                await attempt
+        assert (session.leaf_id, session.last_sequence) == (ids[2], 3)
+
+
+# --- turns -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_branch_waits_for_the_turn_of_another_task(session: Session, faulty: Bench) -> None:
+    ids = await say(session, "a", "b")
+    in_turn, go_on = anyio.Event(), anyio.Event()
+
+    async def talk() -> None:
+        async with session.turn(Message.user("c")) as turn:
+            in_turn.set()
+            await go_on.wait()
+            turn.append(Message.assistant("d"))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(talk)
+        await in_turn.wait()
+        tasks.start_soon(session.branch, ids[0])
+        await faulty.clock.advance(0)
+        assert session.leaf_id != ids[0]
+        go_on.set()
+    assert session.leaf_id == ids[0]
+    assert [entry.message.text for entry in (await session.get_transcript()).entries if hasattr(entry, "message")] == [
+        "a",
+        "b",
+        "c",
+        "d",
+    ]
+
+
+async def test_a_branch_from_within_ones_own_turn_is_refused(session: Session) -> None:
+    ids = await say(session, "a", "b")
+    async with session.turn(Message.user("c")) as turn:
+        with pytest.raises(TurnInProgress):
+            await session.branch(ids[0])
+        with pytest.raises(TurnInProgress):
+            await session.branch_with_summary(ids[0], "summary")
+        turn.append(Message.assistant("d"))
+    assert await told_by(session) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("rounds", range(1, 8))
+async def test_the_summary_of_a_branch_says_which_leaf_was_left(session: Session, rounds: int) -> None:
+    """However long the branch takes, and whatever is said meanwhile."""
+    ids = await say(session, "a", "b")
+
+    async def go_back() -> None:
+        entry_id = await session.branch_with_summary(ids[0], "what happened")
+        summary = await session.get_entry(entry_id)
+        assert isinstance(summary, BranchSummary)
+        [move] = await leaf_moves(session)
+        assert summary.from_id == move.parent_id
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(go_back)
+        for _ in range(rounds):
+            await checkpoint()
+        session.append(Message.user("said meanwhile"))
+
+
+# --- unknown ids -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_move_of_the_leaf_is_no_entry_of_the_tree(session: Session) -> None:
+    ids = await say(session, "a", "b")
+    await session.branch(ids[0])
+    [move] = await leaf_moves(session)
+    for attempt in (
+        session.get_entry(move.id),
+        session.get_branch(move.id),
+        session.set_label(move.id, "here"),
+        session.branch(move.id),
+        session.create_branched_session(move.id),
+    ):
+        with pytest.raises(EntryNotFound):
+            await attempt
+
+
+async def test_a_deleted_session_takes_no_branch(faulty: Bench) -> None:
+    async with faulty.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        ids = await say(session, "a", "b")
+        await manager.delete(session.session_id)
+        for attempt in (session.branch_with_summary(None, "s"), session.fork(), session.append_session_info("t")):
+            with pytest.raises(SessionDeleted):
+                await attempt
+        with pytest.raises((SessionDeleted, EntryNotFound)):
+            await session.branch(ids[0])
+
+
+# --- cuts ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_compaction_with_open_calls_is_refused_and_changes_nothing(session: Session) -> None:
+    [asked] = await say(session, "a")
+    call = ToolCall("c", "look", "{}")
+    await session.append_message(Message.assistant("", (call,)))
+    for kept in (asked, None):
+        with pytest.raises(UnsafeCompaction):
+            await session.append_compaction("summary", kept)
+    await session.append_message(Message.tool_result(call, "found"))
+    with pytest.raises(UnsafeCompaction):  # between call and result
+        await session.append_compaction("summary", session.leaf_id)
+    assert session.last_sequence == 3
+    await session.append_compaction("summary", None)
+    assert await told_by(session) == ["summary"]
+
+
+async def test_a_compaction_that_keeps_what_is_not_on_the_branch_is_refused(session: Session) -> None:
+    ids = await say(session, "a", "b", "c")
+    await session.branch(ids[0])
+    with pytest.raises(UnsafeCompaction):
+        await session.append_compaction("summary", ids[2])
+    with pytest.raises(EntryNotFound):
+        await session.append_compaction("summary", "nobody")
+    assert await told_by(session) == ["a"]
+
+
+# --- the store `none` ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def storeless(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "workspace", "none")
+
+
+async def test_without_a_store_a_branch_keeps_what_the_window_has_of_it(storeless: Bench) -> None:
+    async with storeless.opened() as session:
+        await say(session, "a", "b")
+        await session.append_model_change("p", "m")
+        await session.append_session_info("title")
+        ids = await say(session, "c", "d")
+        await session.branch(ids[0])
+        assert texts_of(session.messages()) == await told_by(session) == ["a", "b", "c"]
+        assert session.metadata == {"provider": "p", "model": "m", "title": "title"}
+    async with storeless.opened() as session:
+        assert await told_by(session) == ["a", "b", "c"]
+
+
+async def test_without_a_store_a_branch_keeps_the_summary(storeless: Bench) -> None:
+    async with storeless.opened(window=4) as session:
+        ids = await say(session, "a", "b", "c", "d")
+        await session.append_compaction("summary", ids[2])
+        later = await say(session, "e", "f", "g")
+        await session.branch(later[1])
+        assert await told_by(session) == ["summary", "d", "e", "f"]
+        fork = await session.fork()
+        assert await told_by(fork) == ["summary", "d", "e", "f"]
+
+
+async def test_without_a_store_the_window_is_the_branch(storeless: Bench) -> None:
+    async with storeless.opened(window=2) as session:
+        await say(session, "a", "b", "c")
+        assert [entry.message.text for entry in await session.get_branch()] == ["b", "c"]  # type: ignore[union-attr]
+        with pytest.raises(EntryNotFound):
+            await session.branch("nobody")
+
+
+# --- one side is lost ------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_written_back_after_a_loss_is_one_branch(bench: Bench) -> None:
+    """Titles, labels and the like are gone with the store; what hung on them must not be cut off."""
+    async with bench.opened(window=6) as session:
+        await say(session, "a", "b", "c", "d")
+        await session.append_session_info("title")
+        ids = await say(session, "e", "f", "g", "h")
+        await session.set_label(ids[0], "here")
+    bench.lose_store()
+    async with bench.opened(window=6) as session:
+        await say(session, "i")
+        assert await told_by(session) == ["c", "d", "e", "f", "g", "h", "i"]
+        assert session.title == "title"
+        await session.branch(ids[1])
+        assert await told_by(session) == ["c", "d", "e", "f"]
+
+
+async def test_a_summary_survives_the_loss_of_the_store_and_then_of_the_snapshot(bench: Bench) -> None:
+    async with bench.opened() as session:
+        ids = await say(session, "a", "b", "c", "d")
+        await session.append_compaction("summary", ids[2])
+        await say(session, "e")
+    bench.lose_store()
+    async with bench.opened() as session:
+        assert await told_by(session) == ["summary", "c", "d", "e"]
+    bench.lose_snapshots()
+    async with bench.opened() as session:
+        assert await told_by(session) == ["summary", "c", "d", "e"]
+
+
+async def test_a_snapshot_that_was_taken_while_the_store_failed_outlives_the_store(faulty: Bench) -> None:
+    async with faulty.manager(window=3) as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await say(session, "a", "b", "c")
+        faulty.store.fail()
+        session.append(Message.user("d"))
+        with pytest.raises(StoreUnavailable):
+            await manager.flush()
+        killed = faulty.crashed(faulty.workspace.parent / "killed")
+        faulty.store.heal()
+    killed.lose_store()
+    async with killed.opened(window=3) as session:
+        assert texts_of(session.messages()) == ["b", "c"]
+        await say(session, "e")
+    async with killed.opened(window=3) as session:
+        assert texts_of(session.messages()) == ["b", "c", "e"]
+
+
+async def test_a_snapshot_that_was_taken_while_the_store_failed_outlives_an_older_store(
+    faulty: Bench, tmp_path: Path
+) -> None:
+    async with faulty.manager(window=3) as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await say(session, "a")
+        older = faulty.crashed(tmp_path / "older")
+        await say(session, "b", "c")
+        faulty.store.fail()
+        session.append(Message.user("d"))
+        with pytest.raises(StoreUnavailable):
+            await manager.flush()
+        killed = faulty.crashed(tmp_path / "killed")
+        faulty.store.heal()
+    killed.real = older.real
+    killed.renew_store()
+    async with killed.opened(window=3) as session:
+        assert texts_of(session.messages()) == ["b", "c"]
+        await say(session, "e")
+        assert (await told_by(session))[-2:] == ["c", "e"]
+
+
+# --- the list (S3.58) ------------------------------------------------------------------------------------------------
+
+
+async def test_a_list_tells_name_times_and_how_many_messages(bench: Bench) -> None:
+    async with bench.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        created = bench.clock.now()
+        ids = await say(session, "a", "b", "c")
+        await session.branch(ids[0])
+        await bench.clock.advance(5)
+        await session.append_session_info("Greetings")
+        [summary] = await manager.list()
+        assert (summary.session_id, summary.title) == ("telegram_1", "Greetings")
+        assert (summary.created_at, summary.updated_at) == (created, bench.clock.now())
+        assert (summary.message_count, summary.messages, summary.entries) == (3, 1, 5)
+    async with bench.manager() as manager:
+        [again] = await manager.list()
+        assert (again.title, again.message_count, again.created_at) == ("Greetings", 3, created)
+        assert again.updated_at == summary.updated_at
