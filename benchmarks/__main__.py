@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import appends, checkpoints, imports, memory, trees
+from benchmarks import appends, checkpoints, imports, memory, trees, turns
 from benchmarks.workload import Row
 
 BENCHMARKS = {
@@ -22,6 +22,7 @@ BENCHMARKS = {
     "memory": memory.measure,
     "imports": imports.measure,
     "trees": trees.measure,
+    "turns": turns.measure,
 }
 
 

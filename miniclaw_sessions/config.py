@@ -104,6 +104,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_iterations: rounds of tool calls in one turn.
         tool_timeout_s: seconds for one tool call.
         timeout_s: seconds for one request to the model.
+        context_window: how many tokens the model takes; 0: unknown, and it is sent the window of messages.
+        reserve_tokens: how many of them stay free for the reply; beyond that the older part is summarised.
+        keep_tokens: about how much of the newest part is not summarised.
     """
 
     provider: Literal["openai", "openai-responses", "anthropic", "google"] = "openai"
@@ -115,6 +118,21 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_iterations: Count = 200
     tool_timeout_s: Seconds = 30.0
     timeout_s: Seconds = 120.0
+    context_window: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
+    reserve_tokens: Count = 16_384
+    keep_tokens: Count = 20_000
+
+
+class ChannelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How much may wait for an answer, whatever channel it came by.
+
+    Attributes:
+        max_waiting_per_chat: messages of one chat that wait while another one is answered.
+        max_messages: messages of all chats that wait or are being answered.
+    """
+
+    max_waiting_per_chat: Count = 20
+    max_messages: Count = 1_000
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +154,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sessions: SessionSettings = SessionSettings()
     listen: ListenSettings = ListenSettings()
     model: ModelSettings = ModelSettings()
+    channels: ChannelSettings = ChannelSettings()
     log: LogSettings = LogSettings()
 
 
@@ -179,6 +198,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "sessions": SessionSettings,
     "listen": ListenSettings,
     "model": ModelSettings,
+    "channels": ChannelSettings,
     "log": LogSettings,
 }
 _FIELDS: dict[str, msgspec.structs.FieldInfo] = {

@@ -14,12 +14,16 @@
     │                  ├── StoreConflict
     │                  ├── StoreCorrupt
     │                  └── SchemaTooNew
-    └── answering      AgentError, ModelError ── ContextOverflow, IterationLimit
+    ├── answering      AgentError, ModelError ── ContextOverflow, IterationLimit
+    └── dispatching    Busy ── ChatBusy, TooManyTurns
+                       MessageUnderWay, TurnCutOff
 
 Each message says what was attempted, on what, and what to do next. None of them carries message text.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class SessionsError(Exception):
@@ -180,7 +184,13 @@ class SchemaTooNew(StoreError):
 
 
 class AgentError(SessionsError):
-    """The agent could not finish its turn; what it had completed is in the session."""
+    """The agent could not finish its turn; what it had completed is in the session.
+
+    `messages` is what the turn had produced by then, after the user's message, and `usage` what that cost.
+    """
+
+    messages: tuple[Any, ...] = ()
+    usage: Any = None
 
 
 class ModelError(AgentError):
@@ -193,3 +203,26 @@ class ContextOverflow(ModelError):
 
 class IterationLimit(AgentError):
     """The model went on calling tools until the limit of iterations was reached."""
+
+
+# --- dispatching -----------------------------------------------------------------------------------------------------
+
+
+class Busy(SessionsError):
+    """Too many messages wait for an answer; this one was not taken, and may be sent again later."""
+
+
+class ChatBusy(Busy):
+    """Too many messages of this one chat wait."""
+
+
+class TooManyTurns(Busy):
+    """Too many messages are under way in all chats together."""
+
+
+class MessageUnderWay(SessionsError):
+    """The same message was delivered before, and waits for its answer or is being answered."""
+
+
+class TurnCutOff(SessionsError):
+    """The answer was cut off: nobody waited any longer, or the program stops. What was complete is saved."""

@@ -17,13 +17,17 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.errors import DuplicateMessage, NothingToResume, SessionDeleted, SessionsError, TurnInProgress
-from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.protocol.messages import Message, ToolCall
 
 if TYPE_CHECKING:
     from miniclaw_sessions.session import Session
 
 INTERRUPTED = "The tool call was interrupted; it has no result."
+"""What stands for the result of a call whose turn broke off."""
+
+ABANDONED = "The user went on without waiting for this tool call; it has no result."
+"""What stands for the result of a call that was open when the next message came."""
 
 _open_turns: ContextVar[tuple[Turn, ...]] = ContextVar("open_turns", default=())
 
@@ -34,13 +38,13 @@ class Turn:
     Entering waits for the turn that is under way, first come first served; the wait can be cancelled. Leaving commits
     even when the task is being cancelled. A message whose idempotency key is known and that has not been answered yet
     (the gateway died in between) is taken up again instead of being appended twice. Without a message, the newest one
-    of the user is taken up.
+    of the user is taken up. A new message closes the calls that a former turn has left open.
 
     Raises, on entering:
         NothingToResume: without a message: there is none of a user to take up.
         TurnInProgress: this very task, or one that started it, holds the session's turn; or the turn was used before.
         DuplicateMessage: a message with this idempotency key was answered already, or is long gone.
-        StoreUnavailable, StoreFull: the message cannot be acknowledged.
+        StoreUnavailable, StoreFull: the message cannot be acknowledged, or the one to take up cannot be read.
         SessionDeleted, InvalidMessage, UnsavedLimit: as for `Session.append`.
 
     Raises, on leaving:
@@ -51,11 +55,14 @@ class Turn:
     def __init__(self, session: Session, message: Message | None, *, idempotency_key: str | None) -> None:
         self.session = session
         self.is_open = False
+        self.is_resumed = False
+        """Whether it takes up a message that was there before, and what was said since."""
         self._request = message
         self._idempotency_key = idempotency_key
         self._message: MessageEntry | None = None
         self._said: list[Message] = []
         self._joined: list[MessageEntry] = []
+        self._taken_up: list[MessageEntry] = []
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
@@ -104,21 +111,21 @@ class Turn:
         A turn may be longer than the window: what the window drops of it is here all the same, because a model that
         forgets its own steps repeats them.
         """
-        kept_from = self.session.kept_from
-        own = {entry.id: entry for entry in self._joined if entry.sequence >= kept_from}
+        own = {entry.id: entry for entry in self.entries()}
         others = [entry for entry in self.session.entries() if entry.id not in own]
         entries = sorted((*others, *own.values()), key=lambda entry: entry.sequence)
         return [*self.session.summary(), *(entry.message for entry in entries), *self.staged]
+
+    def entries(self) -> list[MessageEntry]:
+        """What is saved of this turn and not compacted: the user's message and the steps, oldest first."""
+        kept_from = self.session.kept_from
+        saved = (self.message, *self._taken_up, *self._joined)
+        return [entry for entry in saved if entry.sequence >= kept_from]
 
     @property
     def staged(self) -> list[Message]:
         """What was appended to this turn and has not joined the session yet."""
         return self._said[len(self._joined) :]
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether it takes up the user's newest message, in place of one of its own."""
-        return self._request is None
 
     async def __aenter__(self) -> Self:
         refuse_reentry(self.session)
@@ -153,21 +160,34 @@ class Turn:
         if self.session.is_deleted:
             raise SessionDeleted(f"session {self.session.session_id} was deleted while its turn was waited for")
         if self._request is None:
-            return self._newest_of_user()
+            return await self._take_up()
         key = self._idempotency_key
         known = self.session.find_duplicate(key) if key is not None else None
         if known is None:
+            self._close_what_was_left(self._request)
             return await self.session.add_message(self._request, idempotency_key=key)
         if not is_unanswered(known, self.session.entries()):
             raise DuplicateMessage(self.session.session_id, key or "", known.id)
         await self.session.saved()
-        return known
+        return await self._take_up()
 
-    def _newest_of_user(self) -> MessageEntry:
-        for entry in reversed(self.session.entries()):
-            if entry.message.is_user:
-                return entry
-        raise NothingToResume(f"session {self.session.session_id} has no message of a user that could be answered")
+    def _close_what_was_left(self, request: Message) -> None:
+        """Behind the user's message the results would stand in the wrong place, and a crash could come between."""
+        self.session.check(request)
+        results = [Message.tool_result(call, ABANDONED, is_error=True) for call in open_calls(self.session.messages())]
+        self.session.extend(results, continues=[True] * len(results))
+
+    async def _take_up(self) -> MessageEntry:
+        """The user's newest message, and what was said since: the window may hold no more than the end of it."""
+        path = _messages((await self.session.read_branch(max_tokens=1)).entries)
+        if not any(entry.message.is_user for entry in path):  # it is compacted
+            path = _messages(await self.session.get_branch())
+        place = next((place for place in reversed(range(len(path))) if path[place].message.is_user), None)
+        if place is None:
+            raise NothingToResume(f"session {self.session.session_id} has no message of a user that could be answered")
+        self.is_resumed = True
+        self._taken_up = path[place + 1 :]
+        return path[place]
 
     async def _finish(self, *, failed: bool) -> None:
         if failed:
@@ -209,6 +229,21 @@ def close_open_calls(messages: Sequence[Message]) -> list[Message]:
     return closed
 
 
+def open_calls(messages: Sequence[Message]) -> list[ToolCall]:
+    """The calls of the newest assistant's message that have no result; ids may have been used before."""
+    answered: set[str | None] = set()
+    without_id = 0  # results of document 004's sample; they answer in order
+    for message in reversed(messages):
+        if message.is_assistant:
+            calls = [call for call in message.tool_calls or () if call.id not in answered and call.output is None]
+            return calls[without_id:]
+        if message.is_tool_result:
+            ids = {message.tool_call_id, *(call.id for call in message.tool_calls or ())} - {None}
+            answered |= ids
+            without_id += not ids
+    return []
+
+
 def is_unanswered(asked: MessageEntry, entries: Sequence[MessageEntry]) -> bool:
     """Whether nothing but unfinished tool use follows this message in the window."""
     ids = [entry.id for entry in entries]
@@ -227,3 +262,7 @@ def _missing_results(messages: Sequence[Message]) -> list[Message]:
             return [Message.tool_result(call, INTERRUPTED, is_error=True) for call in calls]
         answered.add(message.tool_call_id)
     return []
+
+
+def _messages(path: Sequence[Entry]) -> list[MessageEntry]:
+    return [entry for entry in path if isinstance(entry, MessageEntry)]

@@ -14,6 +14,7 @@ from miniclaw_sessions.history.branch import summary_messages, told
 from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.history.window import MAX_MESSAGES
+from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.turn import Turn
 
@@ -62,13 +63,12 @@ class ContextBuilder:
         return with_system(system_prompt, fitted(messages, current, len(messages)))
 
     async def _read(self, turn: Turn, max_tokens: int) -> list[Message]:
-        """The newest part of the transcript, the turn's own messages as the same objects."""
+        """The newest part of the transcript, and the whole turn, its own messages as the same objects."""
         branch = await turn.session.read_branch(max_tokens=max_tokens, count=self._count)
-        messages = summary_messages(branch.compaction)
-        for entry in branch.entries:
-            message = turn.message.message if entry.id == turn.message.id else told(entry)
-            messages += [] if message is None else [message]
-        return [*messages, *turn.staged]
+        entries: dict[str, Entry] = {entry.id: entry for entry in (*branch.entries, *turn.entries())}
+        in_order = sorted(entries.values(), key=lambda entry: entry.sequence)
+        said = (message for entry in in_order if (message := told(entry)) is not None)
+        return [*summary_messages(branch.compaction), *said, *turn.staged]
 
 
 def fitted(messages: Sequence[Message], current: Message, limit: int) -> list[Message]:
@@ -77,14 +77,14 @@ def fitted(messages: Sequence[Message], current: Message, limit: int) -> list[Me
     Args:
         messages: the conversation with the turn's steps, oldest first.
         current: the message that is being answered. It is found by identity, because an older one may say the same;
-            if it has left the window, it is put in front of what is there.
+            if it is not there, because it was compacted, it is put in front of what is there.
         limit: how many messages from before it are sent at most; the summary in front of them does not count.
     """
-    place = next((index for index in reversed(range(len(messages))) if messages[index] is current), None)
-    before = [] if place is None else messages[:place]
-    summary = list(takewhile(lambda message: message.role is Role.COMPACTION_SUMMARY, before))
-    before = before[len(summary) :]
-    steps = messages if place is None else messages[place + 1 :]
+    summary = list(takewhile(lambda message: message.role is Role.COMPACTION_SUMMARY, messages))
+    said = messages[len(summary) :]
+    place = next((index for index in reversed(range(len(said))) if said[index] is current), None)
+    before = [] if place is None else said[:place]
+    steps = said if place is None else said[place + 1 :]
     history = before[max(0, len(before) - limit) :]
     return build_context([*summary, *history, current, *steps])
 

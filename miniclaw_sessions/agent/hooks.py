@@ -1,7 +1,9 @@
 """Where others take part in a turn: before and after the generation, before and after each tool call (document 001).
 
 The order is fixed: the history is loaded, `before_generation`, the generation loop, `after_generation`, the reply is
-saved. A hook that raises ends the turn as a failing model does.
+saved. A hook around the generation that raises ends the turn as a failing model does; one around a tool call does not:
+its call is answered with an error, which the model sees, and before a tool that means that nothing runs. Such a hook
+may raise `SuspendTurn`, too.
 """
 
 from __future__ import annotations
@@ -20,15 +22,17 @@ class Generation:
         added: messages that `before_generation` adds behind the user's: the model sees them, and they are saved.
         reply: what the model said at last; `after_generation` may put another message in its place.
         usage: what the turn cost so far.
+        is_resumed: whether a former process, or a suspension, has left the turn; its hooks are called once more.
     """
 
-    def __init__(self, session: Session, message: Message, system_prompt: str) -> None:
+    def __init__(self, session: Session, message: Message, system_prompt: str, *, is_resumed: bool = False) -> None:
         self.session = session
         self.message = message
         self.system_prompt = system_prompt
         self.added: list[Message] = []
         self.reply: Message | None = None
         self.usage = Usage()
+        self.is_resumed = is_resumed
 
     def __repr__(self) -> str:
         return f"<Generation in {self.session.session_id}>"

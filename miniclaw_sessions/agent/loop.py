@@ -56,11 +56,11 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.encoding import parse_json
-from miniclaw_sessions.protocol.entries import Custom
-from miniclaw_sessions.protocol.messages import ImagePart, Message, ToolCall, Usage
+from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry
+from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, ToolCall, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.compacting import CompactionOutcome, CompactionStatus
-from miniclaw_sessions.turn import INTERRUPTED, Turn
+from miniclaw_sessions.turn import INTERRUPTED, Turn, open_calls
 
 __all__ = [
     "Agent",
@@ -86,7 +86,10 @@ MAX_ITERATIONS = 200
 SUSPENDED = "agent.suspended"
 """The `custom_type` of the entry that says which calls of a suspended turn wait, and for what."""
 
-ABANDONED = "The user went on without waiting for this tool call; it has no result."
+
+_SPEAKERS = frozenset({Role.USER, Role.ASSISTANT, Role.TOOL_RESULT})
+_ADDABLE = frozenset(Role) - {Role.TOOL_RESULT}
+_FINAL = frozenset({Role.ASSISTANT})
 
 
 class ContextKeeper(Protocol):
@@ -275,9 +278,10 @@ class Agent:
         generation: Generation | None = None
         try:
             async with request.opening as turn:
-                generation = Generation(turn.session, turn.message.message, self.system_prompt)
-                last = await self._answer_open_calls(turn, generation, request, tell)
-                end = last if last is not None else await self._generate(turn, generation, request.keeper, tell)
+                generation = Generation(
+                    turn.session, turn.message.message, self.system_prompt, is_resumed=turn.is_resumed
+                )
+                end = await self._generate(turn, generation, request, tell)
             tell(end)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the reader
             if isinstance(error, AgentError) and generation is not None:
@@ -285,14 +289,19 @@ class Agent:
             tell(error)
 
     async def _generate(
-        self, turn: Turn, generation: Generation, keeper: ContextKeeper | None, tell: Tell
+        self, turn: Turn, generation: Generation, request: _Request, tell: Tell
     ) -> TurnFinished | TurnSuspended:
         """Ask the model and run its tools until it calls none."""
+        left = open_calls(turn.messages())
+        if turn.is_resumed and not left and not _awaits_reply(turn.messages()):
+            raise NothingToResume(f"session {turn.session.session_id} has no turn that waits for an answer")
         await self._hook(self._hooks.before_generation(generation))
+        if left and (still := await self._answer(left, turn, generation, request, tell)):
+            return await self._suspend(turn, generation, still)
         for added in generation.added:
-            turn.append(added)
+            turn.append(self._given_by_hook(turn, added, _ADDABLE))
         for _ in range(self.max_iterations):
-            reply = await self._next_reply(turn, generation, keeper, tell)
+            reply = await self._next_reply(turn, generation, request.keeper, tell)
             if not reply.tool_calls:
                 return await self._finish(turn, generation, reply)
             self._append(turn, reply)
@@ -331,7 +340,10 @@ class Agent:
     async def _finish(self, turn: Turn, generation: Generation, reply: Message) -> TurnFinished:
         generation.reply = reply
         await self._hook(self._hooks.after_generation(generation))
-        self._append(turn, generation.reply)
+        if generation.reply is reply:
+            self._append(turn, reply)
+        else:
+            turn.append(self._given_by_hook(turn, generation.reply, _FINAL))
         return TurnFinished(turn.said[-1], generation.usage)
 
     async def _suspend(self, turn: Turn, generation: Generation, pending: Sequence[PendingCall]) -> TurnSuspended:
@@ -349,22 +361,23 @@ class Agent:
         except Exception as error:
             raise AgentError(f"a hook failed with {type(error).__name__}") from error
 
-    # --- calls that a former turn left -------------------------------------------------------------------------------
+    @staticmethod
+    def _given_by_hook(turn: Turn, message: object, roles: frozenset[Role]) -> Message:
+        """A message that a hook gives may not leave a session behind that no model accepts."""
+        if not isinstance(message, Message) or message.role not in roles or message.tool_calls:
+            known = ", ".join(sorted(role.value for role in roles))
+            raise AgentError(f"a hook gave something else than a message of {known} without tool calls")
+        try:
+            turn.session.check(message)
+        except InvalidMessage as error:
+            raise AgentError(f"a hook gave a message that cannot be stored: {error}") from None
+        return message
 
-    async def _answer_open_calls(
-        self, turn: Turn, generation: Generation, request: _Request, tell: Tell
-    ) -> TurnSuspended | None:
-        """Answer the calls that have no result yet; None when the model can be asked again."""
-        is_resumed, results = turn.is_resumed, request.results
-        calls = open_calls(turn.messages())
-        if not calls:
-            if is_resumed and not _awaits_reply(turn.messages()):
-                raise NothingToResume(f"session {turn.session.session_id} has no turn that waits for an answer")
-            return None
-        if not is_resumed:
-            for call in calls:
-                turn.append(Message.tool_result(call, ABANDONED, is_error=True))
-            return None
+    async def _answer(
+        self, calls: Sequence[ToolCall], turn: Turn, generation: Generation, request: _Request, tell: Tell
+    ) -> list[PendingCall]:
+        """Answer the calls that a former process left open; those that still wait for an answer from outside."""
+        results = request.results
         waiting = {pending.call.id: pending for pending in await pending_calls(turn.session)}
         still = [waiting[call.id] for call in calls if call.id in waiting and call.id not in results]
         to_run = [call for call in calls if call.id not in results and call.id not in waiting]
@@ -377,7 +390,7 @@ class Agent:
             for call in to_run:
                 turn.append(Message.tool_result(call, INTERRUPTED, is_error=True))
         await turn.save()
-        return await self._suspend(turn, generation, still) if still else None
+        return still
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
@@ -445,8 +458,8 @@ async def pending_calls(session: Session) -> list[PendingCall]:
         StoreUnavailable: the store cannot be read.
     """
     entries = (await session.read_branch()).entries
-    suspended = next((e for e in reversed(entries) if isinstance(e, Custom) and e.custom_type == SUSPENDED), None)
-    if suspended is None:
+    suspended = next((entry for entry in reversed(entries) if _is_suspension(entry) or _asks(entry)), None)
+    if not isinstance(suspended, Custom):
         return []
     told_calls = {call["id"]: call for call in suspended.data.get("calls", ())}
     unanswered = open_calls(session.messages())
@@ -457,17 +470,19 @@ async def pending_calls(session: Session) -> list[PendingCall]:
     ]
 
 
-def open_calls(messages: Sequence[Message]) -> list[ToolCall]:
-    """The calls of the newest assistant's message that have no result."""
-    answered = {message.tool_call_id for message in messages if message.is_tool_result}
-    for message in reversed(messages):
-        if message.is_assistant:
-            return [call for call in message.tool_calls or () if call.id not in answered]
-    return []
+def _is_suspension(entry: Entry) -> bool:
+    return isinstance(entry, Custom) and entry.custom_type == SUSPENDED
+
+
+def _asks(entry: Entry) -> bool:
+    """An assistant's message; what was suspended before it is over, although it may use the same ids."""
+    return isinstance(entry, MessageEntry) and entry.message.is_assistant
 
 
 def _awaits_reply(messages: Sequence[Message]) -> bool:
-    return bool(messages) and (messages[-1].is_user or messages[-1].is_tool_result)
+    """Whether the newest word is not the assistant's; what a hook added, and summaries of branches, are no words."""
+    newest = next((one for one in reversed(messages) if one.role in _SPEAKERS), None)
+    return newest is not None and not newest.is_assistant
 
 
 def _is_json(text: str) -> bool:

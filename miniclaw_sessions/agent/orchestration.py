@@ -7,22 +7,25 @@ in a conversation: try again, say it differently, go back.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import anyio
 
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import Events, TurnFinished
 from miniclaw_sessions.agent.loop import Agent, Unanswered
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Content
-from miniclaw_sessions.errors import AgentError, ConfigError, EntryNotFound, NothingToResume
+from miniclaw_sessions.errors import AgentError, ConfigError, InvalidMessage, NothingToResume
 from miniclaw_sessions.events import get_logger
-from miniclaw_sessions.history.branch import told
-from miniclaw_sessions.history.compaction import KEEP_TOKENS, TokenCounter, count_by_characters, tokens_of
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.history.branch import Branch, told
+from miniclaw_sessions.history.compaction import KEEP_TOKENS, TokenCounter, count_by_characters, count_tokens, tokens_of
+from miniclaw_sessions.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.compacting import CompactionOutcome, Summarizer
-from miniclaw_sessions.turn import Turn
+from miniclaw_sessions.session.compacting import CompactionOutcome, CompactionStatus, Summarizer
+from miniclaw_sessions.turn import Turn, refuse_reentry
 
 RESERVE_TOKENS = 16_384
 """How much of the model's context stays free for its reply and for what a count misses, unless told otherwise."""
@@ -76,6 +79,7 @@ class AgentSession:
         self._summarizer = summarizer or summarizer_of(agent.provider)
         self._count = count
         self._timeout_s = compaction_timeout_s
+        self._failed_in: Turn | None = None
 
     def __repr__(self) -> str:
         return f"<AgentSession {self.session.session_id}, at most {self.limit} tokens>"
@@ -108,8 +112,8 @@ class AgentSession:
             NothingToResume: the user has said nothing yet.
             TurnInProgress, StoreError, ...: as for `Session.branch`; while iterating, as for `Agent.resume`.
         """
-        newest = next((entry for entry in reversed(self.session.entries()) if entry.message.is_user), None)
-        if newest is None:
+        newest = _newest_of_user(self.session.entries()) or _newest_of_user(await self.session.get_branch())
+        if newest is None:  # neither in the window nor compacted
             raise NothingToResume(f"session {self.session.session_id} has no message that could be answered again")
         await self.session.branch(newest.id)
         async with self.resume() as events:
@@ -150,7 +154,9 @@ class AgentSession:
         if summary:
             await self.session.branch_with_summary(entry_id, summary)
         elif entry_id is None:
-            self.session.clear()
+            refuse_reentry(self.session)
+            async with self.session.turn_lock:
+                self.session.clear()
             await self.session.saved()
         else:
             await self.session.branch(entry_id)
@@ -163,9 +169,9 @@ class AgentSession:
         if not left:
             return ""
         try:
-            summary = await self._summarizer(left)
-        except EntryNotFound:
-            raise
+            with anyio.fail_after(self._timeout_s):
+                summary = _text_of(await self._summarizer(left))
+            self.session.check(Message(Role.BRANCH_SUMMARY, summary))
         except Exception as error:  # noqa: BLE001 - the branch matters more than its summary
             log.warning(
                 "a branch was left without a summary",
@@ -175,14 +181,17 @@ class AgentSession:
                 detail=type(error).__name__,
             )
             return ""
-        messages = [summary] if isinstance(summary, Message | str) else summary
-        return "\n\n".join(one if isinstance(one, str) else one.text for one in messages).strip()
+        return summary
 
     # --- keeping within the context ----------------------------------------------------------------------------------
 
     async def context_tokens(self) -> int:
         """How large the context is now, about: what the provider said of its last request, and what came since."""
-        return tokens_of((await self.session.read_branch(max_tokens=2 * self.limit)).entries, self._count)
+        return tokens_of((await self._newest()).entries, self._count)
+
+    async def _newest(self) -> Branch:
+        """As much of the branch as may matter for the size of the context."""
+        return await self.session.read_branch(max_tokens=2 * self.limit, count=self._count)
 
     async def compact(self, *, reason: str = "manual", keep_tokens: int | None = None) -> CompactionOutcome:
         """Let a summary stand for the older part of the conversation. See `Session.compact`."""
@@ -196,15 +205,43 @@ class AgentSession:
         return self.last_compaction
 
     async def before_request(self, turn: Turn) -> CompactionOutcome | None:
-        """Compact where the next request would come too near the model's limit."""
+        """Compact where the next request would come too near the model's limit; once in a turn where that fails."""
         if turn.staged:
             await turn.save()  # what is only staged could not be summarised
-        if await self.context_tokens() <= self.limit:
+        if turn is self._failed_in or await self.context_tokens() <= self.limit:
             return None
-        return await self.compact(reason="threshold")
+        outcome = await self._compact_in_turn("threshold", self.keep_tokens)
+        if outcome.status is CompactionStatus.FAILED:
+            self._failed_in = turn  # each of its requests would wait for a summary that never comes
+        return None if outcome.status is CompactionStatus.SKIPPED else outcome
 
     async def overflowed(self, turn: Turn) -> CompactionOutcome:
         """The model has refused the context: keep half as much as usual, because the count was wrong."""
         if turn.staged:
             await turn.save()
-        return await self.compact(reason="overflow", keep_tokens=max(1, self.keep_tokens // 2))
+        return await self._compact_in_turn("overflow", self.keep_tokens // 2)
+
+    async def _compact_in_turn(self, reason: str, keep_tokens: int) -> CompactionOutcome:
+        """Compact; a summary that cannot be stored is no reason to end the turn, either.
+
+        What is kept is counted. Where the provider has told that the context is larger than it was counted, as much
+        less is kept: else a Chinese conversation, counted at a quarter of its size, would be compacted at every step.
+        """
+        branch = await self._newest()
+        counted, real = count_tokens(branch.messages(), self._count), tokens_of(branch.entries, self._count)
+        if real > counted:
+            keep_tokens = keep_tokens * counted // real
+        try:
+            return await self.compact(reason=reason, keep_tokens=max(1, keep_tokens))
+        except InvalidMessage as error:
+            self.last_compaction = CompactionOutcome(status=CompactionStatus.FAILED, detail=str(error))
+            return self.last_compaction
+
+
+def _newest_of_user(path: Sequence[Entry]) -> Entry | None:
+    return next((entry for entry in reversed(path) if isinstance(entry, MessageEntry) and entry.message.is_user), None)
+
+
+def _text_of(summary: str | Message | Sequence[Message]) -> str:
+    messages = [summary] if isinstance(summary, str | Message) else summary
+    return "\n\n".join(one if isinstance(one, str) else one.text for one in messages).strip()

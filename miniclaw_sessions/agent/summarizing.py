@@ -2,6 +2,9 @@
 
 The model sees the conversation as it would to answer it, and behind it one instruction. What it answers is the summary;
 whether there is one, and what becomes of it, is the session's business.
+
+A conversation that is larger than the model takes, as one from elsewhere may be, is summarised in portions, each
+together with the summary of those before it. What no portion could hold, a single huge result, is shortened.
 """
 
 from __future__ import annotations
@@ -9,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 
+import msgspec
+
 from miniclaw_sessions.agent.provider import Provider, Reply
-from miniclaw_sessions.errors import ModelError
+from miniclaw_sessions.errors import ContextOverflow, ModelError
 from miniclaw_sessions.history.context import build_context
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.messages import Message, Role, ToolCall
 from miniclaw_sessions.session.compacting import Summarizer
 
 SYSTEM_PROMPT = (
@@ -34,6 +39,8 @@ was corrected later. Answer with the summary alone."""
 """What the model is told last."""
 
 _CUT_OFF = frozenset({"length", "max_tokens"})
+_SHORTEST = 1000  # characters; whatever overflows when all is this short does not overflow for its length
+_LEFT_OUT = "\n[...]\n"
 
 
 def summarizer_of(provider: Provider, *, system_prompt: str = SYSTEM_PROMPT) -> Summarizer:
@@ -49,6 +56,20 @@ def summarizer_of(provider: Provider, *, system_prompt: str = SYSTEM_PROMPT) -> 
     """
 
     async def summarize(messages: Sequence[Message]) -> str:
+        try:
+            return await ask(messages)
+        except ContextOverflow:
+            if place := _middle(messages):
+                earlier, later = messages[:place], messages[place:]
+            elif (shortened := _shortened(messages)) is not None:
+                return await summarize(shortened)
+            else:
+                raise
+        if not (summary := await summarize(earlier)):
+            raise ModelError(f"{provider.model} has summarised a part of the conversation with nothing")
+        return await summarize([Message(Role.COMPACTION_SUMMARY, summary), *later])
+
+    async def ask(messages: Sequence[Message]) -> str:
         prompt = [Message.system(system_prompt)] if system_prompt else []
         context = [*prompt, *build_context(messages), Message.user(INSTRUCTION)]
         reply = await _reply_of(provider, context)
@@ -68,3 +89,40 @@ async def _reply_of(provider: Provider, context: Sequence[Message]) -> Message:
     if reply is None:
         raise ModelError(f"{provider.name} ended its answer without a reply")
     return reply
+
+
+def _middle(messages: Sequence[Message]) -> int | None:
+    """Where to part a conversation so that both parts get shorter; no result loses its call. None: nowhere."""
+    first = 2 if messages and messages[0].role is Role.COMPACTION_SUMMARY else 1
+    places = [place for place in range(first, len(messages)) if not messages[place].is_tool_result]
+    return min(places, key=lambda place: abs(2 * place - len(messages) - first + 1), default=None)
+
+
+def _shortened(messages: Sequence[Message]) -> list[Message] | None:
+    """The same, the longest of them with half of what it says; None when none of them is long."""
+    longest = max(range(len(messages)), key=lambda place: _length(messages[place]), default=None)
+    if longest is None or (length := _length(messages[longest])) <= _SHORTEST:
+        return None
+    message = messages[longest]
+    short = msgspec.structs.replace(
+        message,
+        content=_cut(message.text, length // 4),
+        tool_calls=tuple(_with_short_arguments(call, length // 4) for call in message.tool_calls or ()) or None,
+    )
+    return [*messages[:longest], short, *messages[longest + 1 :]]
+
+
+def _length(message: Message) -> int:
+    return max(len(message.text), *(len(call.arguments) for call in message.tool_calls or ()), 0)
+
+
+def _cut(text: str, kept: int) -> str:
+    """The beginning and the end of a text."""
+    return text if len(text) <= 2 * kept else text[:kept] + _LEFT_OUT + text[-kept:]
+
+
+def _with_short_arguments(call: ToolCall, kept: int) -> ToolCall:
+    if len(call.arguments) <= 2 * kept:
+        return call
+    arguments = msgspec.json.encode({"shortened": _cut(call.arguments, kept // 2)}).decode()
+    return msgspec.structs.replace(call, arguments=arguments)

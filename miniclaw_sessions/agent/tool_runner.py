@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import anyio
+import msgspec
 
 from miniclaw_sessions.agent.events import AgentEvent, PendingCall, ToolFinished, ToolStarted
 from miniclaw_sessions.agent.hooks import Generation, Hooks
@@ -14,6 +15,7 @@ from miniclaw_sessions.errors import ConfigError, InvalidMessage
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.protocol.encoding import parse_json
 from miniclaw_sessions.protocol.messages import Message, ToolCall
+from miniclaw_sessions.session import Session
 from miniclaw_sessions.turn import INTERRUPTED, Turn
 
 MAX_ERROR_LENGTH = 2000
@@ -100,7 +102,7 @@ class ToolRunner:
             result = _for_call(call, changed or result)
             turn.session.check(result)
         except SuspendTurn as suspended:
-            return PendingCall(call, suspended.reason, suspended.data)
+            return self._pending(call, suspended, turn.session)
         except _UncallableError as error:
             return error_result(call, str(error))
         except InvalidMessage as error:
@@ -115,6 +117,16 @@ class ToolRunner:
             )
             return error_result(call, str(error) or type(error).__name__)
         return result
+
+    @staticmethod
+    def _pending(call: ToolCall, suspended: SuspendTurn, session: Session) -> PendingCall | Message:
+        """What is waited for, provided that it can be logged: a restart must find it."""
+        extra = {"reason": suspended.reason, "data": suspended.data}
+        try:
+            session.check(msgspec.structs.replace(Message.tool_result(call, ""), extra=extra))
+        except InvalidMessage as error:
+            return error_result(call, f"the call cannot wait for an answer with this data: {error}")
+        return PendingCall(call, suspended.reason, suspended.data)
 
     async def _answer(self, call: ToolCall, chosen: ToolCall) -> Message:
         tool, arguments = self._chosen(chosen)

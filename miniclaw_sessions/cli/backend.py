@@ -23,7 +23,7 @@ class ChatEvent(msgspec.Struct, frozen=True):
     """Something that happens while an answer is made.
 
     Attributes:
-        kind: text, tool_started, tool_finished or done.
+        kind: text, tool_started, tool_finished, usage, compacted or done.
         data: as in the HTTP API's stream of events.
     """
 
@@ -62,8 +62,8 @@ class Backend(Protocol):
         """The manager's numbers."""
         ...
 
-    def chat(self, channel: str, chat_id: str, text: str) -> AsyncGenerator[ChatEvent, None]:
-        """Say something and follow the answer; the last event is `done`."""
+    def chat(self, channel: str, chat_id: str, text: str | None) -> AsyncGenerator[ChatEvent, None]:
+        """Say something and follow the answer; the last event is `done`. None: the newest message is answered again."""
         ...
 
     # --- the tree ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import contextlib
 import getpass
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from miniclaw_sessions.cli.backend import Backend, ChatEvent, Document
+from miniclaw_sessions.cli.chat_moves import Moves
 from miniclaw_sessions.cli.failures import sentence
 from miniclaw_sessions.cli.invocation import Invocation, command
 from miniclaw_sessions.cli.opening import open_backend
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
 _HELP = {
+    "/retry": "let the last message be answered once more",
+    "/edit TEXT": "say TEXT in place of the last message",
+    "/tree": "show all that was said, on every branch",
+    "/branch": "list the branches",
+    "/branch ENTRY": "go back to an entry: the end of its id, or its label",
+    "/compact": "let a summary stand for the older part",
     "/history": "show the messages that a model would be reminded of",
     "/clear": "begin anew; the transcript is kept",
     "/help": "show this",
@@ -112,6 +119,7 @@ class Conversation:
         self._portal = portal
         self._backend = backend
         self._key = key
+        self._moves = Moves(invocation, backend, key.session_id)
         self._console = invocation.console
         self._is_watched = sys.stdout.isatty() and not invocation.as_json
 
@@ -122,31 +130,64 @@ class Conversation:
             try:
                 if not self.take(line):
                     return
+            except _Stopped:
+                pass
             except (SessionsError, OSError) as error:
                 self._invocation.errors.print(f"error: {sentence(error)}", style="red")
 
     def take(self, line: str) -> bool:
         """Obey a command or say a message; whether the conversation goes on."""
-        match line.strip():
+        name, _, rest = line.strip().partition(" ")
+        match name:
             case "":
                 pass
             case "/quit" | "/exit":
                 return False
             case "/help":
-                for name, meaning in _HELP.items():
-                    self._console.print(f"{name:10}{meaning}", style="dim")
+                width = max(map(len, _HELP)) + 2
+                for command_name, meaning in _HELP.items():
+                    self._console.print(f"{command_name:{width}}{meaning}", style="dim")
             case "/history":
                 self._show_history()
             case "/clear":
                 self._clear()
-            case text if text.startswith("/") and not text.startswith("//"):
+            case _ if name.startswith("/") and not name.startswith("//"):
+                self._move(name, rest.strip())
+            case _:
+                self.say(line.strip().removeprefix("/") if name.startswith("//") else line.strip())
+        return True
+
+    def _move(self, name: str, rest: str) -> None:
+        """Obey a command that moves in the tree, or shows it."""
+        match name:
+            case "/retry":
+                self._wait(self._moves.to_newest_question)
+                self._say(None)
+            case "/edit":
+                if text := rest or self._edited():
+                    self._wait(self._moves.before_newest_question)
+                    self.say(text)
+            case "/tree":
+                self._wait(self._moves.show_tree)
+            case "/branch" if rest:
+                self._wait(self._moves.to_entry, rest)
+            case "/branch":
+                self._wait(self._moves.list_branches)
+            case "/compact":
+                self._wait(self._moves.compact)
+            case _:
                 self._invocation.errors.print(
-                    f"no such command: {one_line(text.split()[0])}; /help lists them, // begins a message with a slash",
+                    f"no such command: {one_line(name)}; /help lists them, // begins a message with a slash",
                     style="yellow",
                 )
-            case text:
-                self.say(text.removeprefix("/") if text.startswith("//") else text)
-        return True
+
+    def _edited(self) -> str:
+        """The last message, changed by the person at the terminal; empty where that is not possible or given up."""
+        question = self._portal.call(self._moves.newest_question)
+        if not (self._is_watched and sys.stdin.isatty()) or "\n" in question:
+            self._invocation.errors.print("say what stands in its place: /edit TEXT", style="yellow")
+            return ""
+        return next(_typed("edit> ", question), "").strip()
 
     def say(self, text: str) -> None:
         """Say something and show the answer as it comes; Ctrl-C stops it.
@@ -154,18 +195,27 @@ class Conversation:
         Raises:
             SessionsError: there is no answer, or only a part of it.
         """
-        answering = self._portal.start_task_soon(self._answer, text)
+        self._say(text)
+
+    def _say(self, text: str | None) -> None:
+        """None: the last message is answered again."""
+        self._wait(self._answer, text)
+
+    def _wait(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Do something that takes its time, until it is done or Ctrl-C stops it."""
+        working = self._portal.start_task_soon(work, *arguments)
         try:
-            answering.result()
+            working.result()
         except KeyboardInterrupt:
-            answering.cancel()
+            working.cancel()
             with contextlib.suppress(CancelledError, Exception):
-                answering.result()
+                working.result()
             if not self._is_watched:
                 raise
             self._console.print("\n(stopped; what was completed is kept)", style="dim")
+            raise _Stopped from None
 
-    async def _answer(self, text: str) -> None:
+    async def _answer(self, text: str | None) -> None:
         printer = _Printer(self._invocation, is_watched=self._is_watched)
         async with aclosing(self._backend.chat(self._key.channel, self._key.chat_id, text)) as events:
             async for event in events:
@@ -201,6 +251,10 @@ class Conversation:
         self._invocation.errors.print("cleared; the transcript is kept", style="dim")
 
 
+class _Stopped(Exception):
+    """The person has stopped what was going on."""
+
+
 class _Printer:
     """Shows one answer: in a terminal as it comes and with what happens meanwhile, else the bare text."""
 
@@ -220,6 +274,8 @@ class _Printer:
             return
         elif event.kind == "text":
             self._write(event.data["text"])
+        elif self._is_watched and event.kind == "compacted" and event.data["status"] == "done":
+            self._note("(the older part of this conversation was summarised)", "dim")
         elif self._is_watched and event.kind == "tool_started":
             arguments = one_line(event.data.get("arguments", ""))
             shown = arguments if len(arguments) <= _MAX_ARGUMENTS else f"{arguments[:_MAX_ARGUMENTS]}..."
@@ -257,14 +313,14 @@ class _Printer:
             self._in_line = False
 
 
-def _typed() -> Iterator[str]:
+def _typed(prompt: str = "you> ", begin_with: str = "") -> Iterator[str]:
     """Lines from the terminal, with line editing; Ctrl-C and Ctrl-D end them."""
     import readline  # noqa: PLC0415 - importing it gives input() its line editing
 
-    del readline
     while True:
         try:
-            yield input("\x01\x1b[1;36m\x02you>\x01\x1b[0m\x02 ")
+            readline.set_startup_hook(lambda: readline.insert_text(begin_with))
+            yield input(f"\x01\x1b[1;36m\x02{prompt.rstrip()}\x01\x1b[0m\x02 ")
         except (EOFError, KeyboardInterrupt):
             print()  # noqa: T201 - the shell's prompt begins on a new line
             return

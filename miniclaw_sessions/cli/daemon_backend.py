@@ -103,9 +103,10 @@ class DaemonBackend:
         """Let the daemon compare snapshots and store."""
         return await self._ask("POST", "/v1/check", timeout=_PATIENT)
 
-    async def chat(self, channel: str, chat_id: str, text: str) -> AsyncGenerator[ChatEvent, None]:
+    async def chat(self, channel: str, chat_id: str, text: str | None) -> AsyncGenerator[ChatEvent, None]:
         """Say something and follow the stream of events."""
-        body = {"channel": channel, "chat_id": chat_id, "message": text, "stream": True}
+        said: Document = {"resume": True} if text is None else {"message": text}
+        body = {"channel": channel, "chat_id": chat_id, **said, "stream": True}
         with self._answering():
             async with self._client.sse("/v1/chat", method="POST", json=body, max_event_size=None) as source:
                 await _refuse(source.response)

@@ -1,9 +1,10 @@
 """OpenAI's chat-completions messages, which most model servers speak, from and to canonical ones.
 
 `to_openai` expects what `history.context.build_context` returns, and gives exactly what the service accepts: nested
-function calls, results of role `tool`, images as `image_url` parts. Thinking is left out, because the service refuses
-it, and so are the fields of other programs. `from_openai` keeps every field that the canonical form has no place for
-under `extra["openai"]`, from where `to_openai` writes it back; nobody else's `extra` is ever sent.
+function calls, results of role `tool`, images as `image_url` parts; ids, names and images of other services that it
+would refuse are fitted. Thinking is left out, because the service refuses it, and so are the fields of other programs.
+`from_openai` keeps every field that the canonical form has no place for under `extra["openai"]`, from where `to_openai`
+writes it back; nobody else's `extra` is ever sent.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts
 from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, OneByOne, dumped, list_in
+from miniclaw_sessions.formats.tool_calls import fitting_id, fitting_name
 from miniclaw_sessions.protocol.messages import ImagePart, Message, OtherPart, Part, Role, TextPart, ToolCall
 
 KEPT = "openai"
@@ -26,12 +28,16 @@ _ROLES = {
     Role.ASSISTANT: "assistant",
     Role.TOOL_RESULT: "tool",
 }
-_ROLES_BACK = {text: role for role, text in _ROLES.items()} | {"developer": Role.SYSTEM, "function": Role.TOOL_RESULT}
+_ROLE_TEXTS = frozenset({*_ROLES.values(), "developer", "function"})
 _FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 _CALL_FIELDS = frozenset({"id", "type", "function"})
 _PARTS_OF_A_USER = frozenset({"input_audio", "file"})  # parts that the service knows and we pass on as they are
 _FIELDS_OF_ANTHROPIC = frozenset({"system", "anthropic_version"})  # beside messages that could as well be ours
 _NAME = re.compile(r"[^\s<|\\/>]{1,64}")  # the service refuses any other name, and with it the whole request
+_CALL_ID = re.compile(r"[a-zA-Z0-9_.:-]{1,40}")  # OpenAI refuses longer ones; Kimi's servers make some with dots
+_LONGEST_TOOL_NAME = 64
+_SHOWABLE = re.compile(r"https?://|data:image/(png|jpeg|gif|webp);base64,")
+_NOT_SHOWABLE = "(an image that cannot be shown here)"
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 
 
@@ -41,7 +47,8 @@ _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 def to_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """A legal context as the `messages` of a chat-completions request.
 
-    Images within tool results, where the service takes none, follow the results as a user's message.
+    Images within tool results, where the service takes none, follow the results as a user's message. Instead of an
+    image of a kind that it cannot show, a text says so.
 
     Args:
         messages: what `build_context` returns; other roles than its four are written as the user's.
@@ -65,7 +72,7 @@ def _write(message: Message) -> dict[str, Any]:
         role = "developer"
     fields: dict[str, Any] = {"role": role, "content": _write_content(message)}
     if message.is_tool_result:
-        fields["tool_call_id"] = message.tool_call_id or ""
+        fields["tool_call_id"] = fitting_id(message.tool_call_id or "", _CALL_ID)
     elif message.name is not None and _NAME.fullmatch(message.name):
         fields["name"] = message.name
     if message.is_assistant and message.tool_calls:
@@ -79,7 +86,7 @@ def _write_content(message: Message) -> str | list[dict[str, Any]]:
     if isinstance(message.content, str) or message.role in (Role.SYSTEM, Role.ASSISTANT, Role.TOOL_RESULT):
         return message.text
     parts = [written for part in message.content if (written := _write_part(part)) is not None]
-    return message.text if all(part["type"] == "text" for part in parts) else parts
+    return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
 
 
 def _write_part(part: Part) -> dict[str, Any] | None:
@@ -87,18 +94,30 @@ def _write_part(part: Part) -> dict[str, Any] | None:
         case TextPart():
             return {**_unknown(_kept(part.extra), {"type", "text"}), "type": "text", "text": part.text}
         case ImagePart():
-            url = part.url if part.data is None else f"data:{part.media_type or 'image/png'};base64,{part.data}"
-            image = {**_unknown(_kept(part.extra), {"url"}), "url": url or ""}
-            return {"type": "image_url", "image_url": image}
+            return _write_image(part)
         case OtherPart(fields=fields) if fields.get("type") in _PARTS_OF_A_USER:
             return fields
         case _:
             return None
 
 
+def _write_image(part: ImagePart) -> dict[str, Any]:
+    url = part.url if part.data is None else f"data:{part.media_type or 'image/png'};base64,{part.data}"
+    if not _SHOWABLE.match(url or "") and not isinstance((part.extra or {}).get(KEPT), dict):
+        return {"type": "text", "text": _NOT_SHOWABLE}  # the image is refused, and with it the whole request
+    return {"type": "image_url", "image_url": {**_unknown(_kept(part.extra), {"url"}), "url": url or ""}}
+
+
 def _write_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments if call.arguments.strip() else "{}"}
-    return {**_unknown(_kept(call.extra), _CALL_FIELDS), "id": call.id, "type": "function", "function": function}
+    return {
+        **_unknown(_kept(call.extra), _CALL_FIELDS),
+        "id": fitting_id(call.id, _CALL_ID),
+        "type": "function",
+        "function": {
+            "name": fitting_name(call.name, _LONGEST_TOOL_NAME),
+            "arguments": call.arguments if call.arguments.strip() else "{}",
+        },
+    }
 
 
 def _shown_by_user(images: Iterable[ImagePart]) -> dict[str, Any]:
@@ -121,20 +140,21 @@ def _unknown(fields: Mapping[Any, Any], known: Iterable[str]) -> dict[str, Any]:
 def from_openai(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
     """The messages of a chat-completions request or reply as canonical ones.
 
-    The role `developer` is a system message, `function` the tool result of old; a role that nobody knows becomes
-    `Role.OTHER`.
+    The role `developer` is a system message; our own roles and their aliases (`function`, `model`, ...) are what
+    `Role` says. A role that nobody knows becomes `Role.OTHER`.
 
     Raises:
-        InvalidMessage: a message has no role, or content or tool calls of a wrong shape.
+        InvalidMessage: a message has no role, or one that could not be stored, or content or tool calls of a wrong
+            shape.
     """
     return [_read(fields) for fields in messages]
 
 
 def _read(fields: Mapping[str, Any]) -> Message:
     role_text = fields.get("role")
-    if not isinstance(role_text, str):
+    if not isinstance(role_text, str) or role_text in ("", Role.OTHER):
         raise InvalidMessage('a chat-completions message needs a "role"')
-    role = _ROLES_BACK.get(role_text, Role.OTHER)
+    role = _read_role(role_text)
     unknown = _unknown(fields, _FIELDS)
     if role_text == "developer":
         unknown["role"] = role_text
@@ -149,6 +169,15 @@ def _read(fields: Mapping[str, Any]) -> Message:
         name=_text_or_none(fields, "name"),
         extra={**({KEPT: unknown} if unknown else {}), **({"role": role_text} if role is Role.OTHER else {})} or None,
     )
+
+
+def _read_role(text: str) -> Role:
+    if text == "developer":
+        return Role.SYSTEM
+    try:
+        return Role(text)
+    except ValueError:
+        return Role.OTHER
 
 
 def _read_content(content: Any) -> str | tuple[Part, ...]:
@@ -166,9 +195,10 @@ def _read_part(part: Any) -> Part:
         case {"type": "text", "text": str(text), **unknown}:
             return TextPart(text, extra=_keeping(unknown))
         case {"type": "image_url", "image_url": {"url": str(url), **unknown}}:
+            extra = _keeping(unknown) if _SHOWABLE.match(url) else {KEPT: unknown}  # ours, so it goes back as it came
             if data := _DATA_URL.fullmatch(url):
-                return ImagePart(data[1], data[2], extra=_keeping(unknown))
-            return ImagePart(url=url, extra=_keeping(unknown))
+                return ImagePart(data[1], data[2], extra=extra)
+            return ImagePart(url=url, extra=extra)
         case {"type": str()}:
             return OtherPart(dict(part))
         case _:
@@ -212,7 +242,7 @@ def _recognise(sample: Sample) -> bool:
 def _is_chat(fields: Any) -> bool:
     if not isinstance(fields, dict) or "parts" in fields or not isinstance(fields.get("content"), str | list | None):
         return False
-    if fields.get("role") not in _ROLES_BACK or fields.get("type", "message") != "message":
+    if fields.get("role") not in _ROLE_TEXTS or fields.get("type", "message") != "message":
         return False
     parts = fields.get("content")
     return not isinstance(parts, list) or all(

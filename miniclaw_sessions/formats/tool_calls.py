@@ -97,6 +97,11 @@ def fitting_name(name: str, longest: int) -> str:
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:longest] or "_"
 
 
+def fitting_id(call_id: str, fitting: re.Pattern[str]) -> str:
+    """The id itself where it fits, else one made from it, always the same."""
+    return call_id if fitting.fullmatch(call_id) else _made_from(call_id)
+
+
 class CallIds:
     """Ids that a service accepts for the calls of one request, and for their results alike.
 
@@ -111,7 +116,7 @@ class CallIds:
 
     def of_call(self, call_id: str) -> str:
         """The id to send for a call; its results follow before the next call of the same id."""
-        written = self._fitted(call_id)
+        written = fitting_id(call_id, self._fitting)
         repeats = 1
         while written in self._used:
             repeats += 1
@@ -122,10 +127,7 @@ class CallIds:
 
     def of_result(self, call_id: str) -> str:
         """The id to send for the result of the latest call of that id."""
-        return self._current.get(call_id) or self._fitted(call_id)
-
-    def _fitted(self, call_id: str) -> str:
-        return call_id if self._fitting.fullmatch(call_id) else _made_from(call_id)
+        return self._current.get(call_id) or fitting_id(call_id, self._fitting)
 
 
 def _made_from(call_id: str) -> str:

@@ -22,6 +22,9 @@ from starlette.types import ASGIApp
 
 from miniclaw_sessions import errors
 from miniclaw_sessions.agent.summarizing import summarizer_of
+from miniclaw_sessions.channels.answering import Assistant
+from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.channels.http import HttpChannel
 from miniclaw_sessions.config import ListenSettings, LoadedSettings, Secret, read_secret, socket_path
 from miniclaw_sessions.gateway.exit_status import ExitStatus
 from miniclaw_sessions.gateway.http import make_app
@@ -30,7 +33,6 @@ from miniclaw_sessions.gateway.notify import Notifier, watchdog
 from miniclaw_sessions.gateway.security import AccessPolicy
 from miniclaw_sessions.gateway.server import EmbeddedServer
 from miniclaw_sessions.gateway.signals import Signals
-from miniclaw_sessions.gateway.streaming import Turns
 from miniclaw_sessions.log import configure_logging
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.persistence.recovery import Progress
@@ -84,14 +86,18 @@ async def _live(loaded: LoadedSettings, signals: Signals, notifier: Notifier) ->
     status = ExitStatus.OK
     with signals.interrupting() as opening:
         async with open_agent(settings.model) as agent, manager:
+            assistant = Assistant(agent, settings.model)
             signals.shield()
             _settle_memory()
             with ExitStack() as sockets:
                 listeners = open_listeners(loaded, os.environ, sockets)
                 policy = access_policy(listeners, settings.listen, token)
-                turns = Turns(agent, limit=settings.listen.max_connections, patience_s=settings.model.timeout_s)
-                app = make_app(manager, turns, settings.listen, policy, summarizer_of(agent.provider))
-                await _serve(app, manager, turns, listeners, Life(settings.listen, signals, phase))
+                channel = HttpChannel(patience_s=settings.model.timeout_s)
+                dispatcher = Dispatcher(manager, assistant, limits=settings.channels)
+                app = make_app(manager, channel, settings.listen, policy, summarizer_of(agent.provider))
+                async with dispatcher:
+                    dispatcher.serve(channel)
+                    await _serve(app, manager, dispatcher, listeners, Life(settings.listen, signals, phase))
             status = await _save(manager)
     if opening.cancelled_caught:
         log.info("stopped before it was ready; nothing was accepted", action="daemon.stopped")
@@ -99,7 +105,7 @@ async def _live(loaded: LoadedSettings, signals: Signals, notifier: Notifier) ->
 
 
 async def _serve(
-    app: ASGIApp, manager: SessionManager, turns: Turns, listeners: Sequence[Listener], life: Life
+    app: ASGIApp, manager: SessionManager, dispatcher: Dispatcher, listeners: Sequence[Listener], life: Life
 ) -> None:
     """Serve until a stop signal; on return no request and no turn is running any more."""
     server = EmbeddedServer(
@@ -108,7 +114,7 @@ async def _serve(
         request_timeout_s=life.limits.request_timeout_s,
         graceful_timeout_s=life.limits.graceful_timeout_s,
     )
-    async with turns, anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners], name="http server")
         await server.listening.wait()
         tasks.start_soon(_flush_on_hangup, manager, life.signals, name="flush on SIGHUP")
@@ -118,24 +124,24 @@ async def _serve(
         life.phase.stopping()
         for listener in listeners:
             listener.unlink()
-        await _drain(server, turns, life.signals, life.limits.graceful_timeout_s)
+        await _drain(server, dispatcher, life.signals, life.limits.graceful_timeout_s)
         tasks.cancel_scope.cancel()
 
 
-async def _drain(server: EmbeddedServer, turns: Turns, signals: Signals, graceful_timeout_s: float) -> None:
+async def _drain(server: EmbeddedServer, dispatcher: Dispatcher, signals: Signals, graceful_timeout_s: float) -> None:
     """Accept nothing more, and wait for requests and turns, but not longer than is graceful."""
 
     async def hurry() -> None:
         await signals.hurry.wait()
         server.hurry()
-        turns.cut_off(anyio.current_time())
+        dispatcher.cut_off(anyio.current_time())
 
-    turns.cut_off(anyio.current_time() + graceful_timeout_s)
+    dispatcher.cut_off(anyio.current_time() + graceful_timeout_s)
     server.stop()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(hurry, name="hurry")
         await server.stopped.wait()
-        await turns.finished()
+        await dispatcher.finished()
         tasks.cancel_scope.cancel()
 
 

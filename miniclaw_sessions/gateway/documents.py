@@ -126,7 +126,7 @@ def import_document(report: ImportReport) -> Document:
     }
 
 
-def event_document(event: AgentEvent) -> tuple[str, Document]:
+def event_document(event: AgentEvent) -> tuple[str, Document]:  # noqa: PLR0911 - one for each kind of event
     """An event of a turn: text, tool_started, tool_finished, usage, compacted, suspended or done; and its data."""
     match event:
         case TextDelta(text=text):

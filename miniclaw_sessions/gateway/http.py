@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from miniclaw_sessions.channels.http import HttpChannel
 from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.gateway.api import Api
 from miniclaw_sessions.gateway.chat import ChatApi
@@ -21,7 +22,6 @@ from miniclaw_sessions.gateway.metrics import RequestCounts, make_registry
 from miniclaw_sessions.gateway.replies import RequestError, as_request_error, error_reply
 from miniclaw_sessions.gateway.security import AccessPolicy, refusal
 from miniclaw_sessions.gateway.sessions import ServedSessions
-from miniclaw_sessions.gateway.streaming import Turns
 from miniclaw_sessions.gateway.transfer_api import TransferApi
 from miniclaw_sessions.gateway.tree_api import TreeApi
 from miniclaw_sessions.manager import SessionManager
@@ -31,13 +31,17 @@ log = structlog.get_logger(__name__)
 
 
 def make_app(
-    manager: SessionManager, turns: Turns, limits: ListenSettings, policy: AccessPolicy | None, summarizer: Summarizer
+    manager: SessionManager,
+    channel: HttpChannel,
+    limits: ListenSettings,
+    policy: AccessPolicy | None,
+    summarizer: Summarizer,
 ) -> Gateway:
     """The whole application.
 
     Args:
         manager: whose sessions are served.
-        turns: who answers chats.
+        channel: who takes what chats ask.
         limits: sizes and times.
         policy: what requests by TCP must show; None refuses all of them.
         summarizer: who summarises for compactions.
@@ -48,7 +52,7 @@ def make_app(
         *Api(sessions, make_registry(manager.statistics, requests)).routes(),
         *TreeApi(sessions, summarizer).routes(),
         *TransferApi(sessions).routes(),
-        *ChatApi(manager, turns, limits).routes(),
+        *ChatApi(channel, limits).routes(),
     ]
     return Gateway(Router(routes, redirect_slashes=False), policy, requests)
 

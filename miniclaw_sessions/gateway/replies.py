@@ -59,6 +59,7 @@ class RequestError(Exception):
 
 _OUR_FAULT = 500
 _MODELS_FAULT = 502
+_LATER = (503, 507)
 _NOT_NOW = "the message store cannot be reached or written now; nothing is lost, try again later"
 _STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     # class: (status, the sentence for strangers; None: the error's own)
@@ -72,6 +73,11 @@ _STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.SessionExists: (409, None),
     errors.DuplicateMessage: (409, None),
     errors.TurnInProgress: (409, None),
+    errors.NothingToResume: (409, None),
+    errors.MessageUnderWay: (409, None),
+    errors.ChatBusy: (429, None),
+    errors.TooManyTurns: (503, None),
+    errors.TurnCutOff: (503, None),
     errors.SessionDeleted: (410, None),
     errors.ManagerClosed: (503, "the daemon is stopping"),
     errors.StoreFull: (507, "the disk is full; appends are refused until space returns"),
@@ -95,7 +101,8 @@ def as_request_error(error: Exception) -> RequestError:
     for kind in type(error).__mro__:
         if kind in _STATUS:
             status, sentence = _STATUS[kind]
-            retry = {"Retry-After": str(RETRY_AFTER_S)} if status in (503, 507) else {}
+            is_for_now = status in _LATER or isinstance(error, errors.Busy)
+            retry = {"Retry-After": str(RETRY_AFTER_S)} if is_for_now else {}
             details = {"entry_id": error.entry_id} if isinstance(error, errors.DuplicateMessage) else {}
             name = snake_case(type(error).__name__)
             if status in (_OUR_FAULT, _MODELS_FAULT):

@@ -51,20 +51,27 @@ class UpdateSession(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Chat(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /v1/chat."""
+    """POST /v1/chat; `resume` stands in place of a message, and goes on with a turn that was left unanswered."""
 
     channel: str
     chat_id: str | int
-    message: str | dict[str, Any]
+    message: str | dict[str, Any] | UnsetType = UNSET
+    resume: bool = False
     idempotency_key: str | None = None
     stream: bool = False
 
-    def user_message(self) -> Message:
-        """The message as a value.
+    def user_message(self) -> Message | None:
+        """The message as a value; None where a turn is to go on.
 
         Raises:
             InvalidMessage: it is not a user's message.
+            RequestError: there is neither a message nor `resume`, or both.
         """
+        if (self.message is UNSET) != self.resume:
+            sentence = "send a message, or resume" if self.resume else "Object missing required field `message`"
+            raise RequestError(422, "invalid_request", sentence, param="message" if self.resume else None)
+        if isinstance(self.message, UnsetType):
+            return None
         if isinstance(self.message, str):
             return Message.user(self.message)
         message = message_from_dict({"role": "user", **self.message})

@@ -1,185 +1,22 @@
-"""Turns that outlive the request that began them, and replies that are sent piece by piece.
-
-A turn runs in a task of its own and hands its events over through a bounded buffer. A client that goes away, or does
-not keep up, loses the events and nothing else: the turn goes on for a while and is saved (document 004, section 10.3).
-"""
+"""Replies that are sent piece by piece, and clients that go away meanwhile."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import orjson
 import structlog
-from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
-from anyio.streams.memory import MemoryObjectReceiveStream
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-
-from miniclaw_sessions.agent.loop import Agent, AgentEvent, TurnFinished, TurnSuspended
-from miniclaw_sessions.gateway.replies import RETRY_AFTER_S, RequestError
-from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
 
 log = structlog.get_logger(__name__)
 
 PIECE_BYTES = 65_536
 """About how much of a long reply is sent at a time."""
-
-_BUFFERED_EVENTS = 4096
-
-
-class RunningTurn:
-    """One turn that is under way; iterate over it for its events, the last of which is TurnFinished or an error.
-
-    The finishing event comes after the turn has been saved.
-    """
-
-    def __init__(self) -> None:
-        self._sender, self._receiver = anyio.create_memory_object_stream[AgentEvent | Exception](_BUFFERED_EVENTS)
-        self.scope = anyio.CancelScope()
-
-    def __aiter__(self) -> MemoryObjectReceiveStream[AgentEvent | Exception]:
-        return self._receiver
-
-    async def next_within(self, seconds: float) -> AgentEvent | Exception | None:
-        """The next event, or None when there was none within this time."""
-        with anyio.move_on_after(seconds):
-            return await self._receiver.receive()
-        return None
-
-    def abandon(self, patience_s: float) -> None:
-        """Nobody listens any more: the turn may go on for this long. May be called after its end."""
-        self._receiver.close()
-        self.hurry(patience_s)
-
-    def hurry(self, patience_s: float) -> None:
-        """The turn may go on for this long."""
-        self.scope.deadline = min(self.scope.deadline, anyio.current_time() + patience_s)
-
-    def tell(self, event: AgentEvent | Exception) -> bool:
-        """Hand an event over; False when nobody takes it."""
-        try:
-            self._sender.send_nowait(event)
-        except (anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return False
-        return True
-
-    def end(self) -> None:
-        """There are no more events."""
-        self._sender.close()
-
-
-class Turns:
-    """Runs the agent's turns, each in its own task; an async context manager that waits for them at the end.
-
-    Args:
-        agent: who answers.
-        limit: how many turns may be under way at once.
-        patience_s: how long a turn may go on after its client has gone.
-    """
-
-    def __init__(self, agent: Agent, *, limit: int, patience_s: float) -> None:
-        self._agent = agent
-        self._limit = limit
-        self._patience_s = patience_s
-        self._running: set[RunningTurn] = set()
-        self._tasks: TaskGroup | None = None
-        self._closing = False
-        self._idle = anyio.Event()
-
-    def __repr__(self) -> str:
-        return f"<Turns {len(self._running)} running>"
-
-    @property
-    def running(self) -> int:
-        """How many turns are under way."""
-        return len(self._running)
-
-    async def __aenter__(self) -> Self:
-        self._tasks = await anyio.create_task_group().__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        tasks, self._tasks = self._tasks, None
-        if tasks is not None:
-            await tasks.__aexit__(kind, error, trace)
-
-    def start(self, session: Session, message: Message, *, idempotency_key: str | None = None) -> RunningTurn:
-        """Begin a turn.
-
-        Raises:
-            RequestError: the daemon is stopping, or too many turns are under way.
-        """
-        if self._closing or self._tasks is None:
-            raise RequestError(503, "manager_closed", "the daemon is stopping")
-        if len(self._running) >= self._limit:
-            retry = {"Retry-After": str(RETRY_AFTER_S)}
-            raise RequestError(503, "too_many_turns", "too many turns are under way; try again later", headers=retry)
-        turn = RunningTurn()
-        self._running.add(turn)
-        self._tasks.start_soon(self._run, turn, session, message, idempotency_key, name=f"turn {session.session_id}")
-        return turn
-
-    def cut_off(self, at: float) -> None:
-        """Begin no more turns, and cancel those that are still under way at this time of the event loop."""
-        self._closing = True
-        for turn in self._running:
-            turn.scope.deadline = min(turn.scope.deadline, at)
-
-    async def finished(self) -> None:
-        """Wait until no turn is under way."""
-        while self._running:
-            self._idle = anyio.Event()
-            await self._idle.wait()
-
-    def abandon(self, turn: RunningTurn) -> None:
-        """A turn's client has gone, or has seen its end; to be called in either case."""
-        turn.abandon(self._patience_s)
-
-    async def _run(self, turn: RunningTurn, session: Session, message: Message, idempotency_key: str | None) -> None:
-        last: AgentEvent | Exception = RequestError(503, "turn_cut_off", "the turn was cut off; its steps are saved")
-        try:
-            with turn.scope:
-                last = await self._answer(turn, session, message, idempotency_key)
-            if turn.scope.cancelled_caught:
-                log.warning("a turn was cut off", action="turn.cut_off", session_id=session.session_id)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the request that began the turn
-            last = error
-        finally:
-            self._running.discard(turn)
-            self._idle.set()
-            is_told = turn.tell(last) or turn.scope.cancelled_caught
-            if not is_told and isinstance(last, Exception):
-                log.warning(
-                    "a turn failed after its client had gone",
-                    action="turn.failed",
-                    session_id=session.session_id,
-                    error_type=type(last).__name__,
-                )
-            turn.end()
-
-    async def _answer(
-        self, turn: RunningTurn, session: Session, message: Message, idempotency_key: str | None
-    ) -> AgentEvent | Exception:
-        """Run the agent, pass its events on, and return the last one once the turn has been saved."""
-        finished: AgentEvent | Exception = RuntimeError("the agent ended its turn without a reply")
-        listening = True
-        async with self._agent.run(message, session=session, idempotency_key=idempotency_key) as events:
-            async for event in events:
-                if isinstance(event, TurnFinished | TurnSuspended):
-                    finished = event
-                elif not turn.tell(event) and listening:
-                    listening = False
-                    turn.end()  # a client that is this slow sees its stream end early
-                    turn.hurry(self._patience_s)
-        return finished
 
 
 class ByteStream(Response):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Protocol
 
 from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.provider import Provider
 from miniclaw_sessions.agent.tools import calculator_tool, time_tool
 from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.config import ModelSettings, read_secret
+from miniclaw_sessions.config import ModelSettings, Secret, read_secret
 from miniclaw_sessions.providers.offline import OfflineProvider
 
 
@@ -19,7 +20,8 @@ async def open_agent(settings: ModelSettings) -> AsyncGenerator[Agent, None]:
     """An agent with the tools of this package; its model's connections are closed at the end of the block.
 
     Raises:
-        ConfigError: the key cannot be read, or the model's library is not installed.
+        ConfigError: the key cannot be read, the model's library is not installed, or a provider other than the
+            default is named without a model.
     """
     async with _provider(settings) as provider:
         yield Agent(
@@ -32,9 +34,36 @@ async def open_agent(settings: ModelSettings) -> AsyncGenerator[Agent, None]:
 
 
 def _provider(settings: ModelSettings) -> AbstractAsyncContextManager[Provider]:
-    if not (settings.base_url or settings.model):
+    if settings.provider == ModelSettings().provider and not (settings.base_url or settings.model):
         return nullcontext(OfflineProvider())
-    from miniclaw_sessions.providers.openai import OpenAIProvider  # noqa: PLC0415 - loads half a second of library
-
     key = read_secret(settings.api_key_file, "model_api_key", os.environ, variable=settings.api_key_env)
-    return OpenAIProvider(settings.model, base_url=settings.base_url, api_key=key, timeout_s=settings.timeout_s)
+    return _class_of(settings)(settings.model, base_url=settings.base_url, api_key=key, timeout_s=settings.timeout_s)
+
+
+class _ProviderClass(Protocol):
+    """What all providers of remote models are made with."""
+
+    def __call__(
+        self, model: str, *, base_url: str, api_key: Secret | None, timeout_s: float
+    ) -> AbstractAsyncContextManager[Provider]: ...
+
+
+def _class_of(settings: ModelSettings) -> _ProviderClass:
+    """The class; each loads a library that takes up to a second, so only the chosen one is imported."""
+    match settings.provider:
+        case "openai":
+            from miniclaw_sessions.providers.openai import OpenAIProvider  # noqa: PLC0415 - see above
+
+            return OpenAIProvider
+        case "openai-responses":
+            from miniclaw_sessions.providers.openai_responses import OpenAIResponsesProvider  # noqa: PLC0415 - same
+
+            return OpenAIResponsesProvider
+        case "anthropic":
+            from miniclaw_sessions.providers.anthropic import AnthropicProvider  # noqa: PLC0415 - same
+
+            return AnthropicProvider
+        case "google":
+            from miniclaw_sessions.providers.google import GoogleProvider  # noqa: PLC0415 - same
+
+            return GoogleProvider

@@ -1,26 +1,23 @@
 """Any service that speaks OpenAI's chat completions: OpenAI itself, and most model servers.
 
 The official `openai` package is the client; it is an extra and loaded only when a provider is made. What streams in is
-put together before anything leaves here: a reply is complete or a `ModelError`, never half. Errors name the service and
-what to do, and hold neither the key nor anything that was said. Key and address never come from the environment.
+put together before anything leaves here: a reply is complete or a `ModelError`, never half.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.config import Secret
-from miniclaw_sessions.errors import ConfigError, ModelError
 from miniclaw_sessions.formats.openai_chat import KEPT, to_openai
-from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
+from miniclaw_sessions.providers.service import ServiceProvider, key_to_send, missing
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -28,22 +25,9 @@ if TYPE_CHECKING:
     from openai.types.chat.chat_completion_chunk import ChoiceDelta, ChoiceDeltaToolCall
     from openai.types.completion_usage import CompletionUsage
 
-OPENAI_URL = "https://api.openai.com/v1"
-"""Where requests go unless told otherwise."""
 
-_ADVICE = {
-    400: "it found the request wrong: check the model's name and what it supports",
-    401: "check the API key",
-    403: "the API key may not use this model",
-    404: "check base_url and the model's name",
-    408: "try again",
-    413: "the conversation is too large for it",
-    429: "too many requests, or the quota is used up; try again later",
-}
-
-
-class OpenAIProvider:
-    """A `Provider` for one model of a service; an async context manager that closes its connections.
+class OpenAIClientProvider(ServiceProvider):
+    """What the providers share that use the `openai` package.
 
     Args:
         model: the model's name.
@@ -53,10 +37,12 @@ class OpenAIProvider:
         max_retries: how often a request is repeated that failed before its reply began.
 
     Raises:
-        ConfigError: the `openai` package is missing, or OpenAI's own service is to be used without a key.
+        ConfigError: the `openai` package is missing, no model is named, or OpenAI's own service is to be used without
+            a key.
     """
 
-    name = "openai"
+    service_url = "https://api.openai.com/v1"
+    overflow = re.compile(r"maximum context length|context window|exceeds? the (available |max(imum)? )?context")
 
     def __init__(
         self,
@@ -67,100 +53,55 @@ class OpenAIProvider:
         timeout_s: float = 120.0,
         max_retries: int = 2,
     ) -> None:
-        if not model:
-            raise ConfigError("an OpenAI provider needs the name of a model")
-        if api_key is None and not base_url:
-            raise ConfigError(f"{OPENAI_URL} needs an API key; give one, or the base_url of another service")
-        self.model = model
-        self.timeout_s = timeout_s
-        self._host = urlsplit(base_url or OPENAI_URL).hostname or "the model service"
-        self._client = _make_client(base_url or OPENAI_URL, api_key, timeout_s, max_retries)
-
-    def __repr__(self) -> str:
-        return f"<OpenAIProvider {self.model} at {self._host}>"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections; the provider cannot be used again."""
-        with anyio.CancelScope(shield=True):
-            await self._client.close()
-
-    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
-        """Ask the model and stream its reply; the history is made legal first.
-
-        Raises:
-            ModelError: the service cannot be reached, refused the request, or broke off its reply.
-        """
-        import httpx2  # noqa: PLC0415 - loaded with the client, and not before
-        import openai  # noqa: PLC0415 - same
-
-        reply = _Assembly()
+        super().__init__(model, base_url=base_url, api_key=api_key, timeout_s=timeout_s)
         try:
-            stream = await self._client.chat.completions.create(**self._request(messages, tools))
-            try:
-                async for chunk in stream:
-                    if text := reply.add(chunk):
-                        yield TextDelta(text)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await stream.close()
-        except (openai.OpenAIError, httpx2.HTTPError, ValueError) as error:
-            raise self._explained(error) from None
+            import httpx2  # noqa: PLC0415 - comes with the package
+            import openai  # noqa: PLC0415 - an extra, and slow to load
+        except ImportError:
+            raise missing("openai", "openai") from None
+        self.failures = (openai.OpenAIError, httpx2.HTTPError, ValueError)
+        self._client: AsyncOpenAI = openai.AsyncOpenAI(
+            api_key=key_to_send(api_key), base_url=self._url, timeout=timeout_s, max_retries=max_retries
+        )
+
+    async def _close(self) -> None:
+        await self._client.close()
+
+
+class OpenAIProvider(OpenAIClientProvider):
+    """A `Provider` for one model of a service that speaks chat completions; options as above."""
+
+    name = "openai"
+
+    async def _ask(self, context: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        reply = _Assembly()
+        stream = await self._client.chat.completions.create(**self._request(context, tools))
+        try:
+            async for chunk in stream:
+                if text := reply.add(chunk):
+                    yield TextDelta(text)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await stream.close()
         if reply.stop_reason is None:
-            raise ModelError(f"{self._host} broke off the reply of {self.model}; try again")
+            raise self._broken_off()
         yield Reply(reply.message(self.model))
 
-    def _request(self, messages: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:
+    def _request(self, context: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:
         request: dict[str, Any] = {
             "model": self.model,
-            "messages": to_openai(build_context(messages)),
+            "messages": to_openai(context),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         if tools:
-            request["tools"] = [
-                {
-                    "type": "function",
-                    "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-                }
-                for tool in tools
-            ]
+            request["tools"] = [{"type": "function", "function": function_of(tool)} for tool in tools]
         return request
 
-    def _explained(self, error: Exception) -> ModelError:
-        """The error in our words: its own may quote the conversation, or the key."""
-        import httpx2  # noqa: PLC0415 - loaded with the client
-        import openai  # noqa: PLC0415 - same
 
-        match error:
-            case openai.APIStatusError(status_code=status):
-                advice = _ADVICE.get(status, "try again later")
-                return ModelError(f"{self._host} refused to run {self.model} with status {status}: {advice}")
-            case openai.APITimeoutError() | httpx2.TimeoutException():
-                return ModelError(f"{self._host} did not answer within {self.timeout_s:g} seconds")
-            case openai.APIConnectionError() | httpx2.TransportError():
-                return ModelError(f"{self._host} cannot be reached, or closed the connection; check base_url")
-            case openai.APIError():
-                return ModelError(f"{self._host} broke off the reply of {self.model} with an error; try again later")
-            case _:
-                return ModelError(f"{self._host} sent a reply that cannot be read ({type(error).__name__})")
-
-
-def _make_client(base_url: str, api_key: Secret | str | None, timeout_s: float, max_retries: int) -> AsyncOpenAI:
-    try:
-        from openai import AsyncOpenAI  # noqa: PLC0415 - an extra, and slow to load
-    except ImportError:
-        raise ConfigError("the openai package is missing: pip install 'miniclaw-sessions[openai]'") from None
-    key = api_key.reveal() if isinstance(api_key, Secret) else api_key
-    # With no key given the client would look for one in the environment, and send it to whatever base_url says.
-    return AsyncOpenAI(api_key=key or "none", base_url=base_url, timeout=timeout_s, max_retries=max_retries)
+def function_of(tool: Tool) -> dict[str, Any]:
+    """What a tool is called, does and takes, in OpenAI's words."""
+    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
 
 
 # --- putting a reply together ----------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.agent.context_builder import ContextBuilder, fitted, with_system
 from miniclaw_sessions.agent.loop import (
     Agent,
     AgentEvent,
@@ -23,7 +22,6 @@ from miniclaw_sessions.agent.loop import (
 )
 from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool, calculator_tool
-from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import (
     ConfigError,
     DuplicateMessage,
@@ -586,59 +584,6 @@ async def test_a_cancelled_turn_that_waits_for_another_one_appends_nothing(sessi
     assert said(session) == [("user", "hello"), ("assistant", "first")]
 
 
-# --- the context -----------------------------------------------------------------------------------------------------
-
-
-def turns(number: int) -> list[Message]:
-    return [m for i in range(number) for m in (Message.user(f"q{i}"), Message.assistant(f"a{i}"))]
-
-
-def test_the_most_recent_messages_are_selected_and_at_most_the_limit() -> None:
-    current = Message.user("now")
-    context = with_system("be kind", fitted([*turns(10), current], current, 4))
-    assert [message.text for message in context] == ["be kind", "q8", "a8", "q9", "a9", "now"]
-
-
-def test_a_cut_within_a_turn_is_moved_to_a_legal_place() -> None:
-    current = Message.user("now")
-    for limit in range(12):
-        call = ToolCall("a", "echo", "{}")
-        history = [*turns(2), Message.user("q"), Message.assistant("", (call,)), Message.tool_result(call, "x")]
-        context = fitted([*history, current], current, limit)
-        assert is_legal(context) == []
-        assert context[-1] is current
-        assert len(context) <= limit + 1
-
-
-def test_an_equal_older_message_is_not_taken_for_the_current_one() -> None:
-    older, current = Message.user("yes"), Message.user("yes")
-    history = [older, Message.assistant("a"), current]
-    assert [m is current for m in fitted(history, current, 0)] == [True]
-    assert len(fitted(history, current, 50)) == 3
-
-
-def test_an_equal_later_message_is_not_taken_for_the_current_one_either() -> None:
-    current, later = Message.user("yes"), Message.user("yes")
-    step = Message.assistant("a")
-    assert fitted([current, step, later], current, 0) == [current, step, later]
-
-
-def test_a_current_message_that_left_the_window_is_put_in_front() -> None:
-    call = ToolCall("a", "echo", "{}")
-    steps = [Message.assistant("", (call,)), Message.tool_result(call, "x")]
-    context = fitted(steps, HELLO, 50)
-    assert context == [HELLO, *steps]
-
-
-async def test_a_smaller_window_of_the_manager_is_respected(tmp_path: Path) -> None:
-    provider = ScriptedProvider(lambda _: "ok")
-    async with SessionManager(tmp_path, store="memory:", settings=SessionSettings(window=4)) as manager:
-        session = await manager.get_or_create("telegram", 1)
-        for number in range(5):
-            await Agent(provider).reply(Message.user(str(number)), session=session)
-    assert [message.text for message in provider.contexts[-1]] == ["3", "ok", "4"]
-
-
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
@@ -647,9 +592,6 @@ def test_an_agent_that_cannot_work_is_refused() -> None:
     for wrong in ({"tools": twice}, {"max_iterations": 0}, {"tool_timeout_s": 0.0}):
         with pytest.raises(ConfigError):
             Agent(ScriptedProvider(), **wrong)
-    for limits in ({"limit": -1}, {"max_tokens": -1}):
-        with pytest.raises(ConfigError, match="at least 0"):
-            ContextBuilder(**limits)
 
 
 def test_the_reply_event_carries_the_whole_message() -> None:

@@ -18,12 +18,14 @@ from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Tool, time_tool
-from miniclaw_sessions.config import ListenSettings, SessionSettings
+from miniclaw_sessions.channels.answering import Assistant
+from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.channels.http import HttpChannel
+from miniclaw_sessions.config import ChannelSettings, ListenSettings, ModelSettings, SessionSettings
 from miniclaw_sessions.gateway.http import make_app
 from miniclaw_sessions.gateway.listeners import listen_tcp, listen_unix
 from miniclaw_sessions.gateway.security import AccessPolicy
 from miniclaw_sessions.gateway.server import EmbeddedServer
-from miniclaw_sessions.gateway.streaming import Turns
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.testing.clock import FakeClock
@@ -37,7 +39,8 @@ class Served:
 
     manager: SessionManager
     server: EmbeddedServer
-    turns: Turns
+    dispatcher: Dispatcher
+    channel: HttpChannel
     socket: Path
     port: int
     unix: httpx2.AsyncClient
@@ -92,6 +95,18 @@ def limits() -> ListenSettings:
     return ListenSettings(max_body_bytes=200_000, request_timeout_s=5.0, graceful_timeout_s=1.0)
 
 
+@pytest.fixture
+def model_settings() -> ModelSettings:
+    """Tests override this to bound the model's context."""
+    return ModelSettings()
+
+
+@pytest.fixture
+def channel_settings() -> ChannelSettings:
+    """Tests override this to bound what may wait."""
+    return ChannelSettings(max_waiting_per_chat=5, max_messages=10)
+
+
 class EchoProvider:
     """Answers `hello` with `echo: hello`, a word at a time; waits at `gate` where the text says `slow`."""
 
@@ -135,34 +150,40 @@ def agent(provider: EchoProvider) -> Agent:
 
 
 @pytest.fixture
-async def served(
-    short_path: Path, session_settings: SessionSettings, limits: ListenSettings, agent: Agent
+async def served(  # noqa: PLR0917 - fixtures
+    short_path: Path,
+    session_settings: SessionSettings,
+    limits: ListenSettings,
+    model_settings: ModelSettings,
+    channel_settings: ChannelSettings,
+    agent: Agent,
 ) -> AsyncIterator[Served]:
     listeners = [listen_unix(short_path / "s"), *listen_tcp("127.0.0.1:0")]
     port = listeners[1].port
     policy = AccessPolicy.of(TOKEN, [f"127.0.0.1:{port}"], ["https://good.example"])
-    turns = Turns(agent, limit=10, patience_s=5.0)
+    channel = HttpChannel(patience_s=5.0)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     transport = httpx2.AsyncHTTPTransport(uds=str(short_path / "s"))
     async with (
         SessionManager(short_path / "workspace", settings=session_settings) as manager,
         httpx2.AsyncClient(transport=transport, base_url="http://miniclaw", timeout=30) as unix,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30) as tcp,
-        turns,
+        Dispatcher(manager, Assistant(agent, model_settings), limits=channel_settings) as dispatcher,
         anyio.create_task_group() as tasks,
     ):
+        dispatcher.serve(channel)
         server = EmbeddedServer(
-            make_app(manager, turns, limits, policy, summarizer_of(agent.provider)),
+            make_app(manager, channel, limits, policy, summarizer_of(agent.provider)),
             max_connections=limits.max_connections,
             request_timeout_s=limits.request_timeout_s,
             graceful_timeout_s=limits.graceful_timeout_s,
         )
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners])
         await server.listening.wait()
-        yield Served(manager, server, turns, short_path / "s", port, unix, tcp)
+        yield Served(manager, server, dispatcher, channel, short_path / "s", port, unix, tcp)
         await unix.aclose()
         await tcp.aclose()
-        turns.cut_off(anyio.current_time())
+        dispatcher.cut_off(anyio.current_time())
         server.hurry()
         await server.stopped.wait()
         for listener in listeners:

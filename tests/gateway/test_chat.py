@@ -10,6 +10,8 @@ import httpx2
 import pytest
 from structlog.testing import capture_logs
 
+from miniclaw_sessions.config import ChannelSettings
+
 pytestmark = pytest.mark.anyio
 
 
@@ -122,32 +124,32 @@ async def test_a_client_that_goes_away_does_not_lose_the_turn(served: Any, provi
     response, _ = await begin_slow_stream(served, provider)
     await response.aclose()
     await served.idle()  # the request ends, the turn does not
-    assert served.turns.running == 1
+    assert served.dispatcher.running == 1
     provider.gate.set()
     with anyio.fail_after(5):
-        await served.turns.finished()
+        await served.dispatcher.finished()
     assert await texts(served) == ["slow answer", "echo: slow answer"]
 
 
 async def test_a_turn_without_a_client_is_cut_off_at_last(served: Any, provider: Any) -> None:
-    served.turns._patience_s = 0.05
+    served.channel.patience_s = 0.05
     response, _ = await begin_slow_stream(served, provider)
     await response.aclose()
     with anyio.fail_after(5):
-        await served.turns.finished()
+        await served.dispatcher.finished()
     assert await texts(served) == ["slow answer"]
     assert await served.is_alive()
 
 
 async def test_a_client_that_does_not_stream_and_goes_away_is_noticed_too(served: Any, provider: Any) -> None:
-    served.turns._patience_s = 0.05
+    served.channel.patience_s = 0.05
     body = json.dumps(chat("slow answer")).encode()
     head = b"POST /v1/chat HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     async with await anyio.connect_unix(str(served.socket)) as stream:
         await stream.send(head % len(body) + body)
         await provider.began.wait()
     with anyio.fail_after(5):
-        await served.turns.finished()
+        await served.dispatcher.finished()
     assert await texts(served) == ["slow answer"]
 
 
@@ -157,7 +159,7 @@ async def test_an_error_that_nobody_foresaw_is_logged_when_a_stream_has_begun(
     def fail(*_: Any) -> Any:
         raise KeyError("said in confidence")
 
-    monkeypatch.setattr(served.turns._agent, "_accepted", fail)
+    monkeypatch.setattr(served.dispatcher._assistant.agent, "_accepted", fail)
     response, lines = await begin_slow_stream(served, provider)
     with capture_logs() as records:
         provider.gate.set()
@@ -181,7 +183,7 @@ async def test_stopping_cuts_a_turn_off_and_keeps_the_question(served: Any, prov
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
         await provider.began.wait()
-        served.turns.cut_off(anyio.current_time())
+        served.dispatcher.cut_off(anyio.current_time())
     assert reply is not None
     if stream:
         assert events_of(reply.text)[-1][1]["type"] == "turn_cut_off"
@@ -191,8 +193,8 @@ async def test_stopping_cuts_a_turn_off_and_keeps_the_question(served: Any, prov
     assert (await served.unix.post("/v1/chat", json=chat("more"))).status_code == 503
 
 
+@pytest.mark.parametrize("channel_settings", [ChannelSettings(max_messages=1)])
 async def test_too_many_turns_are_refused(served: Any, provider: Any) -> None:
-    served.turns._limit = 1
     _, lines = await begin_slow_stream(served, provider)
     refused = await served.unix.post("/v1/chat", json=chat("me too") | {"chat_id": 2})
     assert (refused.status_code, refused.json()["error"]["type"]) == (503, "too_many_turns")

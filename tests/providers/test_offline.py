@@ -129,11 +129,15 @@ async def test_it_chats_in_a_real_session(tmp_path: Path) -> None:
     async with SessionManager(tmp_path, store="memory:") as manager:
         session = await manager.get_or_create("cli", "me")
         await agent.reply(Message.user("My name is Ada"), session=session)
-        assert (await agent.reply(Message.user("what is my name?"), session=session)).text == "(offline) Your name is Ada."
+        assert (
+            await agent.reply(Message.user("what is my name?"), session=session)
+        ).text == "(offline) Your name is Ada."
         reply = await agent.reply(Message.user("what time is it?"), session=session)
         assert reply.text == "(offline) It is Thursday, 2026-01-01T00:00:00+00:00."
         assert (await agent.reply(Message.user("6 * 7"), session=session)).text == "(offline) The result is 42."
-        assert (await agent.reply(Message.user("1 / 0"), session=session)).text.startswith("(offline) The calculator could not")
+        assert (await agent.reply(Message.user("1 / 0"), session=session)).text.startswith(
+            "(offline) The calculator could not"
+        )
         assert is_legal(session.messages()) == []
 
 

@@ -349,8 +349,8 @@ async def test_a_turn_with_tools_is_accepted_and_stored(
     agent = Agent(provider, tools=[calculator_tool()], system_prompt="be kind")
     async with SessionManager(tmp_path, store="memory:") as manager:
         session = await manager.get_or_create("telegram", 1)
-        assert (await agent.reply(session, HELLO)).text == "it is 42"
-        assert (await agent.reply(session, Message.user("thanks"))).text == "you are welcome"
+        assert (await agent.reply(HELLO, session=session)).text == "it is 42"
+        assert (await agent.reply(Message.user("thanks"), session=session)).text == "you are welcome"
         assert is_legal(session.messages()) == []
     assert service.refusals == []
     sent = service.requests[1]["messages"]
@@ -403,14 +403,14 @@ async def test_a_cancelled_turn_closes_its_request(
     service.script = [[piece(content="I was ab"), anyio.Event(), piece("stop")], text_reply("again")]
     async with SessionManager(tmp_path, store="memory:") as manager:
         session = await manager.get_or_create("telegram", 1)
-        async with Agent(provider).run(session, HELLO) as events:
+        async with Agent(provider).run(HELLO, session=session) as events:
             async for event in events:
                 assert event == TextDelta("I was ab")
                 break
         with anyio.fail_after(10):
             await service.disconnected.wait()
         assert [message.text for message in session.messages()] == ["hello"]
-        assert (await Agent(provider).reply(session, Message.user("well?"))).text == "again"
+        assert (await Agent(provider).reply(Message.user("well?"), session=session)).text == "again"
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
