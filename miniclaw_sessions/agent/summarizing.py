@@ -38,7 +38,7 @@ If the conversation begins with a summary of what came before, keep what it says
 was corrected later. Answer with the summary alone."""
 """What the model is told last."""
 
-_CUT_OFF = frozenset({"length", "max_tokens"})
+_CUT_OFF = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})  # as the services say it
 _SHORTEST = 1000  # characters; whatever overflows when all is this short does not overflow for its length
 _LEFT_OUT = "\n[...]\n"
 

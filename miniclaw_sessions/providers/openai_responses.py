@@ -1,0 +1,128 @@
+"""OpenAI's Responses, and servers that speak it: the one interface of OpenAI's that keeps a model's reasoning.
+
+Nothing is stored at the service: each request holds the whole conversation, with the reasoning as the encrypted items
+that the service gave. They are kept in the reply and go back verbatim, at their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.config import Secret
+from miniclaw_sessions.errors import ModelError
+from miniclaw_sessions.formats.openai_items import from_response, to_items
+from miniclaw_sessions.protocol.messages import Message, Role
+from miniclaw_sessions.providers.openai import OpenAIClientProvider, function_of
+from miniclaw_sessions.providers.service import plain
+
+if TYPE_CHECKING:
+    from openai import AsyncStream
+    from openai.types.responses import ResponseStreamEvent
+
+
+class OpenAIResponsesProvider(OpenAIClientProvider):
+    """A `Provider` for one model of a service that speaks Responses.
+
+    Args:
+        model: the model's name.
+        base_url: the service's address with its version; empty: OpenAI's.
+        api_key: the key; a service of your own may need none.
+        timeout_s: seconds for a connection, and between two pieces of a reply.
+        max_retries: how often a request is repeated that failed before its reply began.
+        reasoning: whether the model's reasoning is asked for. A model that does not reason (gpt-4o) refuses the
+            question, and is not asked again.
+        effort: how much the model reasons, such as "low"; empty: as it does by itself.
+        max_output_tokens: how long a reply may be, reasoning included; None: as long as the model can.
+
+    Raises:
+        ConfigError: the `openai` package is missing, no model is named, or OpenAI's own service is to be used without
+            a key.
+    """
+
+    name = "openai-responses"
+
+    def __init__(  # noqa: PLR0913 - options, each with a name and a default
+        self,
+        model: str,
+        *,
+        base_url: str = "",
+        api_key: Secret | str | None = None,
+        timeout_s: float = 120.0,
+        max_retries: int = 2,
+        reasoning: bool = True,
+        effort: str = "",
+        max_output_tokens: int | None = None,
+    ) -> None:
+        super().__init__(model, base_url=base_url, api_key=api_key, timeout_s=timeout_s, max_retries=max_retries)
+        self._options: dict[str, Any] = {}
+        if reasoning:
+            self._options["include"] = ["reasoning.encrypted_content"]
+        if effort:
+            self._options["reasoning"] = {"effort": effort}
+        if max_output_tokens is not None:
+            self._options["max_output_tokens"] = max_output_tokens
+
+    async def _ask(self, context: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        response: Any = None
+        stream = await self._open(self._request(context, tools))
+        try:
+            async for event in stream:
+                match event.type:
+                    case "response.output_text.delta" | "response.refusal.delta":
+                        yield TextDelta(event.delta)
+                    case "response.completed" | "response.incomplete":
+                        response = event.response
+                    case "response.failed":
+                        raise self._failed(event.response.error)
+                    case "error":
+                        raise self._failed(event)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await stream.close()
+        if response is None:
+            raise self._broken_off()
+        yield Reply(self._message(response.to_dict(mode="json")))
+
+    async def _open(self, request: dict[str, Any]) -> AsyncStream[ResponseStreamEvent]:
+        from openai import BadRequestError  # noqa: PLC0415 - loaded with the client
+
+        try:
+            return await self._create(request)
+        except BadRequestError as error:
+            if error.param != "include" or self._options.pop("include", None) is None:
+                raise
+            return await self._create({name: value for name, value in request.items() if name != "include"})
+
+    async def _create(self, request: dict[str, Any]) -> AsyncStream[ResponseStreamEvent]:
+        stream: AsyncStream[ResponseStreamEvent] = await self._client.responses.create(**request)
+        return stream
+
+    def _request(self, context: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:
+        request = {
+            "model": self.model,
+            "input": to_items(context, for_request=True),
+            "stream": True,
+            "store": False,
+            **self._options,
+        }
+        if (
+            tools
+        ):  # strict is what the service makes of a tool by default, and refuses schemas with optional fields then
+            request["tools"] = [{"type": "function", "strict": False, **function_of(tool)} for tool in tools]
+        return request
+
+    def _failed(self, said: Any) -> ModelError:
+        """The error for a reply that the service itself ended with one."""
+        fields = {"code": getattr(said, "code", None), "message": getattr(said, "message", None)}
+        return self._overflowed() if self._is_about_overflow(fields) else self._broken_off()
+
+    def _message(self, response: dict[str, Any]) -> Message:
+        messages = from_response(response) or [Message(Role.ASSISTANT)]
+        if len(messages) > 1 or not messages[0].is_assistant:
+            raise ModelError(f"{self._host} sent a reply with items that no model makes")
+        return plain(messages[0])

@@ -1,0 +1,229 @@
+"""What the providers of remote models have in common: their settings, their connections, and errors in our words.
+
+A service's own error may quote the conversation, or the key, and goes into logs; so only what it is about is taken from
+it. Keys and addresses never come from the environment, where the services' packages would look for them.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit
+
+import anyio
+import msgspec
+
+from miniclaw_sessions.agent.provider import ModelEvent
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.config import Secret
+from miniclaw_sessions.errors import ConfigError, ContextOverflow, ModelError
+from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.history.context import build_context
+from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall
+
+log = get_logger(__name__)
+
+_ADVICE = {
+    400: "it found the request wrong: check the model's name and what it supports",
+    401: "check the API key",
+    403: "the API key may not use this model",
+    404: "check base_url and the model's name",
+    408: "try again",
+    429: "too many requests, or the quota is used up; try again later",
+}
+_FIRST_ERROR = _BAD_REQUEST = 400
+_TOO_LARGE = 413
+_BEGINNING = 200  # characters of a service's error that say what it is about; further on it may quote what was said
+_ABOUT_REASONING = re.compile(
+    r"signature|encrypted content|thinking`? blocks|expected `thinking`|required following item|reasoning item"
+    r"|items are not persisted"
+)
+
+
+class ServiceProvider(ABC):
+    """A `Provider` for one model of a service; an async context manager that closes its connections.
+
+    Subclasses make the client of the service's own package, and put what streams in together.
+
+    Raises:
+        ConfigError: no model is named, or the service itself is to be used without a key.
+    """
+
+    name: ClassVar[str]
+    service_url: ClassVar[str]
+    """Where requests go unless told otherwise."""
+
+    overflow: ClassVar[re.Pattern[str]]
+    """What the service writes into the error for a conversation that is too large for its model."""
+
+    failures: tuple[type[Exception], ...]
+    """What the service's package raises; everything else is a fault of ours."""
+
+    def __init__(self, model: str, *, base_url: str, api_key: Secret | str | None, timeout_s: float) -> None:
+        if not model:
+            raise ConfigError(f"the provider {self.name!r} needs the name of a model")
+        if api_key is None and not base_url:
+            raise ConfigError(f"{self.service_url} needs an API key; give one, or the base_url of another service")
+        self.model = model
+        self.timeout_s = timeout_s
+        self._url = base_url or self.service_url
+        self._host = urlsplit(self._url).hostname or "the model service"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.model} at {self._host}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; the provider cannot be used again."""
+        with anyio.CancelScope(shield=True):
+            await self._close()
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        """Ask the model and stream its reply; the history is made legal first.
+
+        Where the service refuses the reasoning in it (signed for another model or account, or too long ago), it is
+        asked once more without any: it would refuse every later request, too.
+
+        Raises:
+            ContextOverflow: the conversation is too large for the model.
+            ModelError: the service cannot be reached, refused the request, or broke off its reply.
+        """
+        context = build_context(messages)
+        try:
+            async with aclosing(self._ask(context, tools)) as answer:
+                async for event in answer:
+                    yield event
+        except self.failures as error:
+            if not _is_about_reasoning(error):
+                raise self._explained(error) from None
+        else:
+            return
+        log.warning(
+            "the service refused the reasoning; asked without", action="model.reasoning_refused", model=self.model
+        )
+        try:
+            context = build_context([_without_reasoning(message) for message in context])
+            async with aclosing(self._ask(context, tools)) as answer:
+                async for event in answer:
+                    yield event
+        except self.failures as error:
+            raise self._explained(error) from None
+
+    @abstractmethod
+    def _ask(self, context: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        """Send one request and read its reply; closes the stream however it is left."""
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Close the client."""
+
+    # --- errors in our words -----------------------------------------------------------------------------------------
+
+    def _explained(self, error: Exception) -> ModelError:
+        import httpx2  # noqa: PLC0415 - loaded with the client, and not before
+
+        status = _status_of(error)
+        transport = error if isinstance(error, httpx2.TransportError) else error.__cause__
+        if self._is_overflow(error, status):
+            return self._overflowed()
+        if status is not None and status >= _FIRST_ERROR:
+            advice = _ADVICE.get(status, "try again later")
+            return ModelError(f"{self._host} refused to run {self.model} with status {status}: {advice}")
+        if isinstance(transport, httpx2.TimeoutException):
+            return ModelError(f"{self._host} did not answer within {self.timeout_s:g} seconds")
+        if isinstance(transport, httpx2.TransportError):
+            return ModelError(f"{self._host} cannot be reached, or closed the connection; check base_url")
+        if _fields_of(error):
+            return self._broken_off()
+        return ModelError(f"{self._host} sent a reply that cannot be read ({type(error).__name__})")
+
+    def _is_overflow(self, error: Exception, status: int | None) -> bool:
+        if status == _TOO_LARGE:
+            return True
+        return status in (None, 200, 400) and self._is_about_overflow(_fields_of(error))
+
+    def _is_about_overflow(self, fields: Mapping[str, Any]) -> bool:
+        """Whether an error of the service, on whatever way it came, is about the size of the conversation."""
+        if fields.get("code") == "context_length_exceeded":
+            return True
+        message = fields.get("message")
+        return isinstance(message, str) and self.overflow.search(message[:_BEGINNING]) is not None
+
+    def _overflowed(self) -> ContextOverflow:
+        return ContextOverflow(f"the conversation is too large for {self.model} at {self._host}: compact the session")
+
+    def _broken_off(self) -> ModelError:
+        return ModelError(f"{self._host} broke off the reply of {self.model}; try again")
+
+
+def _status_of(error: Exception) -> int | None:
+    """The HTTP status that an error of a service's package stands for."""
+    status = getattr(error, "status_code", None) or getattr(error, "code", None)
+    return status if isinstance(status, int) else None
+
+
+def _is_about_reasoning(error: Exception) -> bool:
+    message = _fields_of(error).get("message")
+    if _status_of(error) != _BAD_REQUEST or not isinstance(message, str):
+        return False
+    return _ABOUT_REASONING.search(message[:_BEGINNING].lower()) is not None
+
+
+def _without_reasoning(message: Message) -> Message:
+    """A reply as any other model could have given it: its texts, images and calls."""
+    if not message.is_assistant:
+        return message
+    content = message.content
+    if not isinstance(content, str):
+        content = tuple(_bare(part) for part in content if isinstance(part, TextPart | ImagePart))
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls or ())
+    return msgspec.structs.replace(message, content=content, tool_calls=calls or None, extra=None)
+
+
+def _bare(part: TextPart | ImagePart) -> TextPart | ImagePart:
+    return msgspec.structs.replace(part, extra=None)
+
+
+def _fields_of(error: Exception) -> Mapping[str, Any]:
+    """What the service itself said of an error, where the packages keep it; empty if it said nothing."""
+    body = getattr(error, "body", None) or getattr(error, "details", None)
+    fields = body.get("error", body) if isinstance(body, dict) else None
+    return fields if isinstance(fields, dict) else {}
+
+
+# --- for subclasses --------------------------------------------------------------------------------------------------
+
+
+def missing(package: str, extra: str) -> ConfigError:
+    """The error for a service's package that is not installed."""
+    return ConfigError(f"the {package} package is missing: pip install 'miniclaw-sessions[{extra}]'")
+
+
+def key_to_send(api_key: Secret | str | None) -> str:
+    """The key in clear; a stand-in where there is none: given none, the packages would take one from the environment.
+
+    That key would go to whatever `base_url` says.
+    """
+    return (api_key.reveal() if isinstance(api_key, Secret) else api_key) or "none"
+
+
+def plain(message: Message) -> Message:
+    """The reply with its content as text where it is nothing else, as every other message has it."""
+    match message.content:
+        case ():
+            return msgspec.structs.replace(message, content="")
+        case (TextPart(text=text, extra=None),):
+            return msgspec.structs.replace(message, content=text)
+        case _:
+            return message

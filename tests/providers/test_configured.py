@@ -1,0 +1,55 @@
+"""The settings choose who answers chats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from miniclaw_sessions.config import ModelSettings, load_settings
+from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.providers.configured import open_agent
+from miniclaw_sessions.providers.offline import OfflineProvider
+from tests.providers.all_providers import CLASSES, KEY, MODEL, SERVICES
+from tests.providers.strict_server import Answer, StrictServer
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_the_named_provider_answers(service: str, tmp_path: Path) -> None:
+    secret = tmp_path / "key"
+    secret.write_text(KEY)
+    secret.chmod(0o600)
+    async with StrictServer(lambda _: Answer(text="hi"), key=KEY) as server:
+        file = tmp_path / "miniclaw.toml"
+        file.write_text(
+            f"[model]\nprovider = '{service}'\nmodel = '{MODEL}'\nbase_url = '{server.url_for(service)}'\n"
+            f"api_key_file = '{secret}'\n"
+        )
+        settings = load_settings(file, {}).settings.model
+        async with open_agent(settings) as agent:
+            assert type(agent.provider) is CLASSES[service]
+            assert (await agent.reply(Message.user("hello"))).text == "hi"
+        assert server.problems + server.losses == []
+        (asked,) = server.requests
+        assert (asked.service, asked.model, asked.messages[0].text) == (service, MODEL, settings.system_prompt)
+        assert asked.tools == ["time", "calculator"]
+
+
+async def test_without_a_model_the_built_in_responder_answers() -> None:
+    async with open_agent(ModelSettings()) as agent:
+        assert isinstance(agent.provider, OfflineProvider)
+
+
+@pytest.mark.parametrize("service", ["openai-responses", "anthropic", "google"])
+async def test_a_provider_without_a_model_is_a_mistake_and_not_the_built_in_responder(service: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{service}' needs the name of a model"):
+        async with open_agent(load_settings(None, {"MINICLAW_MODEL_PROVIDER": service}).settings.model):
+            pass
+
+
+def test_a_provider_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.provider"):
+        load_settings(None, {"MINICLAW_MODEL_PROVIDER": "mistral"})
