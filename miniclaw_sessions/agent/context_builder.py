@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
+from miniclaw_sessions.agent.newest_branch import NewestBranch
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.history.branch import summary_messages, told
 from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
@@ -28,19 +29,26 @@ class ContextBuilder:
             summary of what was compacted does not count.
         max_tokens: in place of `limit` and the window: as much of the transcript as has about so many tokens.
         count: how tokens are counted.
+        newest: knows the branch of the one session that this builder is for; by default the store is read each time.
 
     Raises:
         ConfigError: a limit is negative.
     """
 
     def __init__(
-        self, *, limit: int = MAX_MESSAGES, max_tokens: int | None = None, count: TokenCounter = count_by_characters
+        self,
+        *,
+        limit: int = MAX_MESSAGES,
+        max_tokens: int | None = None,
+        count: TokenCounter = count_by_characters,
+        newest: NewestBranch | None = None,
     ) -> None:
         if limit < 0 or (max_tokens is not None and max_tokens < 0):
             raise ConfigError(f"a context has at least 0 messages or tokens, not {min(limit, max_tokens or 0)}")
         self.limit = limit
         self.max_tokens = max_tokens
         self._count = count
+        self._newest = newest
 
     def __repr__(self) -> str:
         bound = f"{self.limit} messages" if self.max_tokens is None else f"{self.max_tokens} tokens"
@@ -64,7 +72,10 @@ class ContextBuilder:
 
     async def _read(self, turn: Turn, max_tokens: int) -> list[Message]:
         """The newest part of the transcript, and the whole turn, its own messages as the same objects."""
-        branch = await turn.session.read_branch(max_tokens=max_tokens, count=self._count)
+        if self._newest is None:
+            branch = await turn.session.read_branch(max_tokens=max_tokens, count=self._count)
+        else:
+            branch = await self._newest.read(max_tokens)
         entries: dict[str, Entry] = {entry.id: entry for entry in (*branch.entries, *turn.entries())}
         in_order = sorted(entries.values(), key=lambda entry: entry.sequence)
         said = (message for entry in in_order if (message := told(entry)) is not None)

@@ -15,11 +15,12 @@ import anyio
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import Events, TurnFinished
 from miniclaw_sessions.agent.loop import Agent, Unanswered
+from miniclaw_sessions.agent.newest_branch import NewestBranch
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Content
 from miniclaw_sessions.errors import AgentError, ConfigError, InvalidMessage, NothingToResume
 from miniclaw_sessions.events import get_logger
-from miniclaw_sessions.history.branch import Branch, told
+from miniclaw_sessions.history.branch import told
 from miniclaw_sessions.history.compaction import KEEP_TOKENS, TokenCounter, count_by_characters, count_tokens, tokens_of
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Role
@@ -73,7 +74,8 @@ class AgentSession:
             )
         self.agent = agent
         self.session = session
-        self.context = ContextBuilder(max_tokens=self.limit, count=count)
+        self._newest = NewestBranch(session, max_tokens=2 * self.limit, count=count)
+        self.context = ContextBuilder(max_tokens=self.limit, count=count, newest=self._newest)
         self.keep_tokens = min(keep_tokens, max(1, self.limit // 2))
         self.last_compaction: CompactionOutcome | None = None
         self._summarizer = summarizer or summarizer_of(agent.provider)
@@ -187,11 +189,7 @@ class AgentSession:
 
     async def context_tokens(self) -> int:
         """How large the context is now, about: what the provider said of its last request, and what came since."""
-        return tokens_of((await self._newest()).entries, self._count)
-
-    async def _newest(self) -> Branch:
-        """As much of the branch as may matter for the size of the context."""
-        return await self.session.read_branch(max_tokens=2 * self.limit, count=self._count)
+        return tokens_of((await self._newest.read()).entries, self._count)
 
     async def compact(self, *, reason: str = "manual", keep_tokens: int | None = None) -> CompactionOutcome:
         """Let a summary stand for the older part of the conversation. See `Session.compact`."""
@@ -227,7 +225,7 @@ class AgentSession:
         What is kept is counted. Where the provider has told that the context is larger than it was counted, as much
         less is kept: else a Chinese conversation, counted at a quarter of its size, would be compacted at every step.
         """
-        branch = await self._newest()
+        branch = await self._newest.read()
         counted, real = count_tokens(branch.messages(), self._count), tokens_of(branch.entries, self._count)
         if real > counted:
             keep_tokens = keep_tokens * counted // real

@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 
 _HELP = {
     "/retry": "let the last message be answered once more",
-    "/edit TEXT": "say TEXT in place of the last message",
+    "/edit": "change the last message and say it again; /edit TEXT says TEXT in its place",
     "/tree": "show all that was said, on every branch",
-    "/branch": "list the branches",
-    "/branch ENTRY": "go back to an entry: the end of its id, or its label",
+    "/branch": "list the branches; /branch ENTRY goes back to an entry, by the end of its id or its label",
     "/compact": "let a summary stand for the older part",
     "/history": "show the messages that a model would be reminded of",
     "/clear": "begin anew; the transcript is kept",
@@ -130,23 +129,35 @@ class Conversation:
             try:
                 if not self.take(line):
                     return
-            except _Stopped:
-                pass
             except (SessionsError, OSError) as error:
                 self._invocation.errors.print(f"error: {sentence(error)}", style="red")
 
     def take(self, line: str) -> bool:
         """Obey a command or say a message; whether the conversation goes on."""
-        name, _, rest = line.strip().partition(" ")
+        try:
+            return self._obey(line.strip())
+        except _Stopped:
+            return True
+
+    def say(self, text: str | None) -> None:
+        """Say something and show the answer as it comes; Ctrl-C stops it. None: the last message is answered again.
+
+        Raises:
+            SessionsError: there is no answer, or only a part of it.
+        """
+        with contextlib.suppress(_Stopped):
+            self._wait(self._answer, text)
+
+    def _obey(self, text: str) -> bool:
+        name, _, rest = text.partition(" ") if text.startswith(("/edit ", "/branch ")) else (text, "", "")
         match name:
             case "":
                 pass
             case "/quit" | "/exit":
                 return False
             case "/help":
-                width = max(map(len, _HELP)) + 2
                 for command_name, meaning in _HELP.items():
-                    self._console.print(f"{command_name:{width}}{meaning}", style="dim")
+                    self._console.print(f"{command_name:10}{meaning}", style="dim")
             case "/history":
                 self._show_history()
             case "/clear":
@@ -154,7 +165,7 @@ class Conversation:
             case _ if name.startswith("/") and not name.startswith("//"):
                 self._move(name, rest.strip())
             case _:
-                self.say(line.strip().removeprefix("/") if name.startswith("//") else line.strip())
+                self.say(text.removeprefix("/") if text.startswith("//") else text)
         return True
 
     def _move(self, name: str, rest: str) -> None:
@@ -162,7 +173,7 @@ class Conversation:
         match name:
             case "/retry":
                 self._wait(self._moves.to_newest_question)
-                self._say(None)
+                self.say(None)
             case "/edit":
                 if text := rest or self._edited():
                     self._wait(self._moves.before_newest_question)
@@ -177,7 +188,7 @@ class Conversation:
                 self._wait(self._moves.compact)
             case _:
                 self._invocation.errors.print(
-                    f"no such command: {one_line(name)}; /help lists them, // begins a message with a slash",
+                    f"no such command: {one_line(name.split()[0])}; /help lists them, // begins a message with a slash",
                     style="yellow",
                 )
 
@@ -188,18 +199,6 @@ class Conversation:
             self._invocation.errors.print("say what stands in its place: /edit TEXT", style="yellow")
             return ""
         return next(_typed("edit> ", question), "").strip()
-
-    def say(self, text: str) -> None:
-        """Say something and show the answer as it comes; Ctrl-C stops it.
-
-        Raises:
-            SessionsError: there is no answer, or only a part of it.
-        """
-        self._say(text)
-
-    def _say(self, text: str | None) -> None:
-        """None: the last message is answered again."""
-        self._wait(self._answer, text)
 
     def _wait(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """Do something that takes its time, until it is done or Ctrl-C stops it."""

@@ -235,7 +235,7 @@ def _chat_call_problems(message: Json, where: str) -> Iterator[str]:
     for call in calls:
         yield from _unknown_fields(call, {"id", "type", "function"}, f"{where}.tool_calls")
         function = call.get("function") or {}
-        if not isinstance(call.get("id"), str) or not 0 < len(call["id"]) <= 64 or call["id"] in seen:
+        if not isinstance(call.get("id"), str) or not 0 < len(call["id"]) <= 40 or call["id"] in seen:
             yield f"{where}.tool_calls: an id that is empty, too long or used twice"
         seen.add(str(call.get("id")))
         if call.get("type") != "function":

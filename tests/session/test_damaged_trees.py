@@ -99,6 +99,18 @@ async def test_where_a_damaged_entry_began_a_branch_the_other_branch_is_not_take
         assert texts_of((await session.get_context()).messages) == ["a", "d"]
 
 
+async def test_a_damaged_move_of_the_leaf_does_not_mix_two_branches(damaged: Damaged) -> None:
+    damaged.say("a", None)
+    damaged.say("b", "a")
+    damaged.say("left", "b")
+    damaged.put(LeafMove(id="m", parent_id="left", timestamp=damaged.clock.now(), target_id="a", target_sequence=1))
+    damaged.say("c", "a", parent_sequence=1)
+    damaged.damage("m")
+    await damaged.store()
+    async with damaged.bench.opened("2") as session:
+        assert texts_of(session.messages()) == await told_by(session) == ["a", "c"]
+
+
 async def test_an_entry_whose_parent_is_missing_is_all_there_is(damaged: Damaged) -> None:
     damaged.say("a", None)
     damaged.say("b", "a")

@@ -254,7 +254,7 @@ async def test_tree_traversal_several_branches_at_one_point_and_deep_ones(sessio
     await session.branch(ids[4])
     await say(session, "d")
     assert shape(await session.get_tree()) == [["1", ["2", ["3", ["4"]], ["a"], ["b", ["c"], ["d"]]]]]
-    assert [entry.id for entry in await session.get_children(ids[1])][0] == ids[2]
+    assert (await session.get_children(ids[1]))[0].id == ids[2]
     assert {
         entry.message.text for entry in (await session.get_transcript()).leaves if hasattr(entry, "message")
     } == set("4acd")

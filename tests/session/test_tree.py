@@ -479,6 +479,61 @@ async def test_a_snapshot_that_was_taken_while_the_store_failed_outlives_an_olde
         assert (await told_by(session))[-2:] == ["c", "e"]
 
 
+async def test_a_session_whose_first_message_was_never_committed_is_saved_after_the_crash(faulty: Bench) -> None:
+    async with faulty.manager() as manager:
+        faulty.store.fail()
+        session = await manager.get_or_create("telegram", "1")
+        session.append(Message.user("lost"))
+        with pytest.raises(StoreUnavailable):
+            await manager.flush()
+        killed = faulty.crashed(faulty.workspace.parent / "killed")
+        faulty.store.heal()
+    async with killed.manager() as manager:
+        session = await manager.get("telegram", "1")
+        assert session.messages() == []
+        await say(session, "hello")
+        await manager.flush()
+        assert manager.statistics().dirty == 0
+
+
+async def test_what_was_removed_stays_removed_when_the_store_is_lost(bench: Bench) -> None:
+    async with bench.opened() as session:
+        await say(session, "a")
+        await session.append_message(Message(role=Message.assistant().role, content="b", model="m"))
+        session.update(model=None)
+        assert session.metadata == {}
+    bench.lose_store()
+    async with bench.opened() as session:
+        assert session.metadata == {}
+    bench.lose_snapshots()
+    async with bench.opened() as session:
+        assert session.metadata == {}
+
+
+async def test_starting_twice_after_a_loss_is_starting_once(bench: Bench, tmp_path: Path) -> None:
+    """Killed between writing back and the next flush, the old snapshot meets the new store (rule R16)."""
+    async with bench.opened() as session:
+        ids = await say(session, "a", "b")
+        session.update(thinking_level="high")
+    bench.lose_store()
+    async with bench.opened():
+        killed = bench.crashed(tmp_path / "killed")
+    async with killed.opened() as session:
+        assert session.leaf_id == ids[1]
+        assert session.metadata == {"thinking_level": "high"}
+        assert await told_by(session) == ["a", "b"]
+        assert [entry.id for entry in await session.get_branch()] == ids
+
+
+async def test_check_finds_a_session_with_the_summary_of_a_branch_sound(bench: Bench) -> None:
+    async with bench.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        ids = await say(session, "a", "b")
+        await session.branch_with_summary(ids[0], "what happened")
+        await manager.flush()
+        assert (await manager.check()).problems == []
+
+
 # --- the list (S3.58) ------------------------------------------------------------------------------------------------
 
 
