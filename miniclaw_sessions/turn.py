@@ -166,10 +166,18 @@ class Turn:
         if known is None:
             self._close_what_was_left(self._request)
             return await self.session.add_message(self._request, idempotency_key=key)
-        if not is_unanswered(known, self.session.entries()):
+        if not is_unanswered(known, await self._since_compaction(known)):
             raise DuplicateMessage(self.session.session_id, key or "", known.id)
         await self.session.saved()
         return await self._take_up()
+
+    async def _since_compaction(self, known: MessageEntry) -> list[MessageEntry]:
+        """The window; where a turn under way has compacted its own beginning, the whole branch."""
+        window = self.session.entries()
+        is_over = not window or _is_reply(window[-1].message)
+        if is_over or not self.session.kept_from or any(entry.id == known.id for entry in window):
+            return window
+        return _messages(await self.session.get_branch())
 
     def _close_what_was_left(self, request: Message) -> None:
         """Behind the user's message the results would stand in the wrong place, and a crash could come between."""
@@ -180,9 +188,9 @@ class Turn:
     async def _take_up(self) -> MessageEntry:
         """The user's newest message, and what was said since: the window may hold no more than the end of it."""
         path = _messages((await self.session.read_branch(max_tokens=1)).entries)
-        if not any(entry.message.is_user for entry in path):  # it is compacted
+        if not any(map(begins_turn, path)):  # it is compacted
             path = _messages(await self.session.get_branch())
-        place = next((place for place in reversed(range(len(path))) if path[place].message.is_user), None)
+        place = next((place for place in reversed(range(len(path))) if begins_turn(path[place])), None)
         if place is None:
             raise NothingToResume(f"session {self.session.session_id} has no message of a user that could be answered")
         self.is_resumed = True
@@ -244,13 +252,18 @@ def open_calls(messages: Sequence[Message]) -> list[ToolCall]:
     return []
 
 
+def begins_turn(entry: MessageEntry) -> bool:
+    """Whether a user said it, and not a hook in a user's name."""
+    return entry.message.is_user and not entry.continues
+
+
 def is_unanswered(asked: MessageEntry, entries: Sequence[MessageEntry]) -> bool:
-    """Whether nothing but unfinished tool use follows this message in the window."""
+    """Whether nothing follows this message but steps of its turn, and no reply among them."""
     ids = [entry.id for entry in entries]
     if asked.id not in ids:
         return False
-    later = [entry.message for entry in entries[ids.index(asked.id) + 1 :]]
-    return all(message.is_tool_result or (message.is_assistant and message.tool_calls) for message in later)
+    later = entries[ids.index(asked.id) + 1 :]
+    return not any(begins_turn(entry) or _is_reply(entry.message) for entry in later)
 
 
 def _missing_results(messages: Sequence[Message]) -> list[Message]:
@@ -262,6 +275,10 @@ def _missing_results(messages: Sequence[Message]) -> list[Message]:
             return [Message.tool_result(call, INTERRUPTED, is_error=True) for call in calls]
         answered.add(message.tool_call_id)
     return []
+
+
+def _is_reply(message: Message) -> bool:
+    return message.is_assistant and not message.tool_calls
 
 
 def _messages(path: Sequence[Entry]) -> list[MessageEntry]:

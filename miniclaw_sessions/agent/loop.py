@@ -287,6 +287,10 @@ class Agent:
             if isinstance(error, AgentError) and generation is not None:
                 error.messages, error.usage = tuple(request.opening.said), generation.usage
             tell(error)
+        except anyio.get_cancelled_exc_class():
+            if anyio.current_effective_deadline() == -math.inf:
+                raise
+            tell(AgentError("the model or a hook has cancelled itself; what was complete is saved, ask again"))
 
     async def _generate(
         self, turn: Turn, generation: Generation, request: _Request, tell: Tell

@@ -26,7 +26,7 @@ from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.compacting import CompactionOutcome, CompactionStatus, Summarizer
-from miniclaw_sessions.turn import Turn, refuse_reentry
+from miniclaw_sessions.turn import Turn, begins_turn, refuse_reentry
 
 RESERVE_TOKENS = 16_384
 """How much of the model's context stays free for its reply and for what a count misses, unless told otherwise."""
@@ -237,7 +237,7 @@ class AgentSession:
 
 
 def _newest_of_user(path: Sequence[Entry]) -> Entry | None:
-    return next((entry for entry in reversed(path) if isinstance(entry, MessageEntry) and entry.message.is_user), None)
+    return next((entry for entry in reversed(path) if isinstance(entry, MessageEntry) and begins_turn(entry)), None)
 
 
 def _text_of(summary: str | Message | Sequence[Message]) -> str:

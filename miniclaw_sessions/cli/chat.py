@@ -187,10 +187,9 @@ class Conversation:
             case "/compact":
                 self._wait(self._moves.compact)
             case _:
-                self._invocation.errors.print(
-                    f"no such command: {one_line(name.split()[0])}; /help lists them, // begins a message with a slash",
-                    style="yellow",
-                )
+                unknown = one_line(name.split(maxsplit=1)[0])
+                hint = "/help lists them, // begins a message with a slash"
+                self._invocation.errors.print(f"no such command: {unknown}; {hint}", style="yellow")
 
     def _edited(self) -> str:
         """The last message, changed by the person at the terminal; empty where that is not possible or given up."""
