@@ -8,7 +8,7 @@ done with its tree, is built upon this in `live` and `tree`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
@@ -21,9 +21,10 @@ from miniclaw_sessions.history.conversation import Conversation, Snapshot
 from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.persistence.committer import SessionLog, anew
 from miniclaw_sessions.persistence.flusher import Flushable
-from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry, encode_message
-from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, EntryBase, MessageEntry, moves_leaf
+from miniclaw_sessions.protocol.encoding import decode_entry, decode_message, encode_entry, encode_message, in_utc
+from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, EntryBase, LeafMove, MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.session.reading import SessionEntries
 from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry
 from miniclaw_sessions.stores.branches import bring_window_up
@@ -367,6 +368,8 @@ class SessionCore:
         parent_id, place = conversation.leaf_id, conversation.leaf_sequence
         if leaf := next((entry for entry in reversed(before) if moves_leaf(entry)), None):
             parent_id, place = leaf.id, leaf.sequence
+            if isinstance(leaf, LeafMove):
+                parent_id, place = leaf.target_id, leaf.target_sequence or 0
         sequence = conversation.last_sequence + 1 + len(before)
         return kind(
             id=self._services.clock.new_id(),
@@ -383,3 +386,23 @@ class SessionCore:
         if self._revision == self._flushed_revision:
             self._services.flusher.add(self)
         self._revision += 1
+
+
+def owned(message: Message, now: datetime) -> Message:
+    """The message as the session keeps it: with a time in UTC, and sharing nothing that can change with the caller.
+
+    Anything but a plain text is read back from its own bytes, so that nothing is acknowledged that could not be read
+    again, whatever types a caller put into it.
+
+    Raises:
+        InvalidMessage: it cannot be stored faithfully.
+    """
+    moment = message.timestamp
+    if moment is None:
+        message = msgspec.structs.replace(message, timestamp=now)
+    elif moment.tzinfo is not UTC:
+        message = msgspec.structs.replace(message, timestamp=in_utc(moment))
+    role, content = message.role, message.content
+    if type(content) is str and type(role) is Role and message == Message(role, content, message.timestamp):
+        return message  # the usual case: a role and a text, and nothing else
+    return decode_message(encode_message(message))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +18,7 @@ from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.branch import summary_messages
 from miniclaw_sessions.history.window import MAX_MESSAGES
-from miniclaw_sessions.protocol.encoding import decode_entry, decode_message, encode_entry, encode_message, in_utc
+from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry, encode_message
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     OWN_METADATA,
@@ -31,7 +30,8 @@ from miniclaw_sessions.protocol.entries import (
     SessionInfo,
     ThinkingLevelChange,
 )
-from miniclaw_sessions.protocol.messages import Message, Role, Usage
+from miniclaw_sessions.protocol.messages import Message, Usage
+from miniclaw_sessions.session.core import owned
 from miniclaw_sessions.session.tree import SessionTree
 from miniclaw_sessions.turn import Turn
 
@@ -90,7 +90,7 @@ class Session(SessionTree):
                 timestamp=now,
                 sequence=conversation.last_sequence + 1,
                 parent_sequence=None if follows_leaf else conversation.leaf_sequence,
-                message=_own(message, now),
+                message=owned(message, now),
                 idempotency_key=idempotency_key,
             )
         )
@@ -123,7 +123,7 @@ class Session(SessionTree):
             same_turn = next(belongs, False)
             entry = self._known(key, new) if key is not None else None
             if entry is None:
-                own = _own(message, self.now())
+                own = owned(message, self.now())
                 entry = self._next(MessageEntry, new, message=own, idempotency_key=key, continues=same_turn)
                 new.append(entry)
             accepted.append(entry)
@@ -306,7 +306,7 @@ class Session(SessionTree):
         Raises:
             InvalidMessage: it cannot be stored faithfully, or is too large.
         """
-        self._check_size(len(encode_message(_own(message, self.now().replace(microsecond=999_999)))))
+        self._check_size(len(encode_message(owned(message, self.now().replace(microsecond=999_999)))))
 
     def _known(self, idempotency_key: str, accepted: Sequence[MessageEntry] = ()) -> MessageEntry | None:
         """The entry that has this key already, in the session or among those that are accepted together."""
@@ -314,23 +314,3 @@ class Session(SessionTree):
             raise InvalidMessage(f"an idempotency key has at most {MAX_IDEMPOTENCY_KEY} characters")
         same = (entry for entry in accepted if entry.idempotency_key == idempotency_key)
         return self.find_duplicate(idempotency_key) or next(same, None)
-
-
-def _own(message: Message, now: datetime) -> Message:
-    """The message as the session keeps it: with a time in UTC, and sharing nothing that can change with the caller.
-
-    Anything but a plain text is read back from its own bytes, so that nothing is acknowledged that could not be read
-    again, whatever types a caller put into it.
-
-    Raises:
-        InvalidMessage: it cannot be stored faithfully.
-    """
-    moment = message.timestamp
-    if moment is None:
-        message = msgspec.structs.replace(message, timestamp=now)
-    elif moment.tzinfo is not UTC:
-        message = msgspec.structs.replace(message, timestamp=in_utc(moment))
-    role, content = message.role, message.content
-    if type(content) is str and type(role) is Role and message == Message(role, content, message.timestamp):
-        return message  # the usual case: a role and a text, and nothing else
-    return decode_message(encode_message(message))

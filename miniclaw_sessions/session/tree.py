@@ -27,6 +27,7 @@ from miniclaw_sessions.protocol.entries import (
     Entry,
     Label,
     LeafMove,
+    MessageEntry,
     ModelChange,
     SessionInfo,
     ThinkingLevelChange,
@@ -39,7 +40,7 @@ from miniclaw_sessions.session.compacting import (
     Summarizer,
     compact,
 )
-from miniclaw_sessions.session.core import SessionCore
+from miniclaw_sessions.session.core import SessionCore, owned
 from miniclaw_sessions.stores.branches import read_branch, walk_up
 from miniclaw_sessions.turn import refuse_reentry
 
@@ -216,18 +217,23 @@ class SessionTree(SessionCore):
         """The entry that the next one becomes a child of; None at the root."""
         return self._conversation.leaf_id
 
-    async def branch(self, entry_id: str) -> None:
+    async def branch(self, entry_id: str | None, *, then: Sequence[Message] = ()) -> None:
         """Go back to an entry: the conversation goes on from there. A restart remembers it.
 
         Waits for the session's open turn.
 
+        Args:
+            entry_id: where to go on from; None is the root.
+            then: messages that follow it there, as one turn; they and the move are accepted together or not at all.
+
         Raises:
             EntryNotFound: the session has no such entry.
+            InvalidMessage: a message cannot be stored faithfully, or is too large.
             TurnInProgress: this very task holds the session's turn.
             StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.add_message`.
         """
         async with self._between_turns():
-            await self._move_leaf(entry_id)
+            await self._move_leaf(entry_id, then)
         await self.saved()
 
     async def branch_with_summary(self, entry_id: str | None, summary: str) -> str:
@@ -242,23 +248,26 @@ class SessionTree(SessionCore):
             InvalidMessage: the summary cannot be stored, or is too large.
         """
         async with self._between_turns():
-            entry = await self._move_leaf(entry_id, summary)
+            entry_ids = await self._move_leaf(entry_id, summary=summary)
         await self.saved()
-        return entry
+        return entry_ids[-1]
 
-    async def _move_leaf(self, entry_id: str | None, summary: str | None = None) -> str:
-        """Move the leaf and append the summary, both or neither; the id of the last of them."""
+    async def _move_leaf(
+        self, entry_id: str | None, then: Sequence[Message] = (), *, summary: str | None = None
+    ) -> list[str]:
+        """Move the leaf and append what follows, all of it or nothing; the ids of the new entries."""
         self._services.committer.check_store()
         target = None if entry_id is None else await self.get_entry(entry_id)
         place = 0 if target is None else target.sequence
         found = Branch() if target is None else await self._read_window(target.id, place)
-        move = self._next(LeafMove, target_id=entry_id, target_sequence=place or None)
-        entries: list[Entry] = [move]
+        entries: list[Entry] = [self._next(LeafMove, target_id=entry_id, target_sequence=place or None)]
         if summary is not None:
-            told = self._next(BranchSummary, entries, summary=summary, from_id=self.leaf_id or "root")
-            entries.append(msgspec.structs.replace(told, parent_id=entry_id, parent_sequence=place or None))
+            entries.append(self._next(BranchSummary, entries, summary=summary, from_id=self.leaf_id or "root"))
+        for number, message in enumerate(then):
+            own = owned(message, self.now())
+            entries.append(self._next(MessageEntry, entries, message=own, continues=number > 0))
         self._append_all(entries, branch=found)
-        return entries[-1].id
+        return [entry.id for entry in entries]
 
     async def _read_window(self, leaf_id: str, leaf_sequence: int) -> Branch:
         """As much of a branch as the window shows of it, and what is in force there."""

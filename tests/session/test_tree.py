@@ -11,12 +11,14 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.errors import (
     EntryNotFound,
+    InvalidMessage,
     SessionDeleted,
     StoreUnavailable,
     TurnInProgress,
     UnsafeCompaction,
 )
-from miniclaw_sessions.protocol.entries import BranchSummary, LeafMove
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.entries import BranchSummary, Entry, LeafMove
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
 from tests.session.bench import Bench, say, texts_of, told_by
@@ -553,3 +555,25 @@ async def test_a_list_tells_name_times_and_how_many_messages(bench: Bench) -> No
         [again] = await manager.list()
         assert (again.title, again.message_count, again.created_at) == ("Greetings", 3, created)
         assert again.updated_at == summary.updated_at
+
+
+async def test_what_follows_a_move_is_said_together_with_it(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path / "w") as manager:
+        session = await manager.get_or_create("telegram", "1")
+        first = await session.append_message(Message.user("a"))
+        await session.append_message(Message.assistant("b"))
+        await session.branch(first, then=[Message.assistant("c"), Message.user("d")])
+        assert [message.text for message in session.messages()] == ["a", "c", "d"]
+        with pytest.raises(InvalidMessage):
+            await session.branch(first, then=[Message.user("\ud800")])
+        assert [message.text for message in session.messages()] == ["a", "c", "d"]
+        await session.branch(None, then=[Message.user("new")])
+    async with SessionManager(tmp_path / "w") as manager:
+        session = await manager.continue_recent()
+        assert [message.text for message in session.messages()] == ["new"]
+        assert [len(branch) for branch in await branches_of(session)] == [2, 3, 1]
+
+
+async def branches_of(session: Session) -> list[list[Entry]]:
+    transcript = await session.get_transcript()
+    return [transcript.path(leaf.id) for leaf in transcript.leaves]
