@@ -35,7 +35,7 @@ LAYERS: list[set[str]] = [
     {"exporting"},
     {"manager"},
     {"agent", "__init__"},
-    {"providers", "adapters", "testing"},
+    {"providers", "adapters", "testing", "channels"},
     {"gateway"},
     {"cli"},
     {"__main__"},
@@ -47,6 +47,7 @@ ONLY_FOR: dict[str, set[str]] = {
     "providers": {"gateway", "cli"},  # the agent knows what a model must offer, not who offers it
     "adapters": set(),  # imported by those who use the framework
     "testing": set(),  # for tests, ours and those of users
+    "channels": {"gateway", "cli"},  # who runs a program decides which channels it has
     "turn": {"session", "manager", "agent", "__init__"},  # made by sessions, told apart by the manager
     "gateway": {"cli"},
     "cli": {"__main__"},
@@ -109,6 +110,8 @@ NOT_LOADED = {
     ),
     *("opentelemetry", "cryptography", "structlog", "hypothesis", "pytest", "multiprocessing", "email", "unittest"),
     *(f"{PACKAGE}.gateway", f"{PACKAGE}.cli", f"{PACKAGE}.agent", f"{PACKAGE}.providers", f"{PACKAGE}.testing"),
+    f"{PACKAGE}.channels",
+    *("agents", "langchain_core", "langsmith", "pydantic_ai", "httpx", f"{PACKAGE}.adapters"),
     f"{PACKAGE}.stores.sql",
 }
 """What a plain `import miniclaw_sessions` leaves alone."""

@@ -1,0 +1,52 @@
+"""The event loop that a session lives on, and the way there from other threads and loops.
+
+A session belongs to one loop: between two of its awaits nobody else runs. Frameworks call from wherever they are (a
+worker thread, a second loop that a synchronous wrapper started), so an adapter brings every call home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class HomeLoop:
+    """The loop that runs where this is made; where none runs, calls are run wherever they come from."""
+
+    def __init__(self) -> None:
+        self._loop = _running_loop()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the caller runs outside of the loop, so that a synchronous call may wait for it."""
+        return self._loop is not None and _running_loop() is not self._loop
+
+    async def run(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Await a call on the loop, from any loop.
+
+        Raises:
+            RuntimeError: the loop is closed.
+        """
+        if self._loop is None or not self.is_elsewhere:
+            return await call()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._loop))
+
+    def wait(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a call on the loop and block until it is done; only where `is_elsewhere`.
+
+        Raises:
+            RuntimeError: this is the loop itself, which would wait for ever; or it is closed.
+        """
+        if self._loop is None or not self.is_elsewhere:
+            raise RuntimeError("a synchronous call cannot wait on the session's own event loop; use the async method")
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,382 @@
+"""Sessions for LangChain: a `BaseChatMessageHistory` over one of ours.
+
+    import asyncio
+
+    from langchain_core.language_models import FakeListChatModel
+    from langchain_core.messages import HumanMessage
+
+    from miniclaw_sessions import SessionManager
+    from miniclaw_sessions.adapters.langchain import MiniclawChatMessageHistory
+
+    async def main() -> None:
+        model = FakeListChatModel(responses=["Hello Ada!"])
+        async with SessionManager("workspace") as manager:
+            history = MiniclawChatMessageHistory(await manager.get_or_create("telegram", "123456789"))
+            question = HumanMessage("I am Ada.")
+            reply = await model.ainvoke([*await history.aget_messages(), question])
+            await history.aadd_messages([question, reply])
+            print([message.text for message in await history.aget_messages()])
+
+    asyncio.run(main())
+
+LangChain's messages come back as they were given: class, id, content blocks, usage, metadata, as far as their JSON
+tells (a tool's `artifact` must be JSON, and a number that JSON has no word for becomes null). What other frameworks
+said comes as plain messages with standard content blocks; their thinking, which only they can replay, is left out.
+
+The synchronous methods work everywhere, and mean the most that is possible there without blocking the event loop:
+
+- from another thread than the session's loop they do what the asynchronous ones do, and wait for it;
+- on the loop itself, `messages` is the session's window (its newest messages, 50 by default, behind the summary of what
+  was compacted), and `add_messages` and `clear` are accepted at once and acknowledged later: `await session.saved()`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from langchain_core.chat_history import BaseChatMessageHistory
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    messages_from_dict,
+)
+from pydantic_core import PydanticSerializationError
+
+from miniclaw_sessions.adapters.histories import presented, read_messages
+from miniclaw_sessions.adapters.home_loop import HomeLoop
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.formats.foreign import kept_fields
+from miniclaw_sessions.formats.tool_calls import arguments_object, arguments_text
+from miniclaw_sessions.protocol.encoding import parse_json
+from miniclaw_sessions.protocol.messages import (
+    ImagePart,
+    Message,
+    OtherPart,
+    Part,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    Usage,
+)
+from miniclaw_sessions.session import Session
+
+KEPT = "langchain"
+"""The key of `extra` under which LangChain's fields without a canonical place are kept."""
+
+WHOLE_BLOCK = "langchain_block"
+"""The type of a part that is a content block without a canonical form; its field `block` holds it, verbatim."""
+
+_NAME = re.compile(r"[^\s<|\\/>]{1,64}")  # services refuse any other name, and with it the whole request
+_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
+_STRING = "str"  # kept as the `type` of a text that stood in a list of blocks without being one
+_ROLES = {Role.USER: "human", Role.SYSTEM: "system", Role.ASSISTANT: "ai", Role.TOOL_RESULT: "tool"}
+_CHAT_ROLES = {
+    **dict.fromkeys(("user", "human"), Role.USER),
+    **dict.fromkeys(("assistant", "ai", "model"), Role.ASSISTANT),
+    **dict.fromkeys(("system", "developer"), Role.SYSTEM),
+}
+
+
+class MiniclawChatMessageHistory(BaseChatMessageHistory):
+    """A session as LangChain's memory wants it. Any number of them may stand for the same session.
+
+    Made on the event loop of the session's manager; it may then be used from any thread and loop.
+
+    Args:
+        session: whose conversation it is.
+
+    Attributes:
+        session: the session itself.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self._home = HomeLoop()
+
+    @property
+    def messages(self) -> list[BaseMessage]:  # type: ignore[override]  # the base declares an attribute, or a property
+        """The conversation; on the session's own event loop, its window."""
+        if self._home.is_elsewhere:
+            return self._home.wait(self._read)
+        return to_langchain(self.session.messages())
+
+    def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+        """Append messages, all or none; on the session's own event loop they are accepted, elsewhere acknowledged.
+
+        Raises:
+            InvalidMessage: a message is not JSON, or is too large.
+            StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.add_messages`.
+        """
+        canonical = from_langchain(messages)
+        if self._home.is_elsewhere:
+            self._home.wait(lambda: self._add(canonical))
+        else:
+            self.session.extend(canonical)
+
+    def clear(self) -> None:
+        """Start over; on the session's own event loop that is accepted, elsewhere acknowledged.
+
+        Raises:
+            StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.clear` and `Session.saved`.
+        """
+        if self._home.is_elsewhere:
+            self._home.wait(self._clear)
+        else:
+            self.session.clear()
+
+    async def aget_messages(self) -> list[BaseMessage]:
+        """The conversation, oldest first, behind the summary of what was compacted.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        return await self._home.run(self._read)
+
+    async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
+        """Append messages, all or none, and return when they are acknowledged: the store has committed them.
+
+        Raises:
+            InvalidMessage, StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for `add_messages`.
+        """
+        canonical = from_langchain(messages)
+        await self._home.run(lambda: self._add(canonical))
+
+    async def aclear(self) -> None:
+        """Start over, acknowledged. The transcript keeps what was said. Raises as `clear` does."""
+        await self._home.run(self._clear)
+
+    async def _read(self) -> list[BaseMessage]:
+        return to_langchain(await read_messages(self.session))
+
+    async def _add(self, messages: Sequence[Message]) -> None:
+        await self.session.add_messages(messages)
+
+    async def _clear(self) -> None:
+        self.session.clear()
+        await self.session.saved()
+
+
+# --- from LangChain --------------------------------------------------------------------------------------------------
+
+
+def from_langchain(messages: Iterable[BaseMessage]) -> list[Message]:
+    """LangChain's messages as canonical ones.
+
+    Raises:
+        InvalidMessage: a message is not JSON.
+    """
+    return [_read(message) for message in messages]
+
+
+def _read(message: BaseMessage) -> Message:
+    fields = _fields(message)
+    canonical = _canonical(message, fields)
+    plain = _plain(canonical)
+    kept = {name: value for name, value in fields.items() if plain.get(name, _default(message, name)) != value}
+    return msgspec.structs.replace(canonical, extra={KEPT: kept})
+
+
+def _fields(message: BaseMessage) -> dict[str, Any]:
+    try:
+        fields = parse_json(message.model_dump_json().encode())
+    except (PydanticSerializationError, UnicodeEncodeError, ValueError) as error:
+        raise InvalidMessage(
+            f"a LangChain message of type {message.type} is not JSON; {type(error).__name__}"
+        ) from None
+    return dict(fields)
+
+
+def _default(message: BaseMessage, name: str) -> Any:
+    field = type(message).model_fields.get(name)
+    return None if field is None else field.get_default(call_default_factory=True)
+
+
+def _canonical(message: BaseMessage, fields: Mapping[str, Any]) -> Message:
+    """What others are told of a message."""
+    content, name = _read_content(fields["content"]), fields.get("name")
+    if isinstance(message, AIMessage):
+        return _read_reply(message, content, name)
+    if isinstance(message, ToolMessage):
+        is_error = message.status == "error"
+        return Message(Role.TOOL_RESULT, content, tool_call_id=message.tool_call_id, name=name, is_error=is_error)
+    role = Role.CUSTOM  # a RemoveMessage, and what others could only take for a user's text
+    if isinstance(message, HumanMessage):
+        role = Role.USER
+    elif isinstance(message, SystemMessage):
+        role = Role.SYSTEM
+    elif isinstance(message, ChatMessage):
+        role = _CHAT_ROLES.get(message.role, role)
+    return Message(role, content, name=name)
+
+
+def _read_reply(message: AIMessage, content: str | tuple[Part, ...], name: str | None) -> Message:
+    metadata = message.response_metadata
+    model, reason = metadata.get("model_name"), metadata.get("finish_reason") or metadata.get("stop_reason")
+    return Message(
+        Role.ASSISTANT,
+        content,
+        tool_calls=tuple(
+            ToolCall(call["id"] or "", call["name"], arguments_text(call["args"])) for call in message.tool_calls
+        )
+        or None,
+        name=name,
+        model=model if isinstance(model, str) else None,
+        usage=_read_usage(message.usage_metadata),
+        stop_reason=reason if isinstance(reason, str) else None,
+    )
+
+
+def _read_usage(counted: Any) -> Usage | None:
+    """The counts; LangChain's input tokens include those of the cache."""
+    if counted is None:
+        return None
+    details = counted.get("input_token_details") or {}
+    read, written = details.get("cache_read") or 0, details.get("cache_creation") or 0
+    total = counted["total_tokens"]
+    return Usage(counted["input_tokens"] - read - written, counted["output_tokens"], read, written, total_tokens=total)
+
+
+def _read_content(content: str | list[Any]) -> str | tuple[Part, ...]:
+    return content if isinstance(content, str) else tuple(_read_block(block) for block in content)
+
+
+def _read_block(block: Any) -> Part:
+    """A content block as a part that gives it back exactly."""
+    part = _part(block)
+    if part is not None and _write_block(part) == block:
+        return part
+    return OtherPart({"type": WHOLE_BLOCK, "block": block})
+
+
+def _part(block: Any) -> Part | None:
+    part: Part | None = None
+    match block:
+        case str():
+            part = TextPart(block, extra={KEPT: {"type": _STRING}})
+        case {"type": "text", "text": str(text), **rest}:
+            part = TextPart(text, extra={KEPT: rest})
+        case {"type": "image", "base64": str(data), "mime_type": str(media_type), **rest}:
+            part = ImagePart(media_type, data, extra={KEPT: rest})
+        case {"type": "image", "url": str(url), **rest}:
+            part = ImagePart(url=url, extra={KEPT: rest})
+        case {"type": "image_url", "image_url": {"url": str(url), **image}}:
+            part = _image_of_openai(url, {**block, "image_url": image})
+        case {"type": "reasoning", "reasoning": str(text), **rest}:
+            part = ThinkingPart(text, extra={KEPT: rest})
+        case {"type": "thinking", "thinking": str(text), "signature": str(signature), **rest}:
+            part = ThinkingPart(text, signature, extra={KEPT: {"type": "thinking", **rest}})
+    return part
+
+
+def _image_of_openai(url: str, kept: dict[str, Any]) -> ImagePart:
+    if inline := _DATA_URL.fullmatch(url):
+        return ImagePart(inline[1], inline[2], extra={KEPT: kept})
+    return ImagePart(url=url, extra={KEPT: kept})
+
+
+# --- to LangChain ----------------------------------------------------------------------------------------------------
+
+
+def to_langchain(messages: Iterable[Message]) -> list[BaseMessage]:
+    """A history as LangChain's messages: those that came from it as they were, those of others made legal."""
+    return [_write(message) for message in presented(messages, KEPT)]
+
+
+def _write(message: Message) -> BaseMessage:
+    plain = _plain(message)
+    fields = {**plain, **kept_fields(message.extra, KEPT)}
+    try:
+        return _made(fields)
+    except (ValueError, TypeError):  # of a class that only its writer knows, or of another version of LangChain
+        return _made(plain)
+
+
+def _made(fields: Mapping[str, Any]) -> BaseMessage:
+    (message,) = messages_from_dict([{"type": fields["type"], "data": dict(fields)}])
+    return message
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """The fields of a message that says what the canonical one says."""
+    kind = _ROLES.get(message.role, "human")
+    fields: dict[str, Any] = {"type": kind, "content": _write_content(message)}
+    if message.name is not None and _NAME.fullmatch(message.name):
+        fields["name"] = message.name
+    if message.is_tool_result:
+        fields |= {"tool_call_id": message.tool_call_id or "", "status": "error" if message.is_error else "success"}
+    elif message.is_assistant:
+        fields |= _plain_reply(message)
+    return fields
+
+
+def _plain_reply(message: Message) -> dict[str, Any]:
+    told = {"model_name": message.model, "finish_reason": message.stop_reason}
+    fields: dict[str, Any] = {
+        "response_metadata": {name: value for name, value in told.items() if value is not None},
+        "tool_calls": [
+            {"name": call.name, "args": arguments_object(call.arguments), "id": call.id, "type": "tool_call"}
+            for call in message.tool_calls or ()
+        ],
+    }
+    if message.usage is not None:
+        fields["usage_metadata"] = _write_usage(message.usage)
+    return fields
+
+
+def _write_usage(usage: Usage) -> dict[str, Any]:
+    given = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+    counted: dict[str, Any] = {
+        "input_tokens": given,
+        "output_tokens": usage.output_tokens,
+        "total_tokens": usage.total,
+    }
+    if given != usage.input_tokens:
+        cache = {"cache_read": usage.cache_read_tokens, "cache_creation": usage.cache_write_tokens}
+        counted["input_token_details"] = cache
+    return counted
+
+
+def _write_content(message: Message) -> str | list[Any]:
+    if isinstance(message.content, str):
+        return message.content
+    return [block for part in message.content if (block := _write_block(part)) is not None]
+
+
+def _write_block(part: Part) -> Any:
+    """A part as the block that it was, or as a standard one; None for what only its writer can use."""
+    kept = {} if isinstance(part, OtherPart) else kept_fields(part.extra, KEPT)
+    match part:
+        case TextPart(text=text):
+            return text if kept.get("type") == _STRING else {"type": "text", "text": text, **kept}
+        case ImagePart():
+            return _write_image(part, kept)
+        case ThinkingPart(thinking=text, signature=signature) if _is_ours(part):
+            if kept.get("type") == "thinking":
+                return {"thinking": text, "signature": signature, **kept}
+            return {"type": "reasoning", "reasoning": text, **kept}
+        case OtherPart(fields={"type": "langchain_block", "block": block}):
+            return block
+        case _:
+            return None
+
+
+def _is_ours(part: ThinkingPart) -> bool:
+    return isinstance((part.extra or {}).get(KEPT), dict)
+
+
+def _write_image(part: ImagePart, kept: Mapping[str, Any]) -> dict[str, Any]:
+    if kept.get("type") == "image_url":
+        url = part.url if part.data is None else f"data:{part.media_type};base64,{part.data}"
+        return {**kept, "image_url": {"url": url, **kept["image_url"]}}
+    if part.data is not None:
+        return {"type": "image", "base64": part.data, "mime_type": part.media_type or "image/png", **kept}
+    return {"type": "image", "url": part.url or "", **kept}

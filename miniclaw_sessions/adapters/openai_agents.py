@@ -1,0 +1,228 @@
+"""Sessions for the OpenAI Agents SDK: an object of its `Session` protocol over one of ours.
+
+    import asyncio
+
+    from agents import Agent, Runner
+    from agents.testing import ScriptedModel, assistant_message
+
+    from miniclaw_sessions import SessionManager
+    from miniclaw_sessions.adapters.openai_agents import MiniclawSession
+
+    async def main() -> None:
+        agent = Agent(name="assistant", model=ScriptedModel([[assistant_message("Hello Ada!")]]))
+        async with SessionManager("workspace") as manager:
+            session = await manager.get_or_create("telegram", "123456789")
+            result = await Runner.run(agent, "I am Ada.", session=MiniclawSession(session))
+            print(result.final_output, [message.text for message in session.messages()])
+
+    asyncio.run(main())
+
+Items come back as they were given, whatever they are. Those of one call that belong to one response become one
+canonical message, which other frameworks and this package's agent understand; an item that no message can hold is kept
+as its JSON and shown to nobody else. `pop_item` moves the conversation's leaf back: the transcript keeps what was
+taken. Items do not tell what a response cost, so neither do these messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import msgspec
+from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
+
+from miniclaw_sessions.adapters.histories import newest_entries, presented, read_messages
+from miniclaw_sessions.adapters.home_loop import HomeLoop
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.formats.foreign import kept_fields
+from miniclaw_sessions.formats.openai_items import from_items, to_items
+from miniclaw_sessions.history.branch import Branch, summary_messages, told
+from miniclaw_sessions.protocol.encoding import decode_message, encode_message
+from miniclaw_sessions.protocol.entries import Entry
+from miniclaw_sessions.protocol.messages import Message, Role
+from miniclaw_sessions.session import Session
+
+if TYPE_CHECKING:
+    from agents.items import TResponseInputItem
+
+KEPT = "openai-agents"
+"""The key of `extra` that every message from here has; its `json` is an item that no message can hold."""
+
+
+class MiniclawSession:
+    """A session as the Agents SDK wants it. Any number of them may stand for the same session.
+
+    Made on the event loop of the session's manager; it may then be used from any thread and loop (`Runner.run_sync`).
+
+    Args:
+        session: whose conversation it is.
+        session_settings: `limit`, how many items `get_items` gives where its caller does not say; all by default.
+
+    Attributes:
+        session: the session itself.
+        session_id: its id, `{channel}_{chat_id}`.
+        session_settings: as given.
+    """
+
+    def __init__(self, session: Session, session_settings: SessionSettings | dict[str, Any] | None = None) -> None:
+        self.session = session
+        self.session_id = session.session_id
+        self.session_settings: SessionSettings | None = coerce_session_settings(
+            SessionSettings() if session_settings is None else session_settings
+        )
+        self._home = HomeLoop()
+        self._changing = anyio.Lock()  # one pop at a time: each looks at the newest item and takes that one
+
+    async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
+        """The conversation's items, oldest first; with a limit, the newest of them.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        wanted = resolve_session_limit(limit, self.session_settings)
+        return cast("list[TResponseInputItem]", await self._home.run(lambda: self._read(wanted)))
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """Append items, all or none, and return when they are acknowledged: the store has committed them.
+
+        Raises:
+            TypeError, ValueError: an item is not JSON.
+            StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.add_messages`.
+        """
+        messages = _to_messages(cast("list[Any]", items))
+
+        async def add() -> None:
+            await self.session.add_messages(messages)
+
+        if messages:
+            await self._home.run(add)
+
+    async def pop_item(self) -> TResponseInputItem | None:
+        """Take the newest item from the conversation; None if there is none. The transcript keeps it.
+
+        The leaf moves to before the message that the item belongs to, and what else the message held is appended again.
+        Once begun, it is not cancelled half way.
+
+        Raises:
+            StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted, TurnInProgress: as for `Session.branch`.
+        """
+        return cast("TResponseInputItem | None", await self._home.run(self._pop))
+
+    async def clear_session(self) -> None:
+        """Start over without items, acknowledged. The transcript keeps them.
+
+        Raises:
+            StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.saved` and `Session.clear`.
+        """
+
+        async def clear() -> None:
+            self.session.clear()
+            await self.session.saved()
+
+        await self._home.run(clear)
+
+    async def _read(self, limit: int | None) -> list[dict[str, Any]]:
+        if limit is None:
+            return _to_items(presented(await read_messages(self.session), KEPT))
+        if limit <= 0:
+            return []
+        newest = [entry.message for entry in newest_entries(self.session)]
+        items = _to_items(presented(newest, KEPT, is_beginning=False))
+        if len(items) <= limit:  # also where they are just enough: what answers the first call may stand before it
+            items = _to_items(presented(await read_messages(self.session), KEPT))
+        return items[-limit:]
+
+    async def _pop(self) -> dict[str, Any] | None:
+        taken = None
+        async with self._changing:
+            with anyio.CancelScope(shield=True):
+                branch = await self.session.read_branch()
+                items = _to_items(presented(branch.messages(), KEPT))
+                if items:
+                    *left, taken = items
+                    kept, first_dropped = _without_newest(branch, items)
+                    await self._go_back(branch, kept, first_dropped, left)
+        return taken
+
+    async def _go_back(
+        self, branch: Branch, kept: list[Message], first_dropped: Entry | None, left: list[dict[str, Any]]
+    ) -> None:
+        """Let the conversation end with `left`: `kept` of it is before the entry that is dropped first."""
+        again = _to_messages(left[len(_to_items(presented(kept, KEPT))) :])
+        compaction = branch.compaction
+        if first_dropped is None or (compaction is not None and first_dropped.sequence < compaction.sequence):
+            # a leaf before the compaction would undo it: what is left is said again, from the root
+            self.session.clear()
+            again = kept + again
+        elif first_dropped.parent_id is None:
+            self.session.clear()
+        else:
+            await self.session.branch(first_dropped.parent_id)
+        self.session.extend(again)
+        await self.session.saved()
+
+
+def _without_newest(branch: Branch, items: Sequence[dict[str, Any]]) -> tuple[list[Message], Entry | None]:
+    """The messages before the newest item, and the first entry that goes with it; None where that is the summary.
+
+    An item may have no entry of its own, and a result may stand elsewhere than its entry: as many entries go as it
+    takes until what is left of the items is their beginning.
+    """
+    summary = summary_messages(branch.compaction)
+    entries = [(entry, message) for entry in branch.entries if (message := told(entry)) is not None]
+    for place in range(len(entries) - 1, -1, -1):
+        kept = [*summary, *(message for _, message in entries[:place])]
+        before = _to_items(presented(kept, KEPT))
+        if len(before) < len(items) and items[: len(before)] == before:
+            return kept, entries[place][0]
+    return [], None
+
+
+# --- items and messages ----------------------------------------------------------------------------------------------
+
+
+def _to_messages(items: Sequence[Any]) -> list[Message]:
+    """Items as messages that give them back exactly.
+
+    Raises:
+        TypeError, ValueError: an item is not JSON.
+    """
+    messages = _held(items)
+    if messages is None:
+        messages = []
+        for is_held, group in groupby(items, key=lambda item: _held([item]) is not None):
+            several = list(group)
+            messages += (_held(several) if is_held else None) or [_verbatim(item) for item in several]
+    return messages
+
+
+def _held(items: Sequence[Any]) -> list[Message] | None:
+    """The messages for these items; None if they would not come back from the store as they are."""
+    try:
+        messages = [_marked(message) for message in from_items(items)]
+        stored = [decode_message(encode_message(message)) for message in messages]
+    except (InvalidMessage, TypeError, ValueError, OverflowError):
+        return None
+    return messages if to_items(stored) == items else None
+
+
+def _marked(message: Message) -> Message:
+    return msgspec.structs.replace(message, extra={**(message.extra or {}), KEPT: {}})
+
+
+def _verbatim(item: Any) -> Message:
+    """A message that says nothing to anybody else: a custom one without content is in no context."""
+    return Message(Role.CUSTOM, "", extra={KEPT: {"json": json.dumps(item)}})
+
+
+def _to_items(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    for is_verbatim, group in groupby(messages, key=lambda message: "json" in kept_fields(message.extra, KEPT)):
+        if is_verbatim:
+            items += [json.loads(kept_fields(message.extra, KEPT)["json"]) for message in group]
+        else:
+            items += to_items(list(group))
+    return items
