@@ -155,14 +155,9 @@ class MiniclawSession:
         compaction = branch.compaction
         if first_dropped is None or (compaction is not None and first_dropped.sequence < compaction.sequence):
             # a leaf before the compaction would undo it: what is left is said again, from the root
-            self.session.clear()
-            again = kept + again
-        elif first_dropped.parent_id is None:
-            self.session.clear()
+            await self.session.branch(None, then=[*kept, *again])
         else:
-            await self.session.branch(first_dropped.parent_id)
-        self.session.extend(again)
-        await self.session.saved()
+            await self.session.branch(first_dropped.parent_id, then=again)
 
 
 def _without_newest(branch: Branch, items: Sequence[dict[str, Any]]) -> tuple[list[Message], Entry | None]:
