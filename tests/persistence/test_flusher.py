@@ -29,7 +29,7 @@ from miniclaw_sessions.testing import FakeClock, FaultyStore, sample_entries, sa
 pytestmark = pytest.mark.anyio
 
 
-async def no_fork(source: Session, key: SessionKey | None, leaf_id: str | None) -> Session:
+async def no_fork(*_: object) -> Session:
     raise AssertionError("nothing is forked here")
 
 
