@@ -1,0 +1,442 @@
+"""Sessions for Google's Agent Development Kit: a `BaseSessionService` over ours.
+
+    import asyncio
+
+    from google.adk.agents import BaseAgent
+    from google.adk.events import Event
+    from google.adk.runners import Runner
+    from google.genai import types
+
+    from miniclaw_sessions import SessionManager
+    from miniclaw_sessions.adapters.google_adk import MiniclawSessionService
+
+    class Greeter(BaseAgent):
+        async def _run_async_impl(self, ctx):
+            reply = types.Content(role="model", parts=[types.Part(text="Hello Ada!")])
+            yield Event(invocation_id=ctx.invocation_id, author=self.name, content=reply)
+
+    async def main() -> None:
+        async with SessionManager("workspace") as manager:
+            service = MiniclawSessionService(manager)
+            runner = Runner(app_name="greeter", agent=Greeter(name="greeter"), session_service=service)
+            chat = await service.create_session(app_name="greeter", user_id="ada")
+            question = types.Content(role="user", parts=[types.Part(text="I am Ada.")])
+            async for event in runner.run_async(user_id="ada", session_id=chat.id, new_message=question):
+                print(event.content.parts[0].text)
+            session = await manager.continue_recent(channel="greeter")
+            print([message.text for message in session.messages()])
+
+    asyncio.run(main())
+
+An event's content is a message of the session, which other frameworks and this package's agent understand; what else
+the event has is kept beside it, and the event comes back as it was. An event that says nothing is a custom entry. What
+others said in the session comes as events, made legal for a model. Events are those of the current branch.
+
+The state is metadata of the session; it belongs to the whole of it, whatever its branches. What is shared by an app or
+a user (`app:`, `user:`) is metadata of a session of its own, in the channel `google_adk`; what is `temp:` is never
+stored. An append is refused when somebody spoke in the session since it was read (`StaleSessionError`).
+
+google-adk 2 needs google-genai 2, and cannot be installed beside the extra `google`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, TypeGuard
+from urllib.parse import quote
+
+import msgspec
+from google.adk.errors._stale_session_error import StaleSessionError  # its only home
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events import Event
+from google.adk.sessions import Session as AdkSession
+from google.adk.sessions import State
+from google.adk.sessions.base_session_service import BaseSessionService, GetSessionConfig, ListSessionsResponse
+from google.genai import types
+from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
+
+from miniclaw_sessions.adapters.histories import presented
+from miniclaw_sessions.adapters.home_loop import HomeLoop
+from miniclaw_sessions.adapters.unit import Unit, walk_back
+from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
+from miniclaw_sessions.errors import InvalidMessage, SessionNotFound, StoreCorrupt
+from miniclaw_sessions.formats.foreign import kept_fields
+from miniclaw_sessions.formats.google import from_google, from_google_reply, to_google
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.encoding import parse_json
+from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, MessageEntry
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
+
+KEPT = "google_adk"
+"""The key of `extra` under which the fields of an event are kept that its message has no place for.
+
+Also the metadata that says whose session it is, and the channel of the sessions that hold shared state.
+"""
+
+EVENT = "google_adk.event"
+"""The `custom_type` of an event that is no message."""
+
+_STATE = "google_adk.state."
+"""What the names of metadata begin with that is state; a value stands in a list, because null removes metadata."""
+
+_OF = "of"  # the event that a further message is part of
+_PREFIXES = (State.APP_PREFIX, State.USER_PREFIX, State.TEMP_PREFIX)
+
+Key = Callable[[str, str, str], SessionKey]
+
+
+def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:
+    """Which session of ours it is: channel `app_name`, chat `user_id/session_id`."""
+    return SessionKey.of(app_name, f"{quote(user_id, safe='')}/{session_id}")
+
+
+class MiniclawSessionService(BaseSessionService):
+    """The sessions of a manager as ADK wants them. Made on the manager's event loop; it may be used from any other.
+
+    Args:
+        manager: the sessions.
+        agent_name: the author of what other programs' assistants said; ADK tells an agent what other agents said in
+            other words than what it said itself, so give your agent's name.
+        key: which session of ours an app, a user and a session id stand for, for example a chat of Telegram.
+
+    Raises, from every method:
+        StoreUnavailable, StoreFull, UnsavedLimit: nothing can be stored, or read.
+        InvalidKey: the names cannot name a session.
+        InvalidMessage: an event, or a state, is larger than `max_message_bytes`.
+    """
+
+    def __init__(self, manager: SessionManager, *, agent_name: str = "model", key: Key = session_key) -> None:
+        self.manager = manager
+        self.agent_name = agent_name
+        self._key = key
+        self._home = HomeLoop()
+
+    async def create_session(
+        self, *, app_name: str, user_id: str, state: dict[str, Any] | None = None, session_id: str | None = None
+    ) -> AdkSession:
+        """Make a session, or take up one of ours that ADK did not know, and return when it is acknowledged.
+
+        Raises:
+            AlreadyExistsError: there is one with this id.
+        """
+        return await self._home.run(lambda: self._create(app_name, user_id, state or {}, session_id))
+
+    async def get_session(
+        self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
+    ) -> AdkSession | None:
+        """A session with its events, all or the newest; None if there is none."""
+        return await self._home.run(lambda: self._get(app_name, user_id, session_id, config or GetSessionConfig()))
+
+    async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
+        """All sessions of an app, or of one of its users, with their states and without events, the latest last."""
+        return await self._home.run(lambda: self._list(app_name, user_id))
+
+    async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
+        """Delete a session with everything in it; what is shared with others stays."""
+        key = self._key(app_name, user_id, session_id.strip())
+        await self._home.run(lambda: self.manager.delete(key.session_id))
+
+    async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
+        """What the sessions of a user share, without the prefix `user:`."""
+        return await self._home.run(lambda: self._shared(_user_key(app_name, user_id)))
+
+    async def append_event(self, session: AdkSession, event: Event) -> Event:
+        """Append an event and apply its state, and return when both are acknowledged. A partial event is not stored.
+
+        An event that is the same as the session's last one is not appended again.
+
+        Raises:
+            SessionNotFoundError: there is no such session.
+            StaleSessionError: somebody spoke in it since it was read.
+        """
+        if event.partial:
+            return event
+        self._apply_temp_state(session, event)
+        event = self._trim_temp_delta_state(event)
+        if await self._home.run(lambda: self._append(session, event)):
+            session.last_update_time = event.timestamp
+            return self._commit_event_to_session(session, event)
+        return event
+
+    # --- on the sessions' own loop -----------------------------------------------------------------------------------
+
+    async def _create(
+        self, app_name: str, user_id: str, state: Mapping[str, Any], session_id: str | None
+    ) -> AdkSession:
+        session_id = (session_id or "").strip() or self.manager.clock.new_id()
+        session = await self.manager.get_or_create(*self._key(app_name, user_id, session_id))
+        if session.metadata.get(KEPT) is not None:
+            raise AlreadyExistsError(f"Session with id {session_id} already exists.")
+        unit = Unit(session)
+        own = {
+            "app_name": app_name,
+            "user_id": user_id,
+            "id": session_id,
+            "created": self.manager.clock.now().timestamp(),
+        }
+        unit.add_custom(METADATA, {KEPT: own, **_metadata(_scoped(state, ""))})
+        await self._share(app_name, user_id, state)
+        await unit.save()
+        return await self._loaded(session, own, [])
+
+    async def _get(self, app_name: str, user_id: str, session_id: str, config: GetSessionConfig) -> AdkSession | None:
+        try:
+            session = await self.manager.find(self._key(app_name, user_id, session_id.strip()).session_id)
+        except SessionNotFound:
+            return None
+        own = session.metadata.get(KEPT)
+        if own is None:
+            return None
+        session.touch()
+        return await self._loaded(session, own, await self._events(session, config))
+
+    async def _loaded(self, session: Session, own: Mapping[str, Any], events: list[Event]) -> AdkSession:
+        newest = await _newest(session)
+        loaded = AdkSession(
+            app_name=own["app_name"],
+            user_id=own["user_id"],
+            id=own["id"],
+            state=await self._state(session, own),
+            events=events,
+            last_update_time=own["created"] if newest is None else _time_of(newest),
+        )
+        loaded._storage_update_marker = "" if newest is None else newest.id  # noqa: SLF001 - made for services
+        return loaded
+
+    async def _state(self, session: Session, own: Mapping[str, Any]) -> dict[str, Any]:
+        state = _state_in(session.metadata)
+        for prefix, key in (
+            (State.APP_PREFIX, _app_key(own["app_name"])),
+            (State.USER_PREFIX, _user_key(own["app_name"], own["user_id"])),
+        ):
+            state |= {prefix + name: value for name, value in (await self._shared(key)).items()}
+        return state
+
+    async def _shared(self, key: SessionKey) -> dict[str, Any]:
+        try:
+            session = await self.manager.find(key.session_id)
+        except SessionNotFound:
+            return {}
+        session.touch()  # it lives as long as somebody uses it
+        return _state_in(session.metadata)
+
+    async def _share(self, app_name: str, user_id: str, state: Mapping[str, Any]) -> None:
+        """Apply the part of a state that others share."""
+        for prefix, key in ((State.APP_PREFIX, _app_key(app_name)), (State.USER_PREFIX, _user_key(app_name, user_id))):
+            if delta := _scoped(state, prefix):
+                shared = await self.manager.get_or_create(*key)
+                shared.update(**_metadata(delta))
+                await shared.saved()
+
+    async def _list(self, app_name: str, user_id: str | None) -> ListSessionsResponse:
+        found: list[AdkSession] = []
+        for summary in await self.manager.list():
+            with suppress(SessionNotFound):
+                session = await self.manager.find(summary.session_id)
+                own = session.metadata.get(KEPT)
+                if own is not None and own["app_name"] == app_name and user_id in (None, own["user_id"]):
+                    found.append(await self._loaded(session, own, []))
+        found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
+        return ListSessionsResponse(sessions=found)
+
+    async def _append(self, known: AdkSession, event: Event) -> bool:
+        """Append an event, unless it is the newest already; whether it was appended."""
+        try:
+            session = await self.manager.find(self._key(known.app_name, known.user_id, known.id).session_id)
+        except SessionNotFound:
+            raise SessionNotFoundError(f"Session {known.id} not found.") from None
+        newest = await _newest(session)
+        if newest is not None and _is_same(newest, event):
+            return False  # it was delivered once more
+        marker = known._storage_update_marker  # noqa: SLF001 - made for services
+        is_stale = (
+            (newest is not None and _time_of(newest) > known.last_update_time)
+            if marker is None
+            else marker != ("" if newest is None else newest.id)
+        )
+        if is_stale:
+            raise StaleSessionError("somebody spoke in the session since it was read; get_session again, and repeat")
+        unit = Unit(session)
+        entry_id = _add_event(unit, event)
+        if delta := _scoped(event.actions.state_delta, ""):
+            unit.add_custom(METADATA, _metadata(delta))
+        await self._share(known.app_name, known.user_id, event.actions.state_delta)
+        await unit.save()
+        session.touch()
+        known._storage_update_marker = entry_id  # noqa: SLF001 - same
+        return True
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    async def _events(self, session: Session, config: GetSessionConfig) -> list[Event]:
+        """The events of the current branch, or its newest."""
+        wanted, since = config.num_recent_events, config.after_timestamp
+        if wanted == 0:
+            return []
+        entries: list[MessageEntry | Custom] = []
+        found = 0
+        is_beginning = True
+        async for entry in walk_back(session):
+            if not _is_said(entry):
+                continue
+            is_late = since is not None and _time_of(entry) < since
+            if is_late or (wanted is not None and found >= wanted and not _continues(entry)):
+                is_beginning = False
+                break
+            entries.append(entry)
+            found += not _continues(entry)
+        events = self._told(entries[::-1], is_beginning=is_beginning)
+        return events if wanted is None else events[-wanted:]
+
+    def _told(self, entries: Sequence[MessageEntry | Custom], *, is_beginning: bool) -> list[Event]:
+        """Entries as events: ADK's own as they were, what others said made legal."""
+        own = {id(entry.message): entry for entry in entries if isinstance(entry, MessageEntry)}
+        silent = [entry for entry in entries if isinstance(entry, Custom)]
+        events: list[Event] = []
+        for message in presented((entry.message for entry in own.values()), KEPT, is_beginning=is_beginning):
+            entry = own.get(id(message))
+            while entry is not None and silent and silent[0].sequence < entry.sequence:
+                events.append(_event_of(silent.pop(0)))
+            if entry is None or not kept_fields(message.extra, KEPT):
+                events.append(self._event_by_another(message, entry))
+            elif not _continues(entry):
+                events.append(_event_of(entry))
+        return [*events, *(_event_of(entry) for entry in silent)]
+
+    def _event_by_another(self, message: Message, entry: MessageEntry | None) -> Event:
+        written = to_google([message])
+        content = (written["contents"] or [{"role": "user", **written.get("system_instruction", {"parts": []})}])[0]
+        is_agents = message.is_assistant or message.is_tool_result
+        entry_id = self.manager.clock.new_id() if entry is None else entry.id
+        said_at = message.timestamp or self.manager.clock.now()
+        return Event(
+            id=entry_id,
+            invocation_id=entry_id,
+            author=message.author or self.agent_name if is_agents else "user",
+            content=types.Content.model_validate_json(msgspec.json.encode(content)),
+            timestamp=said_at.timestamp(),
+        )
+
+
+# --- an event as entries ---------------------------------------------------------------------------------------------
+
+
+def _add_event(unit: Unit, event: Event) -> str:
+    """Put an event into a unit: its messages, or a custom entry; the id of the last of them."""
+    fields: dict[str, Any] = parse_json(event.model_dump_json(exclude_none=True).encode(), depth=1_000)
+    messages = _messages_of(event)
+    if not messages:
+        return unit.add_custom(EVENT, kept_verbatim(fields)).id
+    if len(messages) == 1 and _content_of(messages[0]) == event.content:
+        del fields["content"]
+    last = ""
+    for place, message in enumerate(messages):
+        extra = {**(message.extra or {}), KEPT: {_OF: event.id} if place else kept_verbatim(fields)}
+        author = None if event.author == "user" else event.author or None
+        moment = datetime.fromtimestamp(event.timestamp, UTC)
+        last = unit.add_message(msgspec.structs.replace(message, timestamp=moment, author=author, extra=extra)).id
+    return last
+
+
+def _messages_of(event: Event) -> list[Message]:
+    """What an event says, as others are told of it; empty where it says nothing, or nothing that they could read."""
+    if event.content is None or not event.content.parts:
+        return []
+    content = event.content.model_dump(mode="json", exclude_none=True)
+    content["role"] = content.get("role") or ("user" if event.author == "user" else "model")
+    told = event.model_dump(mode="json", exclude_none=True, include={"usage_metadata", "model_version"})
+    candidate = {"content": content, "finish_reason": event.finish_reason and event.finish_reason.value}
+    try:
+        is_reply = content["role"] == "model"
+        return from_google_reply({"candidates": [candidate], **told}) if is_reply else from_google([content])
+    except InvalidMessage:
+        return []
+
+
+def _content_of(message: Message) -> types.Content | None:
+    """The content that a message was made of; None where it does not tell."""
+    contents = to_google([message])["contents"]
+    try:
+        return types.Content.model_validate_json(msgspec.json.encode(contents[0])) if len(contents) == 1 else None
+    except ValidationError:
+        return None
+
+
+def _event_of(entry: MessageEntry | Custom) -> Event:
+    """An event of ADK's own.
+
+    Raises:
+        StoreCorrupt: it is none.
+    """
+    try:
+        event = Event.model_validate_json(msgspec.json.encode(verbatim(_kept(entry))))
+    except ValidationError:
+        raise StoreCorrupt(f"entry {entry.id} is no event that this version of google-adk can read") from None
+    if isinstance(entry, MessageEntry) and event.content is None:
+        event.content = _content_of(entry.message)
+    return event
+
+
+def _is_said(entry: Entry) -> TypeGuard[MessageEntry | Custom]:
+    """Whether an entry is an event, or a part of one, or what others said."""
+    return isinstance(entry, MessageEntry) or (isinstance(entry, Custom) and entry.custom_type == EVENT)
+
+
+def _continues(entry: MessageEntry | Custom) -> bool:
+    """Whether an entry is a further part of the event before it."""
+    return isinstance(entry, MessageEntry) and _OF in _kept(entry)
+
+
+def _kept(entry: MessageEntry | Custom) -> Mapping[str, Any]:
+    return entry.data if isinstance(entry, Custom) else kept_fields(entry.message.extra, KEPT)
+
+
+def _time_of(entry: MessageEntry | Custom) -> float:
+    told = (verbatim(_kept(entry)) or {}).get("timestamp")
+    if isinstance(told, int | float):
+        return float(told)  # to the last digit, which a message's time does not have
+    said_at = entry.message.timestamp if isinstance(entry, MessageEntry) else None
+    return (said_at or entry.timestamp).timestamp()
+
+
+def _is_same(entry: MessageEntry | Custom, event: Event) -> bool:
+    return verbatim(_kept(entry)) is not None and _event_of(entry) == event
+
+
+async def _newest(session: Session) -> MessageEntry | Custom | None:
+    async for entry in walk_back(session):
+        if _is_said(entry):
+            return entry
+    return None
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+def _app_key(app_name: str) -> SessionKey:
+    return SessionKey.of(KEPT, f"app/{quote(app_name, safe='')}")
+
+
+def _user_key(app_name: str, user_id: str) -> SessionKey:
+    return SessionKey.of(KEPT, f"user/{quote(app_name, safe='')}/{quote(user_id, safe='')}")
+
+
+def _scoped(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The part of a state with this prefix, without it; without a prefix, the session's own."""
+    if prefix:
+        return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    return {name: value for name, value in state.items() if not name.startswith(_PREFIXES)}
+
+
+def _metadata(delta: Mapping[str, Any]) -> dict[str, Any]:
+    return {_STATE + name: [to_jsonable_python(value, fallback=str)] for name, value in delta.items()}
+
+
+def _state_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(_STATE): value[0] for name, value in metadata.items() if name.startswith(_STATE)}

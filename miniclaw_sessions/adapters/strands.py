@@ -1,0 +1,447 @@
+"""Sessions for Strands Agents: a `SessionRepository` over ours, for its `RepositorySessionManager`.
+
+    import asyncio
+    from collections.abc import AsyncIterator
+
+    from strands import Agent
+    from strands.models import Model
+    from strands.session.repository_session_manager import RepositorySessionManager
+
+    from miniclaw_sessions.adapters.strands import MiniclawSessionRepository
+
+    class Greeter(Model):
+        stateful = False
+
+        def get_config(self): return {}
+        def update_config(self, **config): pass
+        async def structured_output(self, *arguments, **options): yield {}
+
+        async def stream(self, messages, *arguments, **options) -> AsyncIterator[dict]:
+            yield {"messageStart": {"role": "assistant"}}
+            yield {"contentBlockStart": {"start": {}}}
+            yield {"contentBlockDelta": {"delta": {"text": "Hello Ada!"}}}
+            yield {"contentBlockStop": {}}
+            yield {"messageStop": {"stopReason": "end_turn"}}
+
+    async def main() -> None:
+        with MiniclawSessionRepository.opened("workspace") as repository:
+            sessions = RepositorySessionManager(session_id="ada", session_repository=repository)
+            agent = Agent(model=Greeter(), agent_id="greeter", session_manager=sessions, callback_handler=None)
+            await agent.invoke_async("I am Ada.")
+            print([message["content"][0]["text"] for message in agent.messages])
+
+    asyncio.run(main())
+
+Strands calls a repository synchronously, even on the event loop that its agent runs on. `opened` therefore keeps a
+session manager of its own on a thread of its own. A repository over a manager that lives on an event loop already is
+for agents that run in other threads; on that loop itself a call would wait for itself, and is refused.
+
+A message is a message of the session, which other frameworks and this package's agent understand; what else Strands
+says of it is kept beside it. An agent's list of messages are its own and what others said, those of the session's
+current branch; what another agent of the same session said belongs to that agent's list alone. Strands loads no
+messages for an agent that it does not know yet: to let one continue what others began, make it with
+`Agent(messages=repository.history(session_id, agent_id), ...)`; they are not stored again.
+
+The states of agents and of multi-agent systems are custom entries. A message that is redacted is left on a branch that
+nobody is on any more: the conversation goes on without what was redacted, and the transcript keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from anyio.from_thread import start_blocking_portal
+from strands.session.session_repository import SessionRepository
+from strands.types.content import Message as StrandsMessage
+from strands.types.exceptions import SessionException
+from strands.types.session import Session as StrandsSession
+from strands.types.session import SessionAgent, SessionMessage
+
+from miniclaw_sessions.adapters.histories import presented
+from miniclaw_sessions.adapters.home_loop import HomeLoop
+from miniclaw_sessions.adapters.strands_messages import KEPT, from_strands, to_strands
+from miniclaw_sessions.adapters.unit import Unit, walk_back
+from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.errors import SessionNotFound, StoreCorrupt
+from miniclaw_sessions.formats.foreign import kept_fields
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.entries import METADATA, Custom, MessageEntry
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.stores.base import Store
+
+if TYPE_CHECKING:
+    from strands.multiagent import MultiAgentBase
+
+AGENT, MULTI_AGENT = "strands.agent", "strands.multi_agent"
+"""The `custom_type` of an agent's state, and of a multi-agent system's; `name` says whose."""
+
+BY_OTHERS = "miniclaw-sessions:"
+"""What the `tracking_id` of a message begins with that others said; the id of its entry follows."""
+
+_AGENT_OF, _ID, _OF = "agent", "message_id", "of"  # what a message's `extra` says beside its verbatim fields
+
+T = TypeVar("T")
+
+
+class MiniclawSessionRepository(SessionRepository):
+    """The sessions of a manager as Strands wants them.
+
+    Made on the manager's event loop, and called from other threads; `opened` sees to both.
+
+    Args:
+        manager: the sessions.
+        channel: the channel of the sessions; a session id of Strands is a chat id of it.
+
+    Raises, from every method:
+        StoreUnavailable, StoreFull, UnsavedLimit: nothing can be stored, or read.
+        InvalidKey: the session id cannot name a session.
+        InvalidMessage: a message, or a state, is larger than `max_message_bytes`.
+        RuntimeError: it was called on the manager's own event loop.
+    """
+
+    def __init__(self, manager: SessionManager, *, channel: str = "strands") -> None:
+        self.manager = manager
+        self.channel = channel
+        self._home = HomeLoop()
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls,
+        workspace: str | Path | None = None,
+        *,
+        channel: str = "strands",
+        settings: SessionSettings | None = None,
+        store: str | Store | None = None,
+    ) -> Generator[MiniclawSessionRepository, None, None]:
+        """A repository with a manager of its own, on a thread of its own, for as long as the block lasts.
+
+        Args:
+            workspace: as for `SessionManager`.
+            channel: as for the repository.
+            settings: as for `SessionManager`.
+            store: as for `SessionManager`.
+
+        Raises:
+            DirectoryInUse, StoreError, ConfigError, ...: as for opening and closing a `SessionManager`.
+        """
+        with start_blocking_portal(name="miniclaw-sessions") as portal:
+            manager = SessionManager(workspace, settings=settings, store=store)
+            with portal.wrap_async_context_manager(manager):
+                yield portal.call(lambda: cls(manager, channel=channel))
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    def create_session(self, session: StrandsSession, **kwargs: Any) -> StrandsSession:  # noqa: ARG002 - Strands'
+        """Make a session, or take up one of ours that Strands did not know.
+
+        Raises:
+            SessionException: there is one with this id.
+        """
+
+        async def create() -> StrandsSession:
+            own = await self.manager.get_or_create(self.channel, session.session_id)
+            if KEPT in own.metadata:
+                raise SessionException(f"Session {session.session_id} already exists")
+            unit = Unit(own)
+            unit.add_custom(METADATA, {KEPT: session.to_dict()})
+            await unit.save()
+            return session
+
+        return self._home.wait(create)
+
+    def read_session(self, session_id: str, **kwargs: Any) -> StrandsSession | None:  # noqa: ARG002 - Strands'
+        """A session; None if there is none."""
+
+        async def read() -> StrandsSession | None:
+            session = await self._find(session_id)
+            return None if session is None else StrandsSession.from_dict(session.metadata[KEPT])
+
+        return self._home.wait(read)
+
+    def delete_session(self, session_id: str, **kwargs: Any) -> None:  # noqa: ARG002 - Strands'
+        """Delete a session with everything in it.
+
+        Raises:
+            SessionException: there is none.
+        """
+        key = SessionKey.of(self.channel, session_id)
+        if not self._home.wait(lambda: self.manager.delete(key.session_id)):
+            raise SessionException(f"Session {session_id} does not exist")
+
+    # --- agents ------------------------------------------------------------------------------------------------------
+
+    def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:  # noqa: ARG002 - Strands'
+        """Store a new agent's state.
+
+        Raises:
+            SessionException: there is no such session.
+        """
+        fields = session_agent.to_dict()
+        self._in(session_id, lambda session: self._keep(session, AGENT, session_agent.agent_id, fields))
+
+    def read_agent(self, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:  # noqa: ARG002 - Strands'
+        """An agent's newest state on the current branch; None if there is none."""
+        fields = self._read(session_id, AGENT, agent_id)
+        return None if fields is None else SessionAgent.from_dict(fields)
+
+    def update_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:  # noqa: ARG002 - Strands'
+        """Store an agent's state.
+
+        Raises:
+            SessionException: there is no such agent.
+        """
+        before = self.read_agent(session_id, session_agent.agent_id)
+        if before is None:
+            raise SessionException(f"Agent {session_agent.agent_id} in session {session_id} does not exist")
+        session_agent.created_at = before.created_at
+        self.create_agent(session_id, session_agent)
+
+    def create_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:  # noqa: ARG002 - Strands'
+        """Store the state of a new multi-agent system.
+
+        Raises:
+            SessionException: there is no such session.
+        """
+        state = multi_agent.serialize_state()
+        self._in(session_id, lambda session: self._keep(session, MULTI_AGENT, multi_agent.id, state))
+
+    def read_multi_agent(self, session_id: str, multi_agent_id: str, **kwargs: Any) -> dict[str, Any] | None:  # noqa: ARG002 - Strands'
+        """The newest state of a multi-agent system on the current branch; None if there is none."""
+        return self._read(session_id, MULTI_AGENT, multi_agent_id)
+
+    def update_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:  # noqa: ARG002 - Strands'
+        """Store the state of a multi-agent system.
+
+        Raises:
+            SessionException: there is no such system.
+        """
+        if self.read_multi_agent(session_id, multi_agent.id) is None:
+            raise SessionException(f"MultiAgent state {multi_agent.id} in session {session_id} does not exist")
+        self.create_multi_agent(session_id, multi_agent)
+
+    async def _keep(self, session: Session, kind: str, name: str, fields: Mapping[str, Any]) -> None:
+        await session.append_custom_entry(kind, {"name": name, **kept_verbatim(fields)})
+
+    def _read(self, session_id: str, kind: str, name: str) -> dict[str, Any] | None:
+        async def read() -> dict[str, Any] | None:
+            session = await self._find(session_id)
+            if session is None:
+                return None
+            async for entry in walk_back(session):
+                if isinstance(entry, Custom) and entry.custom_type == kind and entry.data.get("name") == name:
+                    return verbatim(entry.data)
+            return None
+
+        return self._home.wait(read)
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def create_message(self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any) -> None:  # noqa: ARG002 - Strands'
+        """Append a message, unless it is from the session's own history.
+
+        Raises:
+            SessionException: there is no such session.
+        """
+
+        async def create(session: Session) -> None:
+            unit = Unit(session)
+            _add(unit, agent_id, session_message)
+            await unit.save()
+
+        if not str(session_message.message.get("tracking_id")).startswith(BY_OTHERS):
+            self._in(session_id, create)
+
+    def read_message(
+        self,
+        session_id: str,
+        agent_id: str,
+        message_id: int,
+        **kwargs: Any,  # noqa: ARG002 - Strands'
+    ) -> SessionMessage | None:
+        """One message of an agent's list; None if there is none."""
+        found = self.list_messages(session_id, agent_id)
+        return next((message for message in found if message.message_id == message_id), None)
+
+    def update_message(self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any) -> None:  # noqa: ARG002 - Strands'
+        """Let a message say something else: the session goes back before it, and repeats what came after.
+
+        Raises:
+            SessionException: there is no such message.
+        """
+
+        async def update(session: Session) -> None:
+            later: list[MessageEntry | Custom] = []
+            async for entry in walk_back(session):
+                if isinstance(entry, MessageEntry) and _is_of(entry, agent_id, session_message.message_id):
+                    break
+                if isinstance(entry, MessageEntry | Custom):
+                    later.append(entry)
+            else:
+                raise SessionException(f"Message {session_message.message_id} does not exist")
+            before = _fields_of(entry)
+            session_message.created_at = before.get("created_at", session_message.created_at)
+            while later and isinstance(later[-1], MessageEntry) and _OF in _kept(later[-1]):
+                later.pop()  # the further results of the same message
+            if entry.parent_id is None:
+                session.clear()
+            else:
+                await session.branch(entry.parent_id)
+            unit = Unit(session)
+            _add(unit, agent_id, session_message)
+            for repeated in reversed(later):
+                if isinstance(repeated, MessageEntry):
+                    unit.add_message(repeated.message)
+                else:
+                    unit.add_custom(repeated.custom_type, repeated.data)
+            await unit.save()
+
+        self._in(session_id, update)
+
+    def list_messages(
+        self,
+        session_id: str,
+        agent_id: str,
+        limit: int | None = None,
+        offset: int = 0,
+        **kwargs: Any,  # noqa: ARG002 - Strands'
+    ) -> list[SessionMessage]:
+        """An agent's messages on the current branch, oldest first, made legal where others said them."""
+
+        async def read() -> list[SessionMessage]:
+            try:
+                session = await self.manager.find(SessionKey.of(self.channel, session_id).session_id)
+            except SessionNotFound:
+                return []
+            entries = [
+                entry
+                async for entry in walk_back(session)
+                if isinstance(entry, MessageEntry) and _kept(entry).get(_AGENT_OF, agent_id) == agent_id
+            ]
+            return _listed(entries[::-1])
+
+        found = self._home.wait(read)
+        return found[offset:] if limit is None else found[offset : offset + limit]
+
+    def history(self, session_id: str, agent_id: str) -> list[StrandsMessage]:
+        """What an agent that is made now should know: what was said in the session by others than Strands' agents."""
+        return [message.to_message() for message in self.list_messages(session_id, agent_id)]
+
+    # --- on the manager's own loop -----------------------------------------------------------------------------------
+
+    async def _find(self, session_id: str) -> Session | None:
+        try:
+            session = await self.manager.find(SessionKey.of(self.channel, session_id).session_id)
+        except SessionNotFound:
+            return None
+        session.touch()
+        return session if KEPT in session.metadata else None
+
+    def _in(self, session_id: str, work: Callable[[Session], Awaitable[T]]) -> T:
+        async def run() -> T:
+            session = await self._find(session_id)
+            if session is None:
+                raise SessionException(f"Session {session_id} does not exist")
+            return await work(session)
+
+        return self._home.wait(run)
+
+
+# --- a message as entries --------------------------------------------------------------------------------------------
+
+
+def _add(unit: Unit, agent_id: str, session_message: SessionMessage) -> None:
+    """Put a message into a unit: others are told what it says now, Strands gets back what it was."""
+    fields: dict[str, Any] = session_message.to_dict()
+    said = fields["redact_message"] or fields["message"]
+    messages = from_strands(said)
+    if fields["redact_message"] is None and to_strands(messages) == [
+        {"role": said["role"], "content": said["content"]}
+    ]:
+        fields["message"] = {name: value for name, value in said.items() if name not in ("role", "content")}
+    first = {_AGENT_OF: agent_id, _ID: session_message.message_id, **kept_verbatim(fields)}
+    for place, message in enumerate(messages):
+        kept = {_AGENT_OF: agent_id, _OF: session_message.message_id} if place else first
+        author = agent_id if message.is_assistant else None
+        unit.add_message(msgspec.structs.replace(message, author=author, extra={KEPT: kept}))
+
+
+def _listed(entries: Sequence[MessageEntry]) -> list[SessionMessage]:
+    """An agent's list: its own messages as they were, and what others said, numbered on."""
+    own = {id(entry.message): entry for entry in entries}
+    listed: list[SessionMessage] = []
+    others: list[Message] = []
+    parts: list[MessageEntry] = []
+
+    def end_of_own() -> None:
+        if parts:
+            listed.append(_restored(parts))
+            parts.clear()
+
+    def end_of_others() -> None:
+        for written, message in zip(to_strands(others), _firsts(others), strict=True):
+            number = listed[-1].message_id + 1 if listed else 0
+            if (entry := own.get(id(message))) is not None:
+                written["tracking_id"] = BY_OTHERS + entry.id
+            listed.append(SessionMessage.from_dict({"message": written, "message_id": number}))
+        others.clear()
+
+    for message in presented((entry.message for entry in entries), KEPT):
+        entry = own.get(id(message))
+        if entry is None or not _kept(entry):
+            end_of_own()
+            others.append(message)
+            continue
+        end_of_others()
+        if _OF not in _kept(entry):
+            end_of_own()
+        parts.append(entry)
+    end_of_own()
+    end_of_others()
+    return listed
+
+
+def _firsts(messages: Sequence[Message]) -> list[Message]:
+    """The messages that begin one of Strands': all but the further results of one reply."""
+    return [
+        message
+        for place, message in enumerate(messages)
+        if not (place and message.is_tool_result and messages[place - 1].is_tool_result)
+    ]
+
+
+def _restored(parts: Sequence[MessageEntry]) -> SessionMessage:
+    fields = dict(_fields_of(parts[0]))
+    message = fields.get("message")
+    if isinstance(message, dict) and "content" not in message:
+        (written,) = to_strands(part.message for part in parts)
+        fields["message"] = {**written, **message}
+    return SessionMessage.from_dict(fields)
+
+
+def _fields_of(entry: MessageEntry) -> dict[str, Any]:
+    """What Strands says of a message.
+
+    Raises:
+        StoreCorrupt: it says nothing.
+    """
+    fields = verbatim(_kept(entry))
+    if fields is None:
+        raise StoreCorrupt(f"entry {entry.id} is no message that Strands can read")
+    return fields
+
+
+def _kept(entry: MessageEntry) -> Mapping[str, Any]:
+    return kept_fields(entry.message.extra, KEPT)
+
+
+def _is_of(entry: MessageEntry, agent_id: str, message_id: int) -> bool:
+    kept = _kept(entry)
+    return kept.get(_AGENT_OF) == agent_id and kept.get(_ID) == message_id

@@ -1,0 +1,163 @@
+"""The messages of Strands Agents, which are those of Amazon Bedrock's Converse API, from and to canonical ones.
+
+Bytes are base64 here, as Strands itself writes them into files. A message with tool results becomes one message for
+each of them. A content block that others could not read is kept verbatim and comes back at its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.formats.foreign import kept_fields
+from miniclaw_sessions.formats.tool_calls import arguments_object, arguments_text, in_order, taken_apart
+from miniclaw_sessions.protocol.messages import (
+    ImagePart,
+    Message,
+    OtherPart,
+    Part,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+)
+
+KEPT = "strands"
+"""The key of `extra` under which fields without a canonical place are kept."""
+
+BLOCK = "strands_block"
+"""The type of a part that is a content block without a canonical form, kept verbatim."""
+
+_BYTES = "__bytes_encoded__"  # how Strands marks bytes in JSON
+_NOTHING = {"text": "(a message without anything that can be shown here)"}
+
+
+# --- from Strands ----------------------------------------------------------------------------------------------------
+
+
+def from_strands(message: Mapping[str, Any]) -> list[Message]:
+    """One message of Strands, its bytes encoded, as canonical ones; at least one.
+
+    Raises:
+        InvalidMessage: it is not JSON, or not a message.
+    """
+    blocks = message.get("content")
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise InvalidMessage('a message of Strands has a list of blocks as its "content"')
+    if message.get("role") == "assistant":
+        parts, calls = taken_apart([_read_block(block) for block in blocks])
+        return [Message(Role.ASSISTANT, _plain(parts), tool_calls=calls)]
+    results = [_read_result(block["toolResult"]) for block in blocks if _is_result(block)]
+    rest = [(block, _read_block(block)) for block in blocks if not _is_result(block)]
+    said = tuple(_whole(block) if isinstance(piece, ToolCall) else piece for block, piece in rest)
+    return [*results, Message(Role.USER, _plain(said))] if said or not results else results
+
+
+def _is_result(block: Mapping[str, Any]) -> bool:
+    return isinstance(block.get("toolResult"), dict) and isinstance(block["toolResult"].get("toolUseId"), str)
+
+
+def _read_block(block: dict[str, Any]) -> Part | ToolCall:
+    match block:
+        case {"text": str(text)} if len(block) == 1:
+            return TextPart(text)
+        case {"image": {"format": str(form), "source": {"bytes": {"__bytes_encoded__": True, "data": str(data)}}}}:
+            return ImagePart(f"image/{form}", data)
+        case {"reasoningContent": {"reasoningText": {"text": str(text), "signature": str(signature)}}}:
+            return ThinkingPart(text, signature, extra={KEPT: {}})
+        case {"reasoningContent": {"reasoningText": {"text": str(text)}}}:
+            return ThinkingPart(text, extra={KEPT: {}})
+        case {"toolUse": {"toolUseId": str(call_id), "name": str(name), "input": given, **rest}}:
+            return ToolCall(call_id, name, arguments_text(given), extra={KEPT: rest} if rest else None)
+        case _:
+            return _whole(block)
+
+
+def _whole(block: Any) -> OtherPart:
+    return OtherPart({"type": BLOCK, **kept_verbatim({"block": block})})
+
+
+def _read_result(result: Mapping[str, Any]) -> Message:
+    content = result.get("content")
+    blocks = content if isinstance(content, list) else []
+    parts = [_read_result_block(block) for block in blocks]
+    return Message(
+        Role.TOOL_RESULT,
+        _plain(tuple(parts)),
+        tool_call_id=result["toolUseId"],
+        is_error=result.get("status") == "error",
+    )
+
+
+def _read_result_block(block: Any) -> Part:
+    if isinstance(block, dict) and block.keys() == {"json"}:
+        return TextPart(arguments_text(block["json"]))
+    piece = _read_block(block) if isinstance(block, dict) else _whole(block)
+    return _whole(block) if isinstance(piece, ToolCall) else piece
+
+
+def _plain(parts: tuple[Part, ...]) -> str | tuple[Part, ...]:
+    match parts:
+        case ():
+            return ""
+        case (TextPart(text=text, extra=None),):
+            return text
+        case _:
+            return parts
+
+
+# --- to Strands ------------------------------------------------------------------------------------------------------
+
+
+def to_strands(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """A legal history as messages of Strands, bytes encoded; results that follow each other are one message."""
+    written: list[dict[str, Any]] = []
+    answering = False
+    for message in messages:
+        if message.is_tool_result:
+            if not answering:
+                written.append({"role": "user", "content": []})
+            written[-1]["content"].append(_write_result(message))
+        else:
+            role = "assistant" if message.is_assistant else "user"
+            written.append({"role": role, "content": _write_blocks(in_order(message)) or [dict(_NOTHING)]})
+        answering = message.is_tool_result
+    return written
+
+
+def _write_blocks(pieces: Sequence[Part | ToolCall]) -> list[dict[str, Any]]:
+    return [block for piece in pieces if (block := _write_block(piece)) is not None]
+
+
+def _write_block(piece: Part | ToolCall) -> dict[str, Any] | None:
+    match piece:
+        case TextPart(text=text):
+            return {"text": text}
+        case ImagePart(data=str(data)):
+            form = piece.media_type.partition("/")[2] or "png"
+            return {"image": {"format": form, "source": {"bytes": {_BYTES: True, "data": data}}}}
+        case ThinkingPart(thinking=text, signature=signature) if KEPT in (piece.extra or {}):
+            signed = {} if signature is None else {"signature": signature}
+            return {"reasoningContent": {"reasoningText": {"text": text, **signed}}}
+        case ToolCall():
+            rest = kept_fields(piece.extra, KEPT)
+            given = arguments_object(piece.arguments)
+            return {"toolUse": {"toolUseId": piece.id, "name": piece.name, "input": given, **rest}}
+        case OtherPart(fields={"type": "strands_block"} as kept):
+            block = (verbatim(kept) or {}).get("block")
+            return block if isinstance(block, dict) else None
+        case _:
+            return None  # an image elsewhere, and another service's thinking
+
+
+def _write_result(message: Message) -> dict[str, Any]:
+    pieces: Sequence[Part] = (TextPart(message.content),) if isinstance(message.content, str) else message.content
+    return {
+        "toolResult": {
+            "toolUseId": message.tool_call_id or "",
+            "status": "error" if message.is_error else "success",
+            "content": _write_blocks(pieces) or [{"text": ""}],
+        }
+    }

@@ -1,0 +1,42 @@
+"""A framework's own fields in an entry, so that they come back exactly whatever is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.protocol.encoding import check_json
+
+FIELDS, TEXT = "fields", "json"
+"""The fields as data, for people to read; or as the text of their JSON, where an entry's data may not hold them."""
+
+_DEPTH = 48  # an entry may nest 64 levels, and the fields lie a few levels down in it
+
+
+def kept_verbatim(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as an entry can keep them: those that nest too deep, or have too large numbers, as text.
+
+    Raises:
+        InvalidMessage: they are not JSON.
+    """
+    try:
+        return {FIELDS: check_json(dict(fields), _DEPTH)}
+    except InvalidMessage:
+        try:
+            return {TEXT: msgspec.json.encode(fields).decode()}
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidMessage(f"a framework's fields cannot be stored as JSON: {error}") from None
+
+
+def verbatim(kept: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What `kept_verbatim` kept; None where it is something else."""
+    fields = kept.get(FIELDS)
+    if isinstance(text := kept.get(TEXT), str):
+        try:
+            fields = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+    return fields if isinstance(fields, dict) else None

@@ -1,0 +1,53 @@
+"""Google's ADK on our sessions, tested in an environment of its own.
+
+google-adk 2 needs google-genai 2, and cannot be installed beside what the other tests need. Its source distribution has
+no tests; what a session service must do is tested in `google_adk_checks.py`, on its own services and on ours alike.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHECKS = Path(__file__).with_name("google_adk_checks.py")
+CONSTRAINTS = Path(__file__).with_name("google_adk_constraints.txt")
+PACKAGES = ["google-adk", "pytest", "pytest-timeout", "hypothesis"]
+
+
+def environment(directory: Path) -> Path:
+    """The Python of an environment with google-adk; it is made once, and kept beside pytest's own cache."""
+    python = directory / "bin" / "python"
+    complete = directory / "complete"
+    wanted = f"{sys.version}\n{CONSTRAINTS.read_text()}\n{(ROOT / 'pyproject.toml').read_text()}"
+    if complete.exists() and complete.read_text() == wanted:
+        return python
+    venv.create(directory, clear=True, with_pip=True)
+    pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command = [*pip, "--constraint", CONSTRAINTS, *PACKAGES, "--editable", ROOT]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"google-adk cannot be installed here: {made.stderr.strip()[-500:]}")
+    complete.write_text(wanted)
+    return python
+
+
+@pytest.mark.timeout(900)
+def test_service_does_what_google_adk_asks_of_one(pytestconfig: pytest.Config) -> None:
+    assert pytestconfig.cache is not None
+    python = environment(Path(pytestconfig.cache.mkdir("google-adk")))
+    options = ["-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]  # google-adk warns of itself
+
+    done = subprocess.run(
+        [python, "-m", "pytest", *options, CHECKS], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout[-5_000:] + done.stderr[-2_000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed
+    assert int(passed[1]) >= 27  # and not an empty selection

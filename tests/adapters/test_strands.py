@@ -1,0 +1,316 @@
+"""Strands Agents on our sessions: its messages come back, and it continues what others said."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from anyio import to_thread
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("strands")
+from strands import Agent, tool
+from strands.models import Model
+from strands.session.repository_session_manager import RepositorySessionManager
+from strands.types.exceptions import SessionException
+from strands.types.session import Session as StrandsSession
+from strands.types.session import SessionAgent, SessionMessage, SessionType
+
+from miniclaw_sessions.adapters import strands as adapter
+from miniclaw_sessions.adapters.strands import MiniclawSessionRepository
+from miniclaw_sessions.adapters.strands_messages import from_strands, to_strands
+from miniclaw_sessions.agent.loop import Agent as OurAgent
+from miniclaw_sessions.agent.tools import calculator_tool
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.history.context import is_legal
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.entries import Custom
+from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, ToolCall
+from miniclaw_sessions.testing.provider import ScriptedProvider
+from tests.adapters.examples import run_example
+
+pytestmark = pytest.mark.anyio
+
+
+class Scripted(Model):
+    """A model that says what it is told to, and remembers what it was asked with."""
+
+    stateful = False
+
+    def __init__(self, *replies: list[dict[str, Any]]) -> None:
+        self.replies = iter(replies)
+        self.asked: list[list[dict[str, Any]]] = []
+
+    def get_config(self) -> Any:
+        return {}
+
+    def update_config(self, **config: Any) -> None:
+        """There is nothing to configure."""
+
+    async def structured_output(self, *_: Any, **__: Any) -> Any:
+        yield {}
+
+    async def stream(self, messages: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        self.asked.append([dict(message) for message in messages])
+        blocks = next(self.replies)
+        yield {"messageStart": {"role": "assistant"}}
+        for block in blocks:
+            use = block.get("toolUse")
+            yield {"contentBlockStart": {"start": {"toolUse": use} if use else {}}}
+            yield {"contentBlockDelta": {"delta": {"toolUse": {"input": use["input"]}} if use else block}}
+            yield {"contentBlockStop": {}}
+        yield {"messageStop": {"stopReason": "tool_use" if any("toolUse" in block for block in blocks) else "end_turn"}}
+
+
+@tool
+def double(x: int) -> str:
+    """Doubles a number."""
+    return f"{2 * x}"
+
+
+def agent_of(
+    repository: MiniclawSessionRepository, model: Model, session_id: str = "42", name: str = "helper"
+) -> Agent:
+    history = repository.history(session_id, name)
+    manager = RepositorySessionManager(session_id=session_id, session_repository=repository)
+    return Agent(
+        model=model,
+        agent_id=name,
+        messages=history,
+        session_manager=manager,
+        tools=[double],
+        callback_handler=None,
+    )
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Iterator[MiniclawSessionRepository]:
+    with MiniclawSessionRepository.opened(tmp_path / "workspace") as repository:
+        repository.create_session(StrandsSession("s", SessionType.AGENT))
+        repository.create_agent("s", SessionAgent("a", {"mood": "good"}, {}))
+        yield repository
+
+
+def said(text: str, number: int, role: str = "user") -> SessionMessage:
+    return SessionMessage.from_dict({"message": {"role": role, "content": [{"text": text}]}, "message_id": number})
+
+
+def shown(repository: MiniclawSessionRepository, session_id: str = "s", channel: str = "strands") -> list[str]:
+    """What everybody else sees of the session."""
+
+    async def read() -> list[str]:
+        session = await repository.manager.get(channel, session_id)
+        assert session.committed_sequence == session.last_sequence  # everything was acknowledged
+        return [message.text for message in session.messages()]
+
+    return repository._home.wait(read)
+
+
+def in_session(repository: MiniclawSessionRepository, message: Message) -> None:
+    async def add() -> None:
+        await (await repository.manager.get("strands", "s")).add_message(message)
+
+    repository._home.wait(add)
+
+
+# --- one conversation ------------------------------------------------------------------------------------------------
+
+
+def test_example_runs(tmp_path: Path) -> None:
+    assert run_example(adapter, tmp_path) == "['I am Ada.', 'Hello Ada!']\n"
+
+
+async def test_our_agent_and_strands_continue_each_other_over_restarts(tmp_path: Path) -> None:
+    call = ToolCall("c1", "calculator", '{"expression": "6 * 7"}')
+    provider = ScriptedProvider([Message.assistant("", (call,)), "It is 42."])
+    async with SessionManager(tmp_path) as manager:
+        session = await manager.get_or_create("telegram", 42)
+        agent = OurAgent(provider, tools=[calculator_tool()])
+        await agent.reply(Message.user("What is 6 times 7?"), session=session)
+    use = {"toolUseId": "c2", "name": "double", "input": '{"x": 42}'}
+    model = Scripted([{"toolUse": use}], [{"text": "The double is 84."}])
+    with MiniclawSessionRepository.opened(tmp_path, channel="telegram") as repository:
+        helper = agent_of(repository, model)
+        await helper.invoke_async("And the double?")
+    seen = model.asked[0]
+    assert [message["role"] for message in seen] == ["user", "assistant", "user", "assistant", "user"]
+    assert seen[1]["content"][0]["toolUse"]["input"] == {"expression": "6 * 7"}
+    assert seen[2]["content"][0]["toolResult"]["content"] == [{"text": "42"}]
+
+    provider = ScriptedProvider(["You asked for 42 and 84."])
+    async with SessionManager(tmp_path) as manager:
+        session = await manager.get("telegram", 42)
+        await OurAgent(provider).reply(Message.user("What did I ask?"), session=session)
+    (context,) = provider.contexts
+    assert is_legal(context) == []
+    said = ["What is 6 times 7?", "", "42", "It is 42.", "And the double?", "", "84", "The double is 84."]
+    assert [message.text for message in context] == [*said, "What did I ask?"]
+
+    model = Scripted([{"text": "Goodbye."}])
+    with MiniclawSessionRepository.opened(tmp_path, channel="telegram") as repository:
+        await agent_of(repository, model).invoke_async("Bye.")
+        everything = [*said, "What did I ask?", "You asked for 42 and 84.", "Bye.", "Goodbye."]
+        assert shown(repository, "42", "telegram") == everything
+    assert len(model.asked[0]) == len(everything) - 1
+
+
+async def test_strands_agent_runs_on_a_loop_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+    use = {"toolUseId": "c2", "name": "double", "input": '{"x": 21}'}
+    with MiniclawSessionRepository.opened(tmp_path) as repository:
+        agent = agent_of(repository, Scripted([{"toolUse": use}], [{"text": "It is 42."}]))
+        agent.state.set("mood", "good")
+        await agent.invoke_async("Double 21.")
+    model = Scripted([{"text": "Goodbye."}])
+    with MiniclawSessionRepository.opened(tmp_path) as repository:
+        agent = agent_of(repository, model)
+        assert agent.state.get("mood") == "good"
+        await agent.invoke_async("Bye.")
+        assert shown(repository, "42") == ["Double 21.", "", "42", "It is 42.", "Bye.", "Goodbye."]
+    assert [message["role"] for message in model.asked[0]] == ["user", "assistant", "user", "assistant", "user"]
+    async with SessionManager(tmp_path) as manager:
+        session = await manager.get("strands", 42)
+        context = (await session.get_context()).messages
+        assert is_legal(context) == []
+        assert context[1].tool_calls == (ToolCall("c2", "double", '{"x":21}'),)
+        assert (context[1].author, context[2].tool_call_id) == ("helper", "c2")
+        kinds = [entry.custom_type async for entry in session.read_entries() if isinstance(entry, Custom)]
+        assert "strands.agent" in kinds
+
+
+def test_agent_is_given_what_others_said_and_numbers_on(repository: MiniclawSessionRepository) -> None:
+    repository.create_message("s", "a", said("one", 0))
+    in_session(repository, Message.assistant("from elsewhere"))
+    listed = repository.list_messages("s", "a")
+    assert [(m.message_id, m.message["content"][0]["text"]) for m in listed] == [(0, "one"), (1, "from elsewhere")]
+    repository.create_message("s", "a", said("two", 2))
+    assert [m.message_id for m in repository.list_messages("s", "a", offset=1, limit=2)] == [1, 2]
+    found = repository.read_message("s", "a", 2)
+    assert found is not None
+    assert found.message["content"] == [{"text": "two"}]
+    assert repository.read_message("s", "a", 3) is None
+
+
+def test_agents_of_one_session_have_their_own_lists(repository: MiniclawSessionRepository) -> None:
+    repository.create_message("s", "a", said("for a", 0))
+    repository.create_message("s", "b", said("for b", 0))
+    in_session(repository, Message.user("for all"))
+    for name in ("a", "b"):
+        listed = repository.list_messages("s", name)
+        assert [m.message["content"][0]["text"] for m in listed] == [f"for {name}", "for all"]
+    assert shown(repository) == ["for a", "for b", "for all"]
+
+
+def test_redacted_message_is_gone_for_everybody_and_the_rest_stays(repository: MiniclawSessionRepository) -> None:
+    for number, text in enumerate(("one", "secret", "three")):
+        repository.create_message("s", "a", said(text, number))
+    message = repository.list_messages("s", "a")[1]
+    message.redact_message = {"role": "user", "content": [{"text": "[redacted]"}]}
+    repository.update_message("s", "a", message)
+    assert [m.to_message()["content"][0]["text"] for m in repository.list_messages("s", "a")] == [
+        "one",
+        "[redacted]",
+        "three",
+    ]
+    assert shown(repository) == ["one", "[redacted]", "three"]
+    assert repository.read_agent("s", "a") is not None
+    with pytest.raises(SessionException, match="does not exist"):
+        repository.update_message("s", "a", said("x", 9))
+
+
+def test_states_are_kept_and_belong_to_the_branch(repository: MiniclawSessionRepository) -> None:
+    agent = repository.read_agent("s", "a")
+    assert agent is not None
+    assert (agent.state, repository.read_agent("s", "b")) == ({"mood": "good"}, None)
+    agent.state = {"mood": b"\xff", "deep": [[[2**70]]]}
+    repository.update_agent("s", agent)
+    assert repository.read_agent("s", "a") == agent
+    with pytest.raises(SessionException, match="does not exist"):
+        repository.update_agent("s", SessionAgent("b", {}, {}))
+    with pytest.raises(SessionException, match="does not exist"):
+        repository.create_agent("nobody", agent)
+
+
+def test_session_is_made_once_and_deleted_whole(repository: MiniclawSessionRepository) -> None:
+    with pytest.raises(SessionException, match="already exists"):
+        repository.create_session(StrandsSession("s", SessionType.AGENT))
+    found = repository.read_session("s")
+    assert found is not None
+    assert (found.session_id, found.session_type) == ("s", "AGENT")
+    repository.delete_session("s")
+    assert repository.read_session("s") is None
+    assert repository.list_messages("s", "a") == []
+    with pytest.raises(SessionException, match="does not exist"):
+        repository.delete_session("s")
+
+
+async def test_repository_of_a_loop_is_for_other_threads(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        repository = MiniclawSessionRepository(manager)
+        with pytest.raises(RuntimeError, match="event loop"):
+            repository.read_session("s")
+        session = StrandsSession("s", SessionType.AGENT)
+        assert await to_thread.run_sync(repository.create_session, session) == session
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+texts = st.text(max_size=5)
+data = st.binary(max_size=9).map(lambda value: {"bytes": value})
+results = st.lists(
+    st.one_of(
+        st.builds(lambda text: {"text": text}, texts),
+        st.builds(lambda value: {"json": value}, st.dictionaries(texts, st.integers(), max_size=2)),
+    ),
+    max_size=2,
+)
+blocks = st.one_of(
+    st.builds(lambda text: {"text": text}, texts),
+    st.builds(lambda value: {"image": {"format": "png", "source": value}}, data),
+    st.builds(lambda value: {"document": {"format": "pdf", "name": "d", "source": value}}, data),
+    st.builds(lambda text: {"reasoningContent": {"reasoningText": {"text": text, "signature": "s"}}}, texts),
+    st.builds(lambda value: {"reasoningContent": {"redactedContent": value}}, st.binary(max_size=4)),
+    st.builds(lambda n: {"toolUse": {"toolUseId": n, "name": "f", "input": {n: 1}}}, st.sampled_from("pq")),
+    st.builds(lambda n: {"toolUse": {"toolUseId": "p", "name": "f", "input": {"x": n}}}, st.integers()),
+    st.builds(
+        lambda n, content: {"toolResult": {"toolUseId": n, "status": "success", "content": content}},
+        st.sampled_from("pq"),
+        results,
+    ),
+)
+messages = st.builds(
+    lambda role, content: {"role": role, "content": content, "tracking_id": "t"},
+    st.sampled_from(["user", "assistant"]),
+    st.lists(blocks, max_size=3),
+)
+
+
+@given(st.lists(messages, max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_any_messages_come_back(drawn: list[Any]) -> None:
+    with TemporaryDirectory() as workspace, MiniclawSessionRepository.opened(workspace, store="memory:") as repository:
+        repository.create_session(StrandsSession("s", SessionType.AGENT))
+        given_messages = [SessionMessage.from_message(message, number) for number, message in enumerate(drawn)]
+        for message in given_messages:
+            repository.create_message("s", "a", message)
+        assert repository.list_messages("s", "a") == given_messages
+
+
+def test_message_is_told_to_others_in_their_words() -> None:
+    image = {"image": {"format": "jpeg", "source": {"bytes": {"__bytes_encoded__": True, "data": "/9g="}}}}
+    result = {"toolResult": {"toolUseId": "c1", "status": "error", "content": [{"json": {"rows": 2}}, image]}}
+    first, second = from_strands({"role": "user", "content": [result, {"text": "see?"}]})
+    assert (first.role, first.tool_call_id, first.is_error, first.text) == (Role.TOOL_RESULT, "c1", True, '{"rows":2}')
+    assert first.content[1] == ImagePart("image/jpeg", "/9g=")
+    assert second == Message.user("see?")
+    with pytest.raises(InvalidMessage):
+        from_strands({"role": "user", "content": "text"})
+
+
+def test_what_only_others_can_use_is_left_out() -> None:
+    picture = Message.user((ImagePart("image/png", url="https://example.org/a.png"),))
+    (written,) = to_strands([picture])
+    assert written["content"] == [{"text": "(a message without anything that can be shown here)"}]
