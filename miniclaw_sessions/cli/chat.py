@@ -34,7 +34,7 @@ _HELP = {
     "/retry": "let the last message be answered once more",
     "/edit": "change the last message and say it again; /edit TEXT says TEXT in its place",
     "/tree": "show all that was said, on every branch",
-    "/branch": "list the branches; /branch ENTRY goes back to an entry, by the end of its id or its label",
+    "/branch": "list the branches; /branch ENTRY goes back to one, by the end of its id or a label",
     "/compact": "let a summary stand for the older part",
     "/history": "show the messages that a model would be reminded of",
     "/clear": "begin anew; the transcript is kept",

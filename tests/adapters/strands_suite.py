@@ -52,7 +52,7 @@ strands.session.file_session_manager.FileSessionManager = FileSessionManager  # 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "asyncio: a coroutine test")
-    import tests.fixtures.mock_session_repository as mocked  # type: ignore[import-not-found]  # noqa: PLC0415 - theirs
+    import tests.fixtures.mock_session_repository as mocked  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: PLC0415 - theirs
 
     mocked.MockedSessionRepository = MockedSessionRepository
 
