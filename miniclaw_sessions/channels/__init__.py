@@ -1,0 +1,1 @@
+"""Where people talk to the agent: what a channel must offer, who answers, and the dispatcher between the two."""

@@ -1,0 +1,173 @@
+"""What a channel must offer: it hands over what people say, and tells them what becomes of it.
+
+A channel is a chat network, a terminal, an HTTP interface. It knows how to talk there and nothing else: order, bounds,
+duplicates and failures are the dispatcher's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from miniclaw_sessions import errors
+from miniclaw_sessions.agent.events import AgentEvent, TurnFinished, TurnSuspended
+from miniclaw_sessions.protocol.messages import Message
+
+
+class Person(msgspec.Struct, frozen=True):
+    """Somebody in a channel, a human or the bot itself: the channel's own id and what people call them."""
+
+    id: str = ""
+    name: str = ""
+
+
+class Incoming(msgspec.Struct, frozen=True, eq=False):
+    """Something that was said in a chat. Each delivery is an object of its own, also where it repeats another one.
+
+    Attributes:
+        chat_id: which chat.
+        message: what was said; None: nothing was, and the turn that was left unanswered is to go on.
+        message_id: the sender's or the network's own id of the message, by which a repeated delivery is recognised;
+            None: there is none, and each delivery is a message of its own.
+        sender: who said it.
+        channel: in which channel's sessions the chat is kept; empty: in those of the channel that hands it over.
+    """
+
+    chat_id: str
+    message: Message | None
+    message_id: str | None = None
+    sender: Person = Person()
+    channel: str = ""
+
+
+class Withdrawn(msgspec.Struct, frozen=True, eq=False):
+    """Nobody waits for the answer to this any more: it may take that many seconds, and is then cut off."""
+
+    incoming: Incoming
+    patience_s: float = 0.0
+
+
+# --- what becomes of it ----------------------------------------------------------------------------------------------
+
+
+class Reason(StrEnum):
+    """Why a message has no answer."""
+
+    BUSY = "busy"
+    """Too much waits already. The message was not taken: it must be sent again."""
+
+    DUPLICATE = "duplicate"
+    """It was delivered before, and is answered once."""
+
+    CUT_OFF = "cut_off"
+    """The answer took longer than somebody waited for it, or the program stops."""
+
+    FAILED = "failed"
+    """The model, a tool's turn or the store failed, or it is not a message that can be kept."""
+
+
+class Accepted(msgspec.Struct, frozen=True, eq=False):
+    """The message is acknowledged by the store, and the model is about to be asked. It need not be delivered again."""
+
+    incoming: Incoming
+
+    @property
+    def text(self) -> str:
+        """What a person is told: nothing."""
+        return ""
+
+
+class Progress(msgspec.Struct, frozen=True, eq=False):
+    """Something happened on the way to the answer, such as a piece of its text."""
+
+    incoming: Incoming
+    event: AgentEvent
+
+    @property
+    def text(self) -> str:
+        """What a person is told: nothing, unless the channel shows answers as they come."""
+        return ""
+
+
+class Answered(msgspec.Struct, frozen=True, eq=False):
+    """The answer, acknowledged by the store; or the turn waits for somebody else's answer first."""
+
+    incoming: Incoming
+    event: TurnFinished | TurnSuspended
+
+    @property
+    def text(self) -> str:
+        """What a person is told."""
+        if isinstance(self.event, TurnFinished):
+            return self.event.message.text
+        return "This waits for an approval."
+
+
+class NotAnswered(msgspec.Struct, frozen=True, eq=False):
+    """There is no answer, or only its beginning. `error` is for programs and logs; it may name files."""
+
+    incoming: Incoming
+    reason: Reason
+    error: Exception
+
+    @property
+    def text(self) -> str:
+        """What a person is told: one sentence without anything of the error's own text; nothing of a duplicate."""
+        if self.reason is Reason.FAILED:
+            return next(sentence for kind, sentence in _FAILURES if isinstance(self.error, kind))
+        return _SENTENCES[self.reason]
+
+
+Outgoing = Accepted | Progress | Answered | NotAnswered
+
+_SENTENCES = {
+    Reason.BUSY: "I am busy: too many messages wait for an answer. This one was not taken; please send it again later.",
+    Reason.DUPLICATE: "",
+    Reason.CUT_OFF: "I was interrupted before the answer was complete; please ask again.",
+}
+_FAILURES: list[tuple[type[Exception], str]] = [
+    (errors.NothingToResume, "There is nothing that waits for an answer."),
+    (errors.IterationLimit, "I went on and on without coming to an answer, so I stopped; what was done is kept."),
+    (errors.AgentError, "I could not answer, because the model failed. Your message is kept; please ask again."),
+    (errors.StoreError, "Your message could not be saved; please send it again later."),
+    (errors.InvalidMessage, "I cannot take this message: it is too large, or not a message."),
+    (Exception, "Something went wrong here; please try again later."),
+]
+
+
+class Channel(Protocol):
+    """One way to talk to the agent.
+
+    Attributes:
+        name: names its sessions: `{name}_{chat_id}`.
+        bot: who the agent is there.
+        logs_failures: whether it logs the failures that it is told of itself; where not, the dispatcher does.
+    """
+
+    name: str
+    bot: Person
+    logs_failures: bool
+
+    def receive(self) -> AsyncGenerator[Incoming | Withdrawn, None]:
+        """Hand over what is said, as it comes.
+
+        Ending means that nothing more will come. An error is logged, and `receive` is called again after a while.
+        A network that repeats what was not confirmed should confirm a message when `Accepted`, `Answered` or a
+        DUPLICATE is told of it, and not before.
+        """
+        ...
+
+    async def send(self, chat_id: str, outgoing: Outgoing) -> None:
+        """Tell somebody in a chat what became of a message; `outgoing.text` is enough for most channels.
+
+        What is worth trying again is tried again here: an error is logged, and the answer stays in the session.
+        """
+        ...
+
+    def typing(self, chat_id: str) -> AbstractAsyncContextManager[None]:
+        """Show in a chat that an answer is on its way, for as long as the block lasts."""
+        ...

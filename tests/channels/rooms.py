@@ -1,0 +1,158 @@
+"""A channel and a model whose every step a test decides: nothing here waits for a clock."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.channels.base import (
+    Accepted,
+    Answered,
+    Incoming,
+    NotAnswered,
+    Outgoing,
+    Person,
+    Progress,
+    Withdrawn,
+)
+from miniclaw_sessions.protocol.messages import Message
+
+PATIENCE_S = 20.0
+"""How long a slow machine may take; nothing waits this long when all is well."""
+
+
+class Room:
+    """A channel: `say` is heard by the dispatcher, `sent` is what it told."""
+
+    logs_failures = False
+
+    def __init__(self, name: str = "room") -> None:
+        self.name = name
+        self.bot = Person("bot", "the bot")
+        self.sent: list[Outgoing] = []
+        self.typing_in: list[str] = []
+        self.begun = 0
+        self._said, self._heard = anyio.create_memory_object_stream[Incoming | Withdrawn | Exception](1000)
+        self._changed = anyio.Event()
+
+    def say(self, text: str, chat_id: str = "1", message_id: str | None = None) -> Incoming:
+        incoming = Incoming(chat_id, Message.user(text), message_id=message_id, sender=Person("7", "Ada"))
+        self._said.send_nowait(incoming)
+        return incoming
+
+    def withdraw(self, incoming: Incoming, patience_s: float = 0.0) -> None:
+        self._said.send_nowait(Withdrawn(incoming, patience_s))
+
+    def fail(self, error: Exception) -> None:
+        """The connection breaks behind what was said."""
+        self._said.send_nowait(error)
+
+    def hang_up(self) -> None:
+        """Nothing more comes."""
+        self._said.close()
+
+    async def receive(self) -> AsyncGenerator[Incoming | Withdrawn, None]:
+        self.begun += 1
+        async for one in self._heard:
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+    async def send(self, chat_id: str, outgoing: Outgoing) -> None:
+        assert chat_id == outgoing.incoming.chat_id
+        await checkpoint()
+        self.sent.append(outgoing)
+        self._note()
+
+    @asynccontextmanager
+    async def typing(self, chat_id: str) -> AsyncIterator[None]:
+        self.typing_in.append(chat_id)
+        self._note()
+        try:
+            yield
+        finally:
+            self.typing_in.remove(chat_id)
+            self._note()
+
+    def close(self) -> None:
+        self._said.close()
+        self._heard.close()
+
+    # --- looking at what was told ------------------------------------------------------------------------------------
+
+    def _note(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        with anyio.fail_after(PATIENCE_S):
+            while not is_so():
+                await self._changed.wait()
+
+    async def ended(self, *incoming: Incoming) -> list[Answered | NotAnswered]:
+        """The last that was told of each of these, once it is told."""
+        await self.until(lambda: all(self.last(one) for one in incoming))
+        return [last for one in incoming if (last := self.last(one)) is not None]
+
+    def last(self, incoming: Incoming) -> Answered | NotAnswered | None:
+        found = [one for one in self.sent if one.incoming is incoming and isinstance(one, Answered | NotAnswered)]
+        assert len(found) < 2, "what becomes of a message is told once"
+        return found[0] if found else None
+
+    def was_accepted(self, incoming: Incoming) -> bool:
+        return any(isinstance(one, Accepted) and one.incoming is incoming for one in self.sent)
+
+    def texts(self) -> list[str]:
+        """What a person in the room reads."""
+        return [one.text for one in self.sent if one.text]
+
+    def streamed(self, incoming: Incoming) -> str:
+        deltas = (one.event for one in self.sent if isinstance(one, Progress) and one.incoming is incoming)
+        return "".join(event.text for event in deltas if isinstance(event, TextDelta))
+
+
+class Doors:
+    """A model that answers `echo: hello`; what has a door waits until it is opened, and `fail` fails."""
+
+    name = "test"
+    model = "doors"
+
+    def __init__(self) -> None:
+        self.doors: dict[str, anyio.Event] = {}
+        self.asked: list[str] = []
+        self.on_asked: Callable[[], Any] = lambda: None
+        self._asked = anyio.Event()
+
+    def close(self, *texts: str) -> None:
+        self.doors.update({text: anyio.Event() for text in texts})
+
+    def open(self, *texts: str) -> None:
+        for text in texts:
+            self.doors[text].set()
+
+    async def was_asked(self, *texts: str) -> None:
+        with anyio.fail_after(PATIENCE_S):
+            while not set(texts) <= set(self.asked):
+                await self._asked.wait()
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        del tools
+        text = messages[-1].text
+        self.asked.append(text)
+        self.on_asked()
+        self._asked.set()
+        self._asked = anyio.Event()
+        await checkpoint()
+        if text.startswith("fail"):
+            raise RuntimeError("the key sk-secret is wrong")
+        yield TextDelta("echo: ")
+        if text in self.doors:
+            await self.doors[text].wait()
+        yield TextDelta(text)
+        yield Reply(Message.assistant(f"echo: {text}"))

@@ -1,0 +1,510 @@
+"""The dispatcher: order, parallelism, bounds, duplicates, failures and the end, without any clock."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+from structlog.testing import capture_logs
+
+from miniclaw_sessions import Message, SessionManager, SessionSettings
+from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.channels.answering import Assistant
+from miniclaw_sessions.channels.base import Accepted, Answered, Incoming, NotAnswered, Outgoing, Progress, Reason
+from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.config import ChannelSettings
+from miniclaw_sessions.errors import (
+    ChatBusy,
+    DuplicateMessage,
+    InvalidKey,
+    ManagerClosed,
+    MessageUnderWay,
+    ModelError,
+    NothingToResume,
+    TooManyTurns,
+)
+from tests.channels.rooms import PATIENCE_S, Doors, Room
+
+pytestmark = pytest.mark.anyio
+
+
+async def said_in(manager: SessionManager, chat_id: str = "1", channel: str = "room") -> list[str]:
+    return [message.text for message in (await manager.get_or_create(channel, chat_id)).messages()]
+
+
+def reason_of(last: Answered | NotAnswered | None) -> Reason | None:
+    assert last is None or isinstance(last, NotAnswered)
+    return None if last is None else last.reason
+
+
+# --- order -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_message_is_accepted_then_streamed_then_answered(
+    dispatcher: Dispatcher, room: Room, manager: SessionManager
+) -> None:
+    asked = room.say("hello")
+    (last,) = await room.ended(asked)
+    assert isinstance(last, Answered)
+    assert last.text == "echo: hello"
+    assert room.streamed(asked) == "echo: hello"
+    assert [type(one) for one in room.sent][:2] == [Accepted, Progress]
+    assert room.sent[-1] is last
+    assert room.texts() == ["echo: hello"]
+    assert await said_in(manager) == ["hello", "echo: hello"]
+    await dispatcher.finished()
+    assert dispatcher.running == 0
+
+
+async def test_the_messages_of_a_chat_are_answered_one_after_the_other_in_order(
+    dispatcher: Dispatcher, room: Room, model: Doors, manager: SessionManager
+) -> None:
+    model.close("one")
+    first, *others = [room.say(text) for text in ("one", "two", "three")]
+    await model.was_asked("one")
+    await room.until(lambda: room.was_accepted(first))
+    assert (model.asked, dispatcher.running) == (["one"], 3)
+    model.open("one")
+    await room.ended(first, *others)
+    assert room.texts() == ["echo: one", "echo: two", "echo: three"]
+    assert await said_in(manager) == ["one", "echo: one", "two", "echo: two", "three", "echo: three"]
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_chats_are_answered_at_the_same_time(room: Room, model: Doors) -> None:
+    model.close("a", "b")
+    slow, also_slow = room.say("a", "1"), room.say("b", "2")
+    quick = room.say("c", "3")
+    await model.was_asked("a", "b")
+    assert (await room.ended(quick))[0].text == "echo: c"
+    assert room.last(slow) is room.last(also_slow) is None
+    model.open("b")
+    await room.ended(also_slow)
+    assert room.last(slow) is None
+    model.open("a")
+    await room.ended(slow)
+
+
+async def test_two_channels_have_chats_of_their_own(
+    dispatcher: Dispatcher, room: Room, model: Doors, manager: SessionManager
+) -> None:
+    other = Room("other")
+    dispatcher.serve(other)
+    model.close("here")
+    waits, answered = room.say("here"), other.say("there")
+    await other.ended(answered)
+    assert room.last(waits) is None
+    model.open("here")
+    await room.ended(waits)
+    assert await said_in(manager, channel="other") == ["there", "echo: there"]
+    other.close()
+
+
+async def test_a_channel_may_speak_for_another_ones_chats(
+    dispatcher: Dispatcher, room: Room, manager: SessionManager
+) -> None:
+    del dispatcher
+    asked = Incoming("1", Message.user("hello"), channel="telegram")
+    room._said.send_nowait(asked)
+    await room.ended(asked)
+    assert await said_in(manager, channel="telegram") == ["hello", "echo: hello"]
+
+
+async def test_the_store_has_the_message_before_the_model_is_asked(
+    dispatcher: Dispatcher, room: Room, model: Doors, manager: SessionManager
+) -> None:
+    del dispatcher
+    session = await manager.get_or_create("room", "1")
+    committed: list[int] = []
+    model.on_asked = lambda: committed.append(session.committed_sequence)
+    await room.ended(room.say("hello"))
+    assert committed == [1]
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_a_turn_that_was_left_goes_on_without_a_message(room: Room, manager: SessionManager) -> None:
+    session = await manager.get_or_create("room", "1")
+    await session.add_message(Message.user("left"))
+    go_on, nothing_left = Incoming("1", None), Incoming("1", None)
+    room._said.send_nowait(go_on)
+    assert (await room.ended(go_on))[0].text == "echo: left"
+    room._said.send_nowait(nothing_left)
+    (last,) = await room.ended(nothing_left)
+    assert isinstance(last, NotAnswered)
+    assert isinstance(last.error, NothingToResume)
+    assert await said_in(manager) == ["left", "echo: left"]
+
+
+# --- bounds ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", [ChannelSettings(max_waiting_per_chat=2)])
+async def test_a_chat_beyond_its_bound_is_told_busy_and_others_are_not(
+    dispatcher: Dispatcher, room: Room, model: Doors, manager: SessionManager
+) -> None:
+    model.close("0")
+    taken = [room.say(str(number)) for number in range(3)]
+    refused = room.say("too many")
+    (last,) = await room.ended(refused)
+    assert isinstance(last, NotAnswered)
+    assert last.reason is Reason.BUSY
+    assert isinstance(last.error, ChatBusy)
+    assert "busy" in last.text
+    assert (await room.ended(room.say("elsewhere", "2")))[0].text == "echo: elsewhere"
+    model.open("0")
+    assert [last.text for last in await room.ended(*taken)] == ["echo: 0", "echo: 1", "echo: 2"]
+    await dispatcher.finished()
+    assert (await room.ended(room.say("again")))[0].text == "echo: again"
+    assert "too many" not in await said_in(manager)
+
+
+@pytest.mark.parametrize("limits", [ChannelSettings(max_messages=2)])
+async def test_all_chats_together_have_a_bound(dispatcher: Dispatcher, room: Room, model: Doors) -> None:
+    model.close("a", "b")
+    taken = [room.say("a", "1"), room.say("b", "2")]
+    (last,) = await room.ended(room.say("c", "3"))
+    assert isinstance(last, NotAnswered)
+    assert isinstance(last.error, TooManyTurns)
+    assert last.reason is Reason.BUSY
+    model.open("a", "b")
+    await room.ended(*taken)
+    await dispatcher.finished()
+    assert (await room.ended(room.say("c", "3")))[0].text == "echo: c"
+
+
+@pytest.mark.parametrize("limits", [ChannelSettings(max_waiting_per_chat=1)])
+async def test_hundreds_beyond_the_bound_are_all_told(dispatcher: Dispatcher, room: Room, model: Doors) -> None:
+    model.close("0")
+    first, second, *refused = [room.say(str(number)) for number in range(500)]
+    await room.until(lambda: sum(isinstance(one, NotAnswered) for one in room.sent) == len(refused))
+    assert {reason_of(end) for end in await room.ended(*refused)} == {Reason.BUSY}
+    assert dispatcher.running == 2
+    model.open("0")
+    assert [end.text for end in await room.ended(first, second)] == ["echo: 0", "echo: 1"]
+
+
+# --- duplicates ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_a_message_that_is_delivered_again_is_answered_once(
+    room: Room, model: Doors, manager: SessionManager
+) -> None:
+    model.close("first")
+    running, waiting = room.say("first", message_id="a"), room.say("second", message_id="b")
+    await model.was_asked("first")
+    while_running, while_waiting = room.say("first", message_id="a"), room.say("second", message_id="b")
+    for last in await room.ended(while_running, while_waiting):
+        assert isinstance(last, NotAnswered)
+        assert (last.reason, last.text) == (Reason.DUPLICATE, "")
+        assert isinstance(last.error, MessageUnderWay)
+    model.open("first")
+    await room.ended(running, waiting)
+    (afterwards,) = await room.ended(room.say("first", message_id="a"))
+    assert isinstance(afterwards, NotAnswered)
+    assert afterwards.reason is Reason.DUPLICATE
+    assert isinstance(afterwards.error, DuplicateMessage)
+    assert model.asked == ["first", "second"]
+    assert await said_in(manager) == ["first", "echo: first", "second", "echo: second"]
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_the_same_id_in_another_chat_and_the_same_words_are_no_duplicates(room: Room, model: Doors) -> None:
+    await room.ended(
+        room.say("hello", "1", "a"), room.say("hello", "2", "a"), room.say("hello", "1", "b"), room.say("hello", "1")
+    )
+    assert model.asked == ["hello"] * 4
+
+
+async def test_a_message_is_known_after_a_restart_and_answered_if_it_was_not(tmp_path: Path) -> None:
+    answered_before, model, room = Doors(), Doors(), Room()
+    for provider, messages in ((answered_before, ("first",)), (model, ("first", "left"))):
+        async with (
+            SessionManager(tmp_path / "w") as manager,
+            Dispatcher(manager, Assistant(Agent(provider))) as dispatcher,
+        ):
+            dispatcher.serve(room)
+            await room.ended(*(room.say(text, message_id=text) for text in messages))
+            if provider is answered_before:  # and another message was only just accepted when the program died
+                session = await manager.get_or_create("room", "1")
+                await session.add_message(Message.user("left"), idempotency_key="left")
+            dispatcher.cut_off(anyio.current_time())
+    first, again, left = (one for one in room.sent if isinstance(one, Answered | NotAnswered))
+    assert (first.text, left.text) == ("echo: first", "echo: left")
+    assert isinstance(again, NotAnswered)
+    assert isinstance(again.error, DuplicateMessage)
+    assert model.asked == ["left"]
+    room.close()
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_a_turn_that_fails_is_told_in_one_sentence_without_secrets_and_the_chat_goes_on(
+    room: Room, manager: SessionManager
+) -> None:
+    with capture_logs() as records:
+        failed, answered = await room.ended(room.say("fail"), room.say("hello"))
+    assert isinstance(failed, NotAnswered)
+    assert failed.reason is Reason.FAILED
+    assert isinstance(failed.error, ModelError)
+    assert failed.text == "I could not answer, because the model failed. Your message is kept; please ask again."
+    assert answered.text == "echo: hello"
+    (record,) = [record for record in records if record["action"] == "turn.failed"]
+    assert (record["session_id"], record["error_type"]) == ("room_1", "ModelError")
+    assert "sk-secret" not in repr(records) + repr(room.texts())
+    assert await said_in(manager) == ["fail", "hello", "echo: hello"]
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_a_chat_that_cannot_be_one_is_told_so(room: Room) -> None:
+    (last,) = await room.ended(room.say("hello", ""))
+    assert isinstance(last, NotAnswered)
+    assert isinstance(last.error, InvalidKey)
+    assert last.text
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_a_message_that_cannot_be_stored_is_told_so(room: Room, model: Doors) -> None:
+    (last,) = await room.ended(room.say("x" * 2_000_000))
+    assert reason_of(last) is Reason.FAILED
+    assert last.text.startswith("I cannot take this message")
+    assert not room.was_accepted(last.incoming)
+    assert not model.asked
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_typing_is_shown_while_a_chat_is_answered(room: Room, model: Doors) -> None:
+    model.close("hello")
+    asked = room.say("hello", "5")
+    await model.was_asked("hello")
+    await room.until(lambda: room.typing_in == ["5"])
+    model.open("hello")
+    await room.until(lambda: room.typing_in == [])
+    await room.ended(asked)
+
+
+async def test_typing_that_fails_harms_nothing(dispatcher: Dispatcher) -> None:
+    class Clumsy(Room):
+        @asynccontextmanager
+        async def typing(self, chat_id: str) -> AsyncIterator[None]:
+            if chat_id:
+                raise ConnectionError(chat_id)
+            yield
+
+    clumsy = Clumsy("clumsy")
+    dispatcher.serve(clumsy)
+    assert (await clumsy.ended(clumsy.say("hello")))[0].text == "echo: hello"
+    clumsy.close()
+
+
+class Mute(Room):
+    """Cannot send until it is mended; `tried` is what it was to send."""
+
+    def __init__(self) -> None:
+        super().__init__("mute")
+        self.tried: list[Outgoing] = []
+        self.is_mended = False
+
+    async def send(self, chat_id: str, outgoing: Outgoing) -> None:
+        self.tried.append(outgoing)
+        if not self.is_mended:
+            raise ConnectionError("sk-secret")
+        await super().send(chat_id, outgoing)
+
+
+async def test_a_channel_that_cannot_send_loses_no_answer(
+    dispatcher: Dispatcher, room: Room, manager: SessionManager
+) -> None:
+    mute = Mute()
+    dispatcher.serve(mute)
+    with capture_logs() as records:
+        lost = mute.say("lost")
+        with anyio.fail_after(PATIENCE_S):
+            while not any(isinstance(one, Answered) for one in mute.tried):
+                await checkpoint()
+    mute.is_mended = True
+    assert (await mute.ended(mute.say("hello")))[0].text == "echo: hello"
+    assert (await room.ended(room.say("hello")))[0].text == "echo: hello"
+    assert [type(one) for one in mute.tried if one.incoming is lost] == [Accepted, Answered]  # no use streaming
+    assert await said_in(manager, channel="mute") == ["lost", "echo: lost", "hello", "echo: hello"]
+    assert {record["action"] for record in records if record["log_level"] != "info"} == {"channel.send_failed"}
+    assert "secret" not in repr(records)
+    mute.close()
+
+
+async def test_a_send_that_hangs_is_given_up(manager: SessionManager, model: Doors) -> None:
+    class Stuck(Room):
+        async def send(self, chat_id: str, outgoing: Outgoing) -> None:
+            if outgoing.incoming.message_id == "stuck":
+                await anyio.sleep_forever()
+            await super().send(chat_id, outgoing)
+
+    stuck = Stuck()
+    async with Dispatcher(manager, Assistant(Agent(model)), send_timeout_s=0.01) as dispatcher:
+        dispatcher.serve(stuck)
+        stuck.say("one", message_id="stuck")
+        assert (await stuck.ended(stuck.say("two")))[0].text == "echo: two"
+        stuck.hang_up()
+    stuck.close()
+
+
+async def test_a_channel_that_dies_is_started_again_and_the_others_go_on(dispatcher: Dispatcher, room: Room) -> None:
+    dying = Room("dying")
+    dispatcher.serve(dying)
+    with capture_logs() as records:
+        before = dying.say("before")
+        for _ in range(3):
+            dying.fail(ConnectionError("sk-secret"))
+        after = dying.say("after")
+        assert [last.text for last in await dying.ended(before, after)] == ["echo: before", "echo: after"]
+    assert (await room.ended(room.say("hello")))[0].text == "echo: hello"
+    assert dying.begun == 4
+    failures = [record for record in records if record["action"] == "channel.failed"]
+    assert [(one["channel"], one["error_type"]) for one in failures] == [("dying", "ConnectionError")] * 3
+    assert "secret" not in repr(records)
+    dying.close()
+
+
+async def test_the_time_until_a_channel_is_started_again_doubles_up_to_a_bound_and_begins_anew(
+    manager: SessionManager, model: Doors
+) -> None:
+    dying = Room("dying")
+    with capture_logs() as records:
+        async with Dispatcher(manager, Assistant(Agent(model)), backoff_s=(0.001, 0.003)) as dispatcher:
+            dispatcher.serve(dying)
+            for _ in range(3):
+                dying.fail(OSError())
+            dying.say("hello")
+            dying.fail(OSError())
+            dying.hang_up()
+    waited = [record["retry_in_s"] for record in records if record["action"] == "channel.failed"]
+    assert waited == [0.001, 0.002, 0.003, 0.001]
+    dying.close()
+
+
+async def test_a_dispatcher_ends_when_its_channels_have(manager: SessionManager, model: Doors) -> None:
+    room = Room()
+    with anyio.fail_after(PATIENCE_S):
+        async with Dispatcher(manager, Assistant(Agent(model))) as dispatcher:
+            dispatcher.serve(room)
+            asked = room.say("hello")
+            room.hang_up()
+    assert (room.begun, room.last(asked)) == (1, room.sent[-1])
+    assert room.texts() == ["echo: hello"]
+    with pytest.raises(ManagerClosed):
+        dispatcher.serve(room)
+    room.close()
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+async def test_who_does_not_wait_any_more_is_cut_off_and_what_waits_behind_is_answered(
+    dispatcher: Dispatcher, room: Room, model: Doors, manager: SessionManager
+) -> None:
+    del dispatcher
+    model.close("slow", "not yet")
+    slow, not_yet, behind = room.say("slow"), room.say("not yet"), room.say("behind")
+    await model.was_asked("slow")
+    room.withdraw(not_yet)
+    room.withdraw(slow)
+    ends = await room.ended(slow, not_yet, behind)
+    assert [reason_of(end) for end in ends[:2]] == [Reason.CUT_OFF] * 2
+    assert ends[2].text == "echo: behind"
+    assert model.asked == ["slow", "behind"]
+    assert await said_in(manager) == ["slow", "behind", "echo: behind"]  # what was not begun was not accepted
+
+
+async def test_who_is_patient_a_little_longer_gets_the_answer(dispatcher: Dispatcher, room: Room, model: Doors) -> None:
+    del dispatcher
+    model.close("slow")
+    slow = room.say("slow")
+    await model.was_asked("slow")
+    room.withdraw(slow, PATIENCE_S)
+    assert (await room.ended(room.say("elsewhere", "2")))[0].text == "echo: elsewhere"  # it was heard
+    model.open("slow")
+    assert (await room.ended(slow))[0].text == "echo: slow"
+
+
+async def test_stopping_lets_everything_that_waits_finish_in_time(
+    dispatcher: Dispatcher, room: Room, model: Doors, manager: SessionManager
+) -> None:
+    model.close("one")
+    taken = [room.say("one"), room.say("two")]
+    await model.was_asked("one")
+    dispatcher.cut_off(anyio.current_time() + PATIENCE_S)
+    with pytest.raises(ManagerClosed):
+        dispatcher.serve(room)
+    unheard = room.say("too late")
+    model.open("one")
+    await dispatcher.finished()
+    assert [last.text for last in await room.ended(*taken)] == ["echo: one", "echo: two"]
+    assert room.last(unheard) is None
+    assert await said_in(manager) == ["one", "echo: one", "two", "echo: two"]
+
+
+async def test_stopping_at_once_keeps_what_was_accepted_and_tells_the_rest(
+    dispatcher: Dispatcher, room: Room, model: Doors, manager: SessionManager
+) -> None:
+    model.close("one")
+    taken = [room.say("one"), room.say("two")]
+    await model.was_asked("one")
+    await room.until(lambda: room.was_accepted(taken[0]))
+    dispatcher.cut_off(anyio.current_time())
+    with anyio.fail_after(PATIENCE_S):
+        await dispatcher.finished()
+    assert [reason_of(end) for end in await room.ended(*taken)] == [Reason.CUT_OFF] * 2
+    assert [room.was_accepted(one) for one in taken] == [True, False]
+    assert await said_in(manager) == ["one"]
+
+
+STORE = SessionSettings(store="jsonl:")  # opens faster than others
+
+
+async def play_and_end(directory: Path, told: int, steps: int, *, hard: bool) -> tuple[Room, list[Incoming], int]:
+    """A lively conversation that is stopped, or broken off, so many steps of the event loop after so much was told."""
+    room = Room()
+    sent = [room.say(f"{number}", str(number % 2), f"id{number}") for number in range(4)]
+    async with SessionManager(directory, settings=STORE) as manager:
+        with anyio.CancelScope() as scope:
+            async with Dispatcher(manager, Assistant(Agent(Doors()))) as dispatcher:
+                dispatcher.serve(room)
+                await room.until(lambda: len(room.sent) >= told)
+                for _ in range(steps):
+                    await checkpoint()
+                if hard:
+                    scope.cancel()
+                else:
+                    dispatcher.cut_off(anyio.current_time())
+        assert dispatcher.running == 0
+    unheard = room._heard.statistics().current_buffer_used
+    room.close()
+    return room, sent, unheard
+
+
+@pytest.mark.parametrize("hard", [False, True])
+async def test_ending_at_any_point_loses_nothing_that_was_accepted(tmp_path: Path, hard: bool) -> None:
+    seen: set[tuple[bool, Any]] = set()
+    for told in range(20):  # each of the four messages is told of five times
+        for steps in (0, 2, 7):
+            directory = tmp_path / f"{told}-{steps}"
+            room, sent, unheard = await play_and_end(directory, told, steps, hard=hard)
+            async with SessionManager(directory, settings=STORE) as reopened:
+                sessions = [await reopened.find(summary.session_id) for summary in await reopened.list()]
+                everything = [message.text for session in sessions for message in session.messages()]
+            assert hard or sum(room.last(one) is None for one in sent) == unheard  # who is heard is told
+            for number, one in enumerate(sent):
+                last = room.last(one)
+                seen.add((room.was_accepted(one), type(last)))
+                assert everything.count(f"{number}") <= 1
+                assert not room.was_accepted(one) or f"{number}" in everything
+                assert not isinstance(last, Answered) or everything.count(f"echo: {number}") == 1
+    assert {end for _, end in seen} >= {Answered, type(None) if hard else NotAnswered}
+    assert {is_accepted for is_accepted, _ in seen} == {False, True}
