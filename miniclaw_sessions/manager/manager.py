@@ -289,7 +289,6 @@ class SessionManager(OpenManager):
             log.error("a transcript is damaged", action="recovery.entry_damaged", session_id=session_id, error=problem)
 
 
-
 async def fork_session(manager: SessionManager, from_id: str, to_id: str) -> Session:
     """Fork a session under a new id, in the words of document 001: open, fork and put in one.
 
