@@ -6,7 +6,8 @@
     ├── creating       SessionLimit
     ├── appending      InvalidKey, InvalidMessage                (also ValueError)
     │                  UnsafeCompaction                         (also ValueError)
-    │                  DuplicateMessage, TurnInProgress, NothingToResume, ManagerClosed, SessionDeleted
+    │                  DuplicateMessage, TurnInProgress, NothingToResume, LeafMoved, ManagerClosed,
+    │                  SessionDeleted
     ├── importing      ImportRefused                            (also ValueError)
     │                  SessionExists
     ├── storing        StoreError
@@ -81,11 +82,13 @@ class SessionLimit(SessionsError):
 
 
 class SessionNotFound(SessionsError, LookupError):
-    """No session has this key."""
+    """No session has this key; an empty `session_id` says that there is none at all."""
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
-        super().__init__(f"no session {session_id!r}; `list` shows those that exist, get_or_create makes one")
+        super().__init__(
+            f"no session {session_id!r}; `list` shows those that exist" if session_id else "no sessions yet"
+        )
 
 
 class EntryNotFound(SessionsError, LookupError):
@@ -128,6 +131,10 @@ class TurnInProgress(SessionsError):
 
 class NothingToResume(SessionsError):
     """There is no turn that could be taken up: nothing that a user said waits for an answer."""
+
+
+class LeafMoved(SessionsError):
+    """The conversation went on meanwhile, or elsewhere; nothing was changed. Look at the session and try again."""
 
 
 class SessionDeleted(SessionsError):

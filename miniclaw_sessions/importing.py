@@ -28,7 +28,7 @@ from miniclaw_sessions.formats.foreign import (
 from miniclaw_sessions.formats.registry import recognise
 from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.persistence.recovery import Progress, ids_for
-from miniclaw_sessions.protocol.encoding import parse_json
+from miniclaw_sessions.protocol.encoding import encode_entry, parse_json
 from miniclaw_sessions.protocol.entries import OWN_METADATA, SOURCE, Custom, Entry, LeafMove, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Session
@@ -162,6 +162,8 @@ class Import:
 
     async def _sample(self, head: bytes) -> Sample:
         """What the file's format is recognised by: its first lines, and all of it where it is one document."""
+        while b"\n" not in head and not self._bytes.at_end and len(head) < MAX_LINE_BYTES:
+            head = await self._bytes.head(2 * len(head))  # the first line is long: it may hold an image
         lines = _parsed_lines(head, is_whole=self._bytes.at_end)
         has_lines = len(lines) > 1 or (len(lines) == 1 and not self._bytes.at_end)
         is_by_line = has_lines if self._form is None else self._form.by_line
@@ -248,17 +250,17 @@ class _Bytes:
     async def lines(self, name: str) -> AsyncIterator[bytes]:
         """The lines without their ends; split at byte 0x0A only (rule R13)."""
         number = 0
-        start = 0
+        start = searched = 0
         while True:
-            end = self._held.find(b"\n", start)
+            end = self._held.find(b"\n", max(start, searched))
             if end >= 0:
                 number += 1
                 yield bytes(self._held[start:end])
                 start = end + 1
                 continue
             del self._held[:start]
-            start = 0
-            if len(self._held) > MAX_LINE_BYTES:
+            start, searched = 0, len(self._held)  # a long line is not looked through again for each of its pieces
+            if searched > MAX_LINE_BYTES:
                 raise ImportRefused(f"line {number + 1} of {name} is longer than {MAX_LINE_BYTES} bytes")
             if not await self._more():
                 break
@@ -311,12 +313,11 @@ def _refuse_nothing(name: str, reader: Reader, report: ImportReport) -> None:
 
 
 def _weight(entry: Entry) -> int:
-    """About how many bytes an entry has: exactly is known when it is encoded."""
-    if isinstance(entry, MessageEntry):
-        message = entry.message
-        calls = sum(len(call.arguments) for call in message.tool_calls or ())
-        return calls + (len(message.content) if isinstance(message.content, str) else len(repr(message.content)))
-    return HEAD_BYTES // BATCH_ENTRIES
+    """How many bytes an entry has; one that cannot be written is told so when it is stored."""
+    try:
+        return len(encode_entry(entry))
+    except InvalidMessage:
+        return 0
 
 
 def _key_of(facts: SessionFacts, name: str) -> SessionKey:

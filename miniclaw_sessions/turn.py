@@ -222,7 +222,7 @@ def refuse_reentry(session: Session) -> None:
     if any(turn.is_open and turn.session is session for turn in _open_turns.get()):
         raise TurnInProgress(
             f"session {session.session_id} is in a turn that this task belongs to; "
-            "use that turn, or start the other work from a task of its own"
+            "use that turn, or start the other work from a task that was there before the turn"
         )
 
 

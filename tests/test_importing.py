@@ -428,3 +428,49 @@ async def test_nobody_can_make_a_session_look_unfinished(tmp_path: Path) -> None
         await session.add_message(Message.user("mine"))
     async with opened(tmp_path / "w") as manager:
         assert (await manager.find("telegram_1")).metadata["incomplete"] == "import"
+
+
+async def test_messages_without_a_time_get_their_entry_s_and_stay_sound(tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    file.write_text('[{"role":"user","content":"hi"},{"role":"assistant","content":"hello","refusal":null}]')
+    async with opened(tmp_path / "w") as manager:
+        session = await manager.fork_from(file)
+        assert all(message.timestamp is not None for message in session.messages())
+        before = session.messages()
+    async with opened(tmp_path / "w") as manager:
+        assert (await manager.continue_recent()).messages() == before
+        assert (await manager.check()).problems == []
+
+
+async def test_a_dry_run_refuses_what_an_import_would(tmp_path: Path) -> None:
+    async with opened(tmp_path / "w") as manager:
+        await manager.import_file(RESUMED, dry_run=True)
+        await manager.import_file(RESUMED)
+        with pytest.raises(SessionExists):
+            await manager.import_file(RESUMED, dry_run=True)
+
+
+@pytest.mark.parametrize("size", [300_000, 900_000])
+async def test_a_long_first_line_is_recognised_in_pieces_of_any_size(tmp_path: Path, size: int) -> None:
+    lines = pi_lines("after")
+    header = json.loads(lines[0])
+    header["cwd"] = "x" * size
+    data = "\n".join([json.dumps(header), *lines[1:]]).encode()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(data), 65_536):
+            yield data[start : start + 65_536]
+
+    async with opened(tmp_path / "w") as manager:
+        assert (await manager.import_stream(chunks(), name="upload")).format == "pi"
+
+
+async def test_large_entries_of_any_kind_are_stored_in_small_batches(tmp_path: Path) -> None:
+    async with opened(tmp_path / "w", settings=SessionSettings(max_unsaved_bytes=6_000_000)) as manager:
+        session = await manager.get_or_create("telegram", "1")
+        for _ in range(12):
+            await session.append_custom_entry("large", {"text": "x" * 700_000})
+        file = tmp_path / "exported.jsonl"
+        file.write_bytes(b"".join([c async for c in manager.export(session.session_id, format_named("jsonl"))]))
+        report = await manager.import_file(file, key=SessionKey("again", "1"))
+        assert (report.entries, report.set_aside) == (12, 0)

@@ -1084,3 +1084,39 @@ async def test_a_list_can_be_read_a_page_at_a_time(tmp_path: Path) -> None:
         assert [one.session_id for one in await manager.list(limit=2, offset=2)] == everything[2:4]
         assert [one.session_id for one in await manager.list(offset=4)] == everything[4:]
         assert await manager.list(limit=0) == await manager.list(offset=9) == []
+
+
+async def test_forks_under_way_count_for_the_limit(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path / "w", store="memory:", settings=SessionSettings(max_sessions=3)) as manager:
+        session = await manager.get_or_create("telegram", 1)
+        outcomes: list[str] = []
+
+        async def fork() -> None:
+            try:
+                outcomes.append((await session.fork()).channel)
+            except SessionLimit:
+                outcomes.append("refused")
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(10):
+                tasks.start_soon(fork)
+        assert sorted(outcomes) == ["refused"] * 8 + ["telegram"] * 2
+        assert len(manager) == 3
+
+
+async def test_the_most_recent_session_is_not_one_that_is_being_deleted(tmp_path: Path) -> None:
+    store = FaultyStore(MemoryStore())
+    async with SessionManager(tmp_path / "w", store=store) as manager:
+        with pytest.raises(SessionNotFound, match="no sessions yet"):
+            await manager.continue_recent()
+        await (await manager.get_or_create("t", "a")).add_message(Message.user("x"))
+        newer = await manager.get_or_create("t", "b")
+        await newer.add_message(Message.user("y"))
+        hold = store.hold()
+        newer.append(Message.user("z"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(manager.delete, "t_b")
+            await hold.reached.wait()
+            await checkpoint()
+            assert (await manager.continue_recent()).session_id == "t_a"
+            hold.release()

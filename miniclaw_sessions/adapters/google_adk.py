@@ -173,6 +173,7 @@ class MiniclawSessionService(BaseSessionService):
         session = await self.manager.get_or_create(*self._key(app_name, user_id, session_id))
         if session.metadata.get(KEPT) is not None:
             raise AlreadyExistsError(f"Session with id {session_id} already exists.")
+        await self._share(app_name, user_id, state)
         unit = Unit(session)
         own = {
             "app_name": app_name,
@@ -181,7 +182,6 @@ class MiniclawSessionService(BaseSessionService):
             "created": self.manager.clock.now().timestamp(),
         }
         unit.add_custom(METADATA, {KEPT: own, **_metadata(_scoped(state, ""))})
-        await self._share(app_name, user_id, state)
         await unit.save()
         return await self._loaded(session, own, [])
 
@@ -262,11 +262,11 @@ class MiniclawSessionService(BaseSessionService):
         )
         if is_stale:
             raise StaleSessionError("somebody spoke in the session since it was read; get_session again, and repeat")
+        await self._share(known.app_name, known.user_id, event.actions.state_delta)
         unit = Unit(session)
         entry_id = _add_event(unit, event)
         if delta := _scoped(event.actions.state_delta, ""):
             unit.add_custom(METADATA, _metadata(delta))
-        await self._share(known.app_name, known.user_id, event.actions.state_delta)
         await unit.save()
         session.touch()
         known._storage_update_marker = entry_id  # noqa: SLF001 - same

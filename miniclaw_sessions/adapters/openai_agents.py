@@ -36,7 +36,7 @@ from agents.memory.session_settings import SessionSettings, coerce_session_setti
 
 from miniclaw_sessions.adapters.histories import newest_entries, presented, read_messages
 from miniclaw_sessions.adapters.home_loop import HomeLoop
-from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.errors import InvalidMessage, LeafMoved
 from miniclaw_sessions.formats.foreign import kept_fields
 from miniclaw_sessions.formats.openai_items import from_items, to_items
 from miniclaw_sessions.history.branch import Branch, summary_messages, told
@@ -139,25 +139,44 @@ class MiniclawSession:
         taken = None
         async with self._changing:
             with anyio.CancelScope(shield=True):
-                branch = await self.session.read_branch()
-                items = _to_items(presented(branch.messages(), KEPT))
-                if items:
-                    *left, taken = items
-                    kept, first_dropped = _without_newest(branch, items)
-                    await self._go_back(branch, kept, first_dropped, left)
+                taken = await self._take_newest_in_peace()
+        return taken
+
+    async def _take_newest_in_peace(self) -> dict[str, Any] | None:
+        """Again and again, until nobody says anything in between: other objects may stand for the same session."""
+        while True:
+            try:
+                return await self._take_newest()
+            except LeafMoved:
+                continue
+
+    async def _take_newest(self) -> dict[str, Any] | None:
+        leaf_id = self.session.leaf_id
+        branch = await self.session.read_branch()
+        items = _to_items(presented(branch.messages(), KEPT))
+        if not items:
+            return None
+        *left, taken = items
+        kept, first_dropped = _without_newest(branch, items)
+        await self._go_back(branch, kept, first_dropped, left, leaf_id)
         return taken
 
     async def _go_back(
-        self, branch: Branch, kept: list[Message], first_dropped: Entry | None, left: list[dict[str, Any]]
+        self,
+        branch: Branch,
+        kept: list[Message],
+        first_dropped: Entry | None,
+        left: list[dict[str, Any]],
+        leaf_id: str | None,
     ) -> None:
         """Let the conversation end with `left`: `kept` of it is before the entry that is dropped first."""
         again = _to_messages(left[len(_to_items(presented(kept, KEPT))) :])
         compaction = branch.compaction
         if first_dropped is None or (compaction is not None and first_dropped.sequence < compaction.sequence):
             # a leaf before the compaction would undo it: what is left is said again, from the root
-            await self.session.branch(None, then=[*kept, *again])
+            await self.session.branch(None, then=[*kept, *again], if_leaf=leaf_id)
         else:
-            await self.session.branch(first_dropped.parent_id, then=again)
+            await self.session.branch(first_dropped.parent_id, then=again, if_leaf=leaf_id)
 
 
 def _without_newest(branch: Branch, items: Sequence[dict[str, Any]]) -> tuple[list[Message], Entry | None]:

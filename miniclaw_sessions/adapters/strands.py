@@ -290,18 +290,20 @@ class MiniclawSessionRepository(SessionRepository):
             session_message.created_at = before.get("created_at", session_message.created_at)
             while later and isinstance(later[-1], MessageEntry) and _OF in _kept(later[-1]):
                 later.pop()  # the further results of the same message
-            if entry.parent_id is None:
-                session.clear()
-            else:
-                await session.branch(entry.parent_id)
-            unit = Unit(session)
-            _add(unit, agent_id, session_message)
-            for repeated in reversed(later):
-                if isinstance(repeated, MessageEntry):
-                    unit.add_message(repeated.message)
-                else:
-                    unit.add_custom(repeated.custom_type, repeated.data)
-            await unit.save()
+
+            def said_again() -> Unit:
+                unit = Unit(session)
+                _add(unit, agent_id, session_message)
+                for repeated in reversed(later):
+                    if isinstance(repeated, MessageEntry):
+                        unit.add_message(repeated.message)
+                    else:
+                        unit.add_custom(repeated.custom_type, repeated.data)
+                return unit
+
+            said_again().check()  # before anything is left behind for it
+            await session.branch(entry.parent_id)
+            await said_again().save()
 
         self._in(session_id, update)
 

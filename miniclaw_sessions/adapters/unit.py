@@ -27,6 +27,8 @@ PAGE = 256
 class Unit:
     """Entries of one session that are accepted all together or not at all. One commit carries them.
 
+    Each is made for its place when it is added: wait for nothing between the first of them and `save`.
+
     Attributes:
         session: whose entries they are.
     """
@@ -45,10 +47,20 @@ class Unit:
         """An entry that never reaches a model."""
         return self._add(self._next(Custom, custom_type=custom_type, data=dict(data)))
 
+    def check(self) -> None:
+        """Whether each of the entries could be accepted.
+
+        Raises:
+            InvalidMessage: one of them is too large.
+        """
+        for entry in self._entries:
+            self.session._check_entry(entry, len(encode_entry(entry)))  # noqa: SLF001 - see the module's docstring
+
     async def save(self) -> None:
         """Accept the entries, and return when they are acknowledged: the store has committed them.
 
         Raises:
+            LeafMoved: something was said in the session since the first was added; nothing was accepted.
             StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.add_messages`.
         """
         self.session._services.committer.check_store()  # noqa: SLF001 - see the module's docstring

@@ -175,6 +175,11 @@ class Agent:
         return f"<Agent {self._model_name}, {len(self.tools)} tools>"
 
     @property
+    def context(self) -> ContextBuilder:
+        """What its model is sent of a session, unless a keeper decides."""
+        return self._context
+
+    @property
     def tools(self) -> tuple[Tool, ...]:
         """What the model may call."""
         return self._tools.tools

@@ -26,7 +26,7 @@ from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.compacting import CompactionOutcome, CompactionStatus, Summarizer
-from miniclaw_sessions.turn import Turn, begins_turn, refuse_reentry
+from miniclaw_sessions.turn import Turn, begins_turn
 
 RESERVE_TOKENS = 16_384
 """How much of the model's context stays free for its reply and for what a count misses, unless told otherwise."""
@@ -155,11 +155,6 @@ class AgentSession:
         summary = await self._summary_of_what_is_left(entry_id) if summarize else ""
         if summary:
             await self.session.branch_with_summary(entry_id, summary)
-        elif entry_id is None:
-            refuse_reentry(self.session)
-            async with self.session.turn_lock:
-                self.session.clear()
-            await self.session.saved()
         else:
             await self.session.branch(entry_id)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
-from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import Events
 from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.orchestration import AgentSession
@@ -63,7 +62,7 @@ class Assistant:
         Raises, while iterating over the events:
             As for `Agent.run`, and without a message as for `Agent.resume`.
         """
-        keeper = _Keeper(self._kept(session), on_accepted)
+        keeper = _Keeper(self.agent, self._kept(session), on_accepted)
         if message is None:
             return self.agent.resume(session, keeper=keeper)
         return self.agent.run(message, session=session, idempotency_key=idempotency_key, keeper=keeper)
@@ -83,8 +82,8 @@ class Assistant:
 class _Keeper:
     """Says when the message is acknowledged, which it is before the model is asked; leaves the rest to `kept`."""
 
-    def __init__(self, kept: AgentSession | None, on_accepted: Callable[[], None]) -> None:
-        self.context = ContextBuilder() if kept is None else kept.context
+    def __init__(self, agent: Agent, kept: AgentSession | None, on_accepted: Callable[[], None]) -> None:
+        self.context = agent.context if kept is None else kept.context
         self._kept = kept
         self._on_accepted = on_accepted
         self._is_accepted = False

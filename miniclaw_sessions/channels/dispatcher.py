@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
+from anyio.streams.memory import MemoryObjectSendStream
 
 from miniclaw_sessions.agent.events import TurnFinished, TurnSuspended
 from miniclaw_sessions.channels.answering import Assistant
@@ -142,7 +143,8 @@ class Dispatcher:
     async def finished(self) -> None:
         """Wait until nothing is under way; what has finished is told and saved."""
         while self._under_way:
-            self._idle = anyio.Event()
+            if self._idle.is_set():
+                self._idle = anyio.Event()
             await self._idle.wait()
 
     def _running_tasks(self) -> TaskGroup:
@@ -248,11 +250,20 @@ class Dispatcher:
         sender, receiver = anyio.create_memory_object_stream[Outgoing](math.inf)
 
         async def tell() -> None:
-            with receiver, delivery.telling:
+            with delivery.telling:
                 async for outgoing in receiver:
                     if delivery.is_reached or not isinstance(outgoing, Progress):
                         await self._send(delivery, outgoing)
 
+        with receiver:  # open until the end: what nobody listens to any more is dropped, and breaks nothing
+            await self._answer_and_tell(delivery, sender, tell)
+
+    async def _answer_and_tell(
+        self,
+        delivery: _Delivery,
+        sender: MemoryObjectSendStream[Outgoing],
+        tell: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(tell, name="telling")
             with sender:

@@ -111,11 +111,8 @@ class LocalBackend:
         session = await self._manager.find(session_id)
         if summary:
             await session.branch_with_summary(entry_id, summary)
-        elif entry_id is not None:
-            await session.branch(entry_id)
         else:
-            session.clear()
-            await session.saved()
+            await session.branch(entry_id)
         return {"leaf_id": session.leaf_id, "session": session_document(session)}
 
     async def label(self, session_id: str, entry_id: str, label: str) -> str:

@@ -253,7 +253,8 @@ def _read_tolerantly(data: bytes, *, stem: str, now: datetime, new_id: Callable[
         known["messages"] = [message_from_dict(message) for message in messages]
         extra = {name: value for name, value in fields.items() if name not in OWN_FIELDS}
         file = msgspec.convert(_with_defaults(known, now, new_id), _File)
-        file.messages = [m if m.timestamp else replace(m, timestamp=file.updated_at) for m in file.messages]
+        if "sequences" not in fields:  # from elsewhere; ours says what the store says
+            file.messages = [m if m.timestamp else replace(m, timestamp=file.updated_at) for m in file.messages]
         return _assemble(file, key, extra)
     except (InvalidMessage, InvalidKey, msgspec.ValidationError) as error:
         raise DamagedSnapshot(str(error)) from None

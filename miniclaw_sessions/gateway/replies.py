@@ -73,6 +73,7 @@ _STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.SessionExists: (409, None),
     errors.DuplicateMessage: (409, None),
     errors.TurnInProgress: (409, None),
+    errors.LeafMoved: (409, None),
     errors.NothingToResume: (409, None),
     errors.MessageUnderWay: (409, None),
     errors.ChatBusy: (429, None),

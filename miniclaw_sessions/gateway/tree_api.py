@@ -90,7 +90,8 @@ class TreeApi:
         """The newest entries of one branch, from the root to an entry."""
         session = await self._sessions.find(request)
         limit = query_number(request, "limit", default=1000, most=MAX_BRANCH)
-        path = await while_client_waits(request, session.get_branch(request.query_params.get("entry_id")))
+        entry_id = request.query_params.get("entry_id")
+        path = await while_client_waits(request, session.get_branch(entry_id, limit=limit + 1))
         entries = map(encode_entry, path[-limit:])
         return self._json(document_in_pieces({"truncated": len(path) > limit}, "entries", entries))
 
@@ -183,11 +184,8 @@ def _append(session: Session, wanted: NewEntry) -> Coroutine[Any, Any, str]:
 async def _move(session: Session, wanted: GoTo) -> None:
     if wanted.summary:
         await session.branch_with_summary(wanted.entry_id, wanted.summary)
-    elif wanted.entry_id is not None:
-        await session.branch(wanted.entry_id)
     else:
-        session.clear()
-        await session.saved()
+        await session.branch(wanted.entry_id)
 
 
 async def _compact_by_hand(session: Session, wanted: Compact, summary: str) -> CompactionOutcome:

@@ -27,7 +27,7 @@ from miniclaw_sessions.persistence.snapshots import Snapshots
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Services, Session
-from miniclaw_sessions.session.copying import copy_session
+from miniclaw_sessions.session.copying import copy_session, key_of_fork
 from miniclaw_sessions.stores.base import Store
 
 log = get_logger(__name__)
@@ -49,6 +49,7 @@ class HeldSessions:
         self._sessions: dict[str, Session] = {}
         self._lock = anyio.Lock()
         self._leaving: dict[str, anyio.Event] = {}
+        self._in_the_making = 0
         self._unfinished: dict[str, Session] = {}  # what is left of them could not be removed yet
         self._stack: AsyncExitStack | None = None
         self._closed = False
@@ -73,7 +74,7 @@ class HeldSessions:
 
     def _new(self, key: SessionKey, *, dirty: bool = False, created_at: datetime | None = None) -> Session:
         limit = self.settings.max_sessions
-        if len(self._sessions) >= limit:
+        if len(self._sessions) + self._in_the_making >= limit:
             raise SessionLimit(f"there are {limit} sessions already (max_sessions); delete some or raise the limit")
         conversation = Conversation(
             key,
@@ -137,6 +138,7 @@ class HeldSessions:
                 raise SessionExists(f"session {session_id!r} exists already; delete it first, or choose another name")
             session = self._new(key, created_at=created_at)
             self._leaving[session_id] = anyio.Event()
+            self._in_the_making += 1
         try:
             session.note({INCOMPLETE: purpose})
             yield session
@@ -148,13 +150,12 @@ class HeldSessions:
             await self._background.complete(partial(self._discard, session))
             raise
         finally:
+            self._in_the_making -= 1
             self._leaving.pop(session_id).set()
 
     async def _fork(self, source: Session, key: SessionKey | None, leaf_id: str | None) -> Session:
         """A new session with a session's tree, or one branch of it."""
-        if key is None:
-            key = SessionKey.of(source.channel, f"{source.chat_id}.fork-{self.clock.new_id()[-12:]}")
-        async with self.new_session(key, purpose="fork") as fork:
+        async with self.new_session(key or key_of_fork(source.key, self.clock), purpose="fork") as fork:
             await copy_session(source, fork, leaf_id)
         return fork
 

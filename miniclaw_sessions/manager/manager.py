@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from miniclaw_sessions.errors import ImportRefused, SessionNotFound
+from miniclaw_sessions.errors import ImportRefused, SessionExists, SessionNotFound
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.window import MAX_MESSAGES, Window
 from miniclaw_sessions.manager.core import OpenManager
@@ -110,8 +110,11 @@ class SessionManager(OpenManager):
 
         Raises:
             SessionNotFound: there is none.
+            ManagerClosed: the manager is not open.
         """
-        sessions = [s for s in self._sessions.values() if channel is None or s.channel == channel]
+        self._require_open()
+        usable = (self._usable(session_id) for session_id in self._sessions)
+        sessions = [s for s in usable if s is not None and (channel is None or s.channel == channel)]
         if not sessions:
             raise SessionNotFound("" if channel is None else f"{channel}_...")
         recent = max(sessions, key=lambda session: (session.last_accessed, session.session_id))
@@ -226,6 +229,10 @@ class SessionManager(OpenManager):
         progress = on_progress or self._progress
         transfer = Import(chunks, name=name, form=form, clock=self.clock, on_progress=progress, size=size)
         report = await transfer.run(self._new_import, key, dry_run=dry_run)
+        if dry_run and report.session_id in self._sessions:
+            raise SessionExists(
+                f"session {report.session_id!r} exists already; delete it first, or choose another name"
+            )
         if not dry_run:
             counts = {"entries": report.entries, "repaired": report.repaired, "set_aside": report.set_aside}
             log.info("imported", action="session.imported", session_id=report.session_id, **counts)

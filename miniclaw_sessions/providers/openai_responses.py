@@ -94,8 +94,9 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
         try:
             return await self._create(request)
         except BadRequestError as error:
-            if error.param != "include" or self._options.pop("include", None) is None:
+            if error.param != "include" or "include" not in request:
                 raise
+            self._options.pop("include", None)
             return await self._create({name: value for name, value in request.items() if name != "include"})
 
     async def _create(self, request: dict[str, Any]) -> AsyncStream[ResponseStreamEvent]:

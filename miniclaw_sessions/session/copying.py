@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING
 
+from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import SessionDeleted
 from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import INCOMPLETE, METADATA, OWN_METADATA, Custom, Entry, Label, LeafMove
+from miniclaw_sessions.protocol.keys import SessionKey
 
 if TYPE_CHECKING:
     from miniclaw_sessions.session.live import Session
@@ -17,10 +19,18 @@ BATCH_ENTRIES = 500
 BATCH_BYTES = 4_194_304
 """When one of these is reached, the commit of what was accepted is waited for."""
 
+MAX_CHAT_ID = 1_000
+"""Of so many characters of the source's chat id a fork's is made; ids have a limit in bytes."""
+
 PARENT_SESSION = "parent_session"
 """The metadata of a fork: the id of the session that it was made of."""
 
 _OF_THE_BRANCH = frozenset({"title", "provider", "model", "thinking_level"})  # entries of the branch set these
+
+
+def key_of_fork(key: SessionKey, clock: Clock) -> SessionKey:
+    """A key for a fork that nobody has given one: the same channel, and a chat id made from the source's."""
+    return SessionKey.of(key.channel, f"{key.chat_id[:MAX_CHAT_ID]}.fork-{clock.new_id()[-12:]}")
 
 
 async def copy_session(source: Session, target: Session, leaf_id: str | None) -> None:

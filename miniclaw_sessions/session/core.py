@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.clock import Clock
-from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
+from miniclaw_sessions.errors import InvalidMessage, LeafMoved, SessionDeleted
 from miniclaw_sessions.history.branch import Branch
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
 from miniclaw_sessions.history.placing import Places
@@ -301,6 +301,11 @@ class SessionCore:
             branch: where one of them moves the leaf: the branch that it moves to.
         """
         self._check_accepting()
+        if entries and entries[0].sequence != self.last_sequence + 1:
+            raise LeafMoved(
+                f"entries were made for place {entries[0].sequence} of session {self.session_id}, which goes on at "
+                f"{self.last_sequence + 1}: something was said meanwhile; nothing was accepted, try again"
+            )
         encoded = [encode_entry(entry) for entry in entries]
         for entry, one in zip(entries, encoded, strict=True):
             self._check_entry(entry, len(one))
@@ -328,7 +333,7 @@ class SessionCore:
             InvalidMessage, UnsavedLimit: nothing of it was accepted.
         """
         next_place = self.last_sequence + 1
-        self._append_all([places.place(entry, place) for place, entry in enumerate(entries, next_place)])
+        self._append_all([places.place(_timed(entry), place) for place, entry in enumerate(entries, next_place)])
 
     async def settle(self) -> None:
         """Give a session that was put together of adopted entries the window of its leaf.
@@ -386,6 +391,14 @@ class SessionCore:
         if self._revision == self._flushed_revision:
             self._services.flusher.add(self)
         self._revision += 1
+
+
+def _timed(entry: Entry) -> Entry:
+    """Every message that is kept has a time (document 004); one that came without has its entry's."""
+    if isinstance(entry, MessageEntry) and entry.message.timestamp is None:
+        message = msgspec.structs.replace(entry.message, timestamp=in_utc(entry.timestamp))
+        return msgspec.structs.replace(entry, message=message)
+    return entry
 
 
 def owned(message: Message, now: datetime) -> Message:

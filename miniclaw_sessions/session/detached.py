@@ -10,23 +10,22 @@ from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.committer import SessionLog
 from miniclaw_sessions.persistence.flusher import Flushable
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.session.copying import copy_session
+from miniclaw_sessions.session.copying import copy_session, key_of_fork
 from miniclaw_sessions.session.core import Services
 from miniclaw_sessions.session.live import Session
 from miniclaw_sessions.stores.base import Append, StoredEntry
 from miniclaw_sessions.stores.memory import MemoryStore
 
 
-def detached(kind: type[Session], session_id: str | None, *, window: int, clock: Clock | None) -> Session:
+def detached(kind: type[Session], key: SessionKey | None, *, window: int, clock: Clock | None) -> Session:
     """A session of its own; see `Session.new`."""
     clock = clock or SystemClock()
-    key = SessionKey.of("memory", clock.new_id()) if session_id is None else SessionKey.parse(session_id)
+    key = key or SessionKey.of("memory", clock.new_id())
     memory = _Memory()
 
     async def fork(source: Session, wanted: SessionKey | None, leaf_id: str | None) -> Session:
-        copy = detached(kind, None if wanted is None else wanted.session_id, window=window, clock=clock)
+        copy = detached(kind, wanted or key_of_fork(source.key, clock), window=window, clock=clock)
         await copy_session(source, copy, leaf_id)
-        await copy.settle()
         return copy
 
     services = Services(clock, memory, memory, memory.store, 2**62, fork)

@@ -30,6 +30,7 @@ from miniclaw_sessions.protocol.entries import (
     SessionInfo,
     ThinkingLevelChange,
 )
+from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.session.core import owned
 from miniclaw_sessions.session.tree import SessionTree
@@ -63,7 +64,8 @@ class Session(SessionTree):
         """
         from miniclaw_sessions.session.detached import detached  # noqa: PLC0415 - which makes sessions, too
 
-        return detached(cls, session_id, window=window, clock=clock)
+        key = None if session_id is None else SessionKey.parse(session_id)
+        return detached(cls, key, window=window, clock=clock)
 
     # --- what was said -----------------------------------------------------------------------------------------------
 

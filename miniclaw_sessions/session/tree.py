@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from miniclaw_sessions.errors import EntryNotFound, InvalidMessage, UnsafeCompaction
+from miniclaw_sessions.errors import EntryNotFound, InvalidMessage, LeafMoved, UnsafeCompaction
 from miniclaw_sessions.history.branch import Branch, BranchCollector
 from miniclaw_sessions.history.compaction import TokenCounter, check_cut, count_by_characters, has_open_calls
 from miniclaw_sessions.history.context import build_context
@@ -217,7 +217,7 @@ class SessionTree(SessionCore):
         """The entry that the next one becomes a child of; None at the root."""
         return self._conversation.leaf_id
 
-    async def branch(self, entry_id: str | None, *, then: Sequence[Message] = ()) -> None:
+    async def branch(self, entry_id: str | None, *, then: Sequence[Message] = (), if_leaf: str | None = None) -> None:
         """Go back to an entry: the conversation goes on from there. A restart remembers it.
 
         Waits for the session's open turn.
@@ -225,15 +225,17 @@ class SessionTree(SessionCore):
         Args:
             entry_id: where to go on from; None is the root.
             then: messages that follow it there, as one turn; they and the move are accepted together or not at all.
+            if_leaf: go only if this is still the leaf, so that nothing that is said meanwhile is left behind.
 
         Raises:
             EntryNotFound: the session has no such entry.
+            LeafMoved: the leaf is not `if_leaf` any more; nothing was changed.
             InvalidMessage: a message cannot be stored faithfully, or is too large.
             TurnInProgress: this very task holds the session's turn.
             StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.add_message`.
         """
         async with self._between_turns():
-            await self._move_leaf(entry_id, then)
+            await self._move_leaf(entry_id, then, if_leaf=if_leaf)
         await self.saved()
 
     async def branch_with_summary(self, entry_id: str | None, summary: str) -> str:
@@ -253,13 +255,20 @@ class SessionTree(SessionCore):
         return entry_ids[-1]
 
     async def _move_leaf(
-        self, entry_id: str | None, then: Sequence[Message] = (), *, summary: str | None = None
+        self,
+        entry_id: str | None,
+        then: Sequence[Message] = (),
+        *,
+        summary: str | None = None,
+        if_leaf: str | None = None,
     ) -> list[str]:
         """Move the leaf and append what follows, all of it or nothing; the ids of the new entries."""
         self._services.committer.check_store()
         target = None if entry_id is None else await self.get_entry(entry_id)
         place = 0 if target is None else target.sequence
         found = Branch() if target is None else await self._read_window(target.id, place)
+        if if_leaf is not None and if_leaf != self.leaf_id:  # nothing is waited for from here on
+            raise LeafMoved(f"session {self.session_id} went on meanwhile, or elsewhere; look at it and try again")
         entries: list[Entry] = [self._next(LeafMove, target_id=entry_id, target_sequence=place or None)]
         if summary is not None:
             entries.append(self._next(BranchSummary, entries, summary=summary, from_id=self.leaf_id or "root"))
@@ -358,8 +367,12 @@ class SessionTree(SessionCore):
             self._source(), self.session_id, conversation.leaf_id, conversation.leaf_sequence, collector
         )
 
-    async def get_branch(self, entry_id: str | None = None) -> list[Entry]:
+    async def get_branch(self, entry_id: str | None = None, *, limit: int | None = None) -> list[Entry]:
         """The entries from the root to one of them, to the leaf if none is named: nothing left out.
+
+        Args:
+            entry_id: the end of the branch.
+            limit: only so many of the newest; the others are not read. None: all.
 
         Raises:
             EntryNotFound: the session has no such entry.
@@ -372,7 +385,11 @@ class SessionTree(SessionCore):
             place = (await self.get_entry(entry_id)).sequence
         if entry_id is None:
             return []
-        path = [entry async for entry in walk_up(self._source(), self.session_id, entry_id, place, [])]
+        path: list[Entry] = []
+        async for entry in walk_up(self._source(), self.session_id, entry_id, place, []):
+            path.append(entry)
+            if len(path) == limit:
+                break
         return path[::-1]
 
     async def get_entry(self, entry_id: str) -> Entry:
