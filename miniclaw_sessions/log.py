@@ -29,6 +29,9 @@ from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.protocol.printable import printable
 
 ACTIONS = {
+    "channel.failed": "a channel broke off; it is listened to again after a while",
+    "channel.send_failed": "a channel did not take what it was told; it is in the session all the same",
+    "channel.typing_failed": "a channel could not show that an answer is being made",
     "clock.jumped": "the wall clock was set; no session ages by the jump",
     "commit.failed": "the store cannot be written; the committer goes on trying",
     "commit.recovered": "the store can be written again",

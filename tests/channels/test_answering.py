@@ -84,3 +84,14 @@ async def test_an_overflow_with_a_known_context_is_summarised_and_asked_again(ma
 def test_a_reserve_that_leaves_no_room_is_refused_at_once(reserve_tokens: int) -> None:
     with pytest.raises(ConfigError, match="lower the reserve"):
         Assistant(Agent(ScriptedProvider()), ModelSettings(context_window=400, reserve_tokens=reserve_tokens))
+
+
+async def test_without_a_context_window_the_agent_s_own_limits_hold(manager: SessionManager) -> None:
+    provider = ScriptedProvider(lambda _: "ok")
+    session = await manager.get_or_create("telegram", "1")
+    for number in range(10):
+        await session.save_turn([Message.user(f"q{number}"), Message.assistant("a")])
+    async with Assistant(Agent(provider, history_limit=2)).answer(session, Message.user("now")) as events:
+        async for _ in events:
+            pass
+    assert [message.text for message in provider.contexts[0]] == ["q9", "a", "now"]

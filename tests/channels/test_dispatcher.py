@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from structlog.testing import capture_logs
 
 from miniclaw_sessions import Message, SessionManager, SessionSettings
 from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.agent.provider import ModelEvent, TextDelta
+from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.answering import Assistant
 from miniclaw_sessions.channels.base import Accepted, Answered, Incoming, NotAnswered, Outgoing, Progress, Reason
 from miniclaw_sessions.channels.dispatcher import Dispatcher
@@ -508,3 +510,48 @@ async def test_ending_at_any_point_loses_nothing_that_was_accepted(tmp_path: Pat
                 assert not isinstance(last, Answered) or everything.count(f"echo: {number}") == 1
     assert {end for _, end in seen} >= {Answered, type(None) if hard else NotAnswered}
     assert {is_accepted for is_accepted, _ in seen} == {False, True}
+
+
+async def test_a_turn_that_is_slow_to_let_go_breaks_nothing(
+    manager: SessionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miniclaw_sessions.channels.dispatcher._LAST_WORDS_S", 0.0)
+    may_end = anyio.Event()
+
+    class Clinging(Doors):
+        async def generate(
+            self, messages: Sequence[Message], tools: Sequence[Tool]
+        ) -> AsyncGenerator[ModelEvent, None]:
+            del messages, tools
+            try:
+                yield TextDelta("x")
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await may_end.wait()
+
+    room = Room()
+    with anyio.fail_after(PATIENCE_S):
+        async with Dispatcher(manager, Assistant(Agent(Clinging()))) as dispatcher:
+            dispatcher.serve(room)
+            said = room.say("one")
+            await room.until(lambda: room.streamed(said) == "x")
+            dispatcher.cut_off(anyio.current_time())
+            for _ in range(20):
+                await checkpoint()
+            may_end.set()
+            await dispatcher.finished()
+    room.close()
+    assert await said_in(manager) == ["one"]
+
+
+async def test_any_number_of_tasks_may_wait_for_the_end(dispatcher: Dispatcher, room: Room, model: Doors) -> None:
+    model.close("one")
+    room.say("one")
+    await model.was_asked("one")
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(dispatcher.finished)
+                await checkpoint()
+            model.open("one")
