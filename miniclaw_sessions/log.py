@@ -29,6 +29,7 @@ from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.protocol.printable import printable
 
 ACTIONS = {
+    "channel.ended": "a channel has no more messages to bring",
     "channel.failed": "a channel broke off; it is listened to again after a while",
     "channel.send_failed": "a channel did not take what it was told; it is in the session all the same",
     "channel.typing_failed": "a channel could not show that an answer is being made",
@@ -55,6 +56,7 @@ ACTIONS = {
     "listener.unlink_failed": "the socket file could not be removed",
     "notify.failed": "systemd could not be notified",
     "progress.failed": "whoever is told of the progress failed; the work goes on",
+    "model.reasoning_refused": "a model refused the reasoning in the history, and was asked again without it",
     "recovery.done": "startup has loaded all sessions",
     "recovery.entry_damaged": "an entry in the store cannot be read and was passed over",
     "recovery.ignored": "something in the sessions directory is not a file",
