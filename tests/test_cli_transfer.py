@@ -121,15 +121,17 @@ def test_a_session_that_exists_is_not_touched(cli: Cli) -> None:
 
 
 def test_in_a_directory_what_is_no_session_is_skipped(cli: Cli) -> None:
+    document = cli("import", str(DATA), "--json", "--dry-run").document
+    assert [Path(report["path"]) for report in document["imported"]] == [LARGE, PI]
+    assert [Path(one["path"]) for one in document["skipped"]] == [DATA / "ORIGIN.md", NO_SESSION]
     result = cli("import", str(DATA))
     assert result.status == 0
     assert [line.split(": ")[:2] for line in result.err.splitlines()] == [
         ["skipped", str(DATA / "ORIGIN.md")],
         ["skipped", str(NO_SESSION)],
     ]
-    document = cli("import", str(DATA), "--json", "--dry-run").document
-    assert [Path(report["path"]) for report in document["imported"]] == [LARGE, PI]
-    assert [Path(one["path"]) for one in document["skipped"]] == [DATA / "ORIGIN.md", NO_SESSION]
+    again = cli("import", str(DATA), "--json", "--dry-run").document
+    assert [Path(one["path"]) for one in again["refused"]] == [LARGE, PI]  # they exist now
 
 
 def test_which_files_of_a_directory_are_meant(tmp_path: Path) -> None:
