@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,10 +29,11 @@ from miniclaw_sessions.formats.foreign import (
 from miniclaw_sessions.formats.registry import recognise
 from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.persistence.recovery import Progress, ids_for
-from miniclaw_sessions.protocol.encoding import encode_entry, parse_json
-from miniclaw_sessions.protocol.entries import OWN_METADATA, SOURCE, Custom, Entry, LeafMove, MessageEntry
+from miniclaw_sessions.protocol.encoding import parse_json
+from miniclaw_sessions.protocol.entries import OWN_METADATA, SOURCE, Custom, Entry, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.copying import adopt_all
 
 HEAD_BYTES = 262_144
 """How much of a file is looked at to recognise it."""
@@ -42,10 +44,6 @@ MAX_LINE_BYTES = 67_108_864
 
 REPORTED_FINDINGS = 1_000
 """Of so many findings the report has the text; the rest is only counted."""
-
-BATCH_ENTRIES = 500
-BATCH_BYTES = 4_194_304
-"""When one of these is reached, what was read is stored before more is."""
 
 NOT_STORED = "import.too_large"
 """The `custom_type` of what stands in the place of an entry that is too large to be stored."""
@@ -146,14 +144,15 @@ class Import:
             begun = [entry async for entry in _first(entries)]
             key = key or _key_of(reader.facts, self._name)
             report.session_id = key.session_id
-            everything = _chained(begun, entries)
+            everything = _counted(_chained(begun, entries), report)
             if dry_run:
-                await self._count(everything, report)
+                async for _ in everything:
+                    pass
                 _refuse_nothing(self._name, reader, report)
                 report.title = reader.facts.title
                 return report
             async with new_session(key, reader.facts.created_at) as session:
-                await self._store(session, everything, report)
+                await adopt_all(session, everything, partial(_adopt, session, report))
                 _refuse_nothing(self._name, reader, report)
                 await _finish(session, reader.facts, form, report)
         return report
@@ -202,33 +201,6 @@ class Import:
         if self._bytes.read >= self._bytes.told + HEAD_BYTES or done:
             self._bytes.told = self._bytes.read
             self._on_progress(Progress("importing", self._bytes.read, self._size or 0))
-
-    # --- storing -----------------------------------------------------------------------------------------------------
-
-    async def _count(self, entries: AsyncIterator[Entry], report: ImportReport) -> None:
-        async for entry in entries:
-            report.entries += 1
-            report.messages += isinstance(entry, MessageEntry)
-
-    async def _store(self, session: Session, entries: AsyncIterator[Entry], report: ImportReport) -> None:
-        """Append the entries in batches, so that neither memory nor the store's queue fills up."""
-        places, size = Places(), 0
-        batch: list[Entry] = []
-        async for entry in entries:
-            report.entries += 1
-            report.messages += isinstance(entry, MessageEntry)
-            is_clearing = isinstance(entry, LeafMove) and entry.target_id is None
-            if is_clearing or len(batch) >= BATCH_ENTRIES or size >= BATCH_BYTES:
-                _adopt(session, batch, places, report)
-                await session.saved()
-                batch, size = [], 0
-            if is_clearing:
-                await session.settle()  # what is in force there stays in force
-            batch.append(entry)
-            size += _weight(entry)
-        _adopt(session, batch, places, report)
-        await session.settle()
-        await session.saved()
 
 
 class _Bytes:
@@ -300,6 +272,13 @@ async def _first(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
         return
 
 
+async def _counted(entries: AsyncIterator[Entry], report: ImportReport) -> AsyncIterator[Entry]:
+    async for entry in entries:
+        report.entries += 1
+        report.messages += isinstance(entry, MessageEntry)
+        yield entry
+
+
 async def _chained(begun: Sequence[Entry], rest: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
     for entry in begun:
         yield entry
@@ -310,14 +289,6 @@ async def _chained(begun: Sequence[Entry], rest: AsyncIterator[Entry]) -> AsyncI
 def _refuse_nothing(name: str, reader: Reader, report: ImportReport) -> None:
     if not report.entries and not reader.facts.source_id:
         raise ImportRefused(f"{name} holds nothing that is an entry of a session; nothing was imported")
-
-
-def _weight(entry: Entry) -> int:
-    """How many bytes an entry has; one that cannot be written is told so when it is stored."""
-    try:
-        return len(encode_entry(entry))
-    except InvalidMessage:
-        return 0
 
 
 def _key_of(facts: SessionFacts, name: str) -> SessionKey:
@@ -333,7 +304,7 @@ def _key_of(facts: SessionFacts, name: str) -> SessionKey:
         raise ImportRefused(f"{name} names no session that could be made ({error}); choose a name for it") from None
 
 
-def _adopt(session: Session, batch: Sequence[Entry], places: Places, report: ImportReport) -> None:
+def _adopt(session: Session, report: ImportReport, batch: Sequence[Entry], places: Places) -> None:
     """Append a batch; what is too large or cannot be stored leaves an entry in its place, so that the tree is whole."""
     try:
         session.adopt(batch, places)

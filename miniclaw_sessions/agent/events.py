@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import anyio
@@ -10,6 +11,7 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from miniclaw_sessions.agent.provider import TextDelta
+from miniclaw_sessions.errors import AgentError
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.session.compacting import CompactionOutcome
 
@@ -70,6 +72,19 @@ class TurnFinished(msgspec.Struct, frozen=True, tag=True):
 
 
 AgentEvent = TextDelta | ReplyFinished | ToolStarted | ToolFinished | SessionCompacted | TurnSuspended | TurnFinished
+
+
+async def reply_of(turn: AbstractAsyncContextManager[Events]) -> Message:
+    """The reply of a turn that is run to its end, acknowledged by the store.
+
+    Raises:
+        AgentError: the turn was suspended; and whatever ended it.
+    """
+    async with turn as events:
+        async for event in events:
+            if isinstance(event, TurnFinished):
+                return event.message
+    raise AgentError("the turn ended without a reply; it waits for the answer of a tool")
 
 
 class Events:

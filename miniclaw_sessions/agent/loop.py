@@ -38,6 +38,7 @@ from miniclaw_sessions.agent.events import (
     ToolStarted,
     TurnFinished,
     TurnSuspended,
+    reply_of,
 )
 from miniclaw_sessions.agent.hooks import Generation, Hooks
 from miniclaw_sessions.agent.provider import Provider, Reply, TextDelta
@@ -248,11 +249,7 @@ class Agent:
             ModelError, IterationLimit, AgentError, TurnInProgress, DuplicateMessage, StoreError: as for `run`. A turn
             that is suspended is an AgentError here.
         """
-        async with self.run(message, session=session, idempotency_key=idempotency_key) as events:
-            async for event in events:
-                if isinstance(event, TurnFinished):
-                    return event.message
-        raise AgentError("the turn ended without a reply; it waits for the answer of a tool")
+        return await reply_of(self.run(message, session=session, idempotency_key=idempotency_key))
 
     # --- a turn ------------------------------------------------------------------------------------------------------
 

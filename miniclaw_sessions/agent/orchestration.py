@@ -13,12 +13,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import anyio
 
 from miniclaw_sessions.agent.context_builder import ContextBuilder
-from miniclaw_sessions.agent.events import Events, TurnFinished
+from miniclaw_sessions.agent.events import Events, reply_of
 from miniclaw_sessions.agent.loop import Agent, Unanswered
 from miniclaw_sessions.agent.newest_branch import NewestBranch
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Content
-from miniclaw_sessions.errors import AgentError, ConfigError, InvalidMessage, NothingToResume
+from miniclaw_sessions.errors import ConfigError, InvalidMessage, NothingToResume
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.branch import told
 from miniclaw_sessions.history.compaction import KEEP_TOKENS, TokenCounter, count_by_characters, count_tokens, tokens_of
@@ -100,11 +100,7 @@ class AgentSession:
 
     async def reply(self, message: Message, *, idempotency_key: str | None = None) -> Message:
         """Answer a message and return the reply. Raises as `Agent.reply`."""
-        async with self.run(message, idempotency_key=idempotency_key) as events:
-            async for event in events:
-                if isinstance(event, TurnFinished):
-                    return event.message
-        raise AgentError("the turn ended without a reply; it waits for the answer of a tool")
+        return await reply_of(self.run(message, idempotency_key=idempotency_key))
 
     @asynccontextmanager
     async def retry(self) -> AsyncGenerator[Events, None]:

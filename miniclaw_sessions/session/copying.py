@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from miniclaw_sessions.clock import Clock
-from miniclaw_sessions.errors import SessionDeleted
+from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
 from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import INCOMPLETE, METADATA, OWN_METADATA, Custom, Entry, Label, LeafMove
@@ -53,7 +53,6 @@ async def copy_session(source: Session, target: Session, leaf_id: str | None) ->
         await adopt_all(target, _each(path))
         for target_id, label in await _labels_on(source, path):
             await target.set_label(target_id, label)
-    await target.settle()
     if source.is_deleted:
         raise SessionDeleted(f"session {source.session_id} was deleted; there is nothing to copy any more")
     known, wanted = target.metadata, source.metadata
@@ -73,28 +72,47 @@ async def _but_for_unfinished(entries: AsyncIterator[Entry]) -> AsyncIterator[En
             yield entry
 
 
-async def adopt_all(target: Session, entries: AsyncIterator[Entry]) -> None:
-    """Append entries from elsewhere to a new session, as they come.
+async def adopt_all(
+    target: Session,
+    entries: AsyncIterator[Entry],
+    adopt: Callable[[Sequence[Entry], Places], None] | None = None,
+) -> None:
+    """Append entries from elsewhere to a new session, in batches: neither memory nor the store's queue fills up.
+
+    Args:
+        target: a session that nobody else uses yet.
+        entries: as they come.
+        adopt: appends one batch; by default `Session.adopt`.
 
     Raises:
         StoreError: they cannot be stored.
         InvalidMessage: one of them cannot be stored faithfully, or is too large.
     """
+    adopt = adopt or target.adopt
     places = Places()
     batch: list[Entry] = []
     size = 0
     async for entry in entries:
         is_clearing = isinstance(entry, LeafMove) and entry.target_id is None
         if is_clearing or len(batch) >= BATCH_ENTRIES or size >= BATCH_BYTES:
-            target.adopt(batch, places)
+            adopt(batch, places)
             await target.saved()
             batch, size = [], 0
         if is_clearing:
             await target.settle()  # what is in force there stays in force
         batch.append(entry)
-        size += len(encode_entry(entry))
-    target.adopt(batch, places)
+        size += _size_of(entry)
+    adopt(batch, places)
+    await target.settle()
     await target.saved()
+
+
+def _size_of(entry: Entry) -> int:
+    """How many bytes an entry has; that one cannot be written is told when it is adopted."""
+    try:
+        return len(encode_entry(entry))
+    except InvalidMessage:
+        return 0
 
 
 async def _labels_on(source: Session, path: Iterable[Entry]) -> Iterable[tuple[str, str]]:
