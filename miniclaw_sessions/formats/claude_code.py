@@ -34,7 +34,7 @@ from miniclaw_sessions.formats.claude_messages import (
     read_result,
     read_usage,
 )
-from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts
+from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, text_of
 from miniclaw_sessions.formats.json_lines import JsonLines
 from miniclaw_sessions.protocol.encoding import instant
 from miniclaw_sessions.protocol.entries import Compaction, Custom, Entry, MessageEntry
@@ -101,7 +101,7 @@ class _Reply(_Open):
         self.model: str | None = None
         self.usage: Usage | None = None
         self.stop_reason: str | None = None
-        self.message_id = _text(message, "id") or ""
+        self.message_id = text_of(message, "id") or ""
         self.kept = {name: value for name, value in message.items() if name not in _OF_A_REPLY and value is not None}
         self.last_result: str | None = None
         self.answered: set[str] = set()
@@ -116,8 +116,8 @@ class _Reply(_Open):
             else:
                 self.parts.append(read_part(block))
         self.usage = read_usage(message.get("usage")) or self.usage
-        self.model = _text(message, "model") or self.model
-        self.stop_reason = _text(message, "stop_reason") or self.stop_reason
+        self.model = text_of(message, "model") or self.model
+        self.stop_reason = text_of(message, "stop_reason") or self.stop_reason
 
     def entry(self) -> Entry:
         message = Message(
@@ -142,7 +142,7 @@ class _Boundary(_Open):
     def entry(self) -> Entry:
         meta = self.extra.get("compactMetadata")
         meta = meta if isinstance(meta, dict) else {}
-        trigger = _text(meta, "trigger") or ""
+        trigger = text_of(meta, "trigger") or ""
         return Compaction(
             **self._base(),
             summary=self.summary,
@@ -186,7 +186,7 @@ class _Reader:
     # --- lines -------------------------------------------------------------------------------------------------------
 
     def _take(self, line: dict[str, Any]) -> None:
-        if (uuid := _text(line, "uuid")) and (uuid in self._ids or uuid in self._stand_ins):
+        if (uuid := text_of(line, "uuid")) and (uuid in self._ids or uuid in self._stand_ins):
             self._lines.set_aside("a line with the same uuid stands before it")
             return
         self._note_facts(line)
@@ -205,14 +205,14 @@ class _Reader:
                 self._take_other(line)
 
     def _take_other(self, line: dict[str, Any]) -> None:
-        named = _text(line, "parentUuid")
+        named = text_of(line, "parentUuid")
         awaited = named if named is not None and self._known(named) is None else None
         parent_id = self._parent(line)
         entry = Custom(
             id=self._own_id(line),
             parent_id=parent_id,
             timestamp=self._time,
-            custom_type=f"{NAME}.{_text(line, 'type') or 'unknown'}",
+            custom_type=f"{NAME}.{text_of(line, 'type') or 'unknown'}",
             data=line,
         )
         self._place(entry, line)
@@ -256,12 +256,12 @@ class _Reader:
             reply.last_result = first_id
 
     def _take_reply(self, line: dict[str, Any], message: Mapping[str, Any]) -> None:
-        reply = self._replies.get(_text(message, "id") or "")
+        reply = self._replies.get(text_of(message, "id") or "")
         if reply is not None:
             reply.add(message)
             more: dict[str, Any] = {name: line[name] for name in ("uuid", "parentUuid", "timestamp") if name in line}
             reply.extra.setdefault("lines", []).append({**more, **self._kept(line, None, compared_to=reply.extra)})
-            if uuid := _text(line, "uuid"):
+            if uuid := text_of(line, "uuid"):
                 self._stand_ins[uuid] = reply.id
             return
         parent_id = self._parent(line)
@@ -295,7 +295,7 @@ class _Reader:
             self._place(boundary, line)
         else:
             boundary.extra["summary"] = {"uuid": line.get("uuid"), **self._kept(line, None, compared_to=boundary.extra)}
-            if uuid := _text(line, "uuid"):
+            if uuid := text_of(line, "uuid"):
                 self._stand_ins[uuid] = boundary.id
         boundary.summary = summary
         boundary.is_open = False
@@ -307,11 +307,11 @@ class _Reader:
         return self._side_id if _is_side(line) else self.facts.leaf_id
 
     def _own_id(self, line: Mapping[str, Any]) -> str:
-        return _text(line, "uuid") or self._new_id()
+        return text_of(line, "uuid") or self._new_id()
 
     def _parent(self, line: Mapping[str, Any]) -> str | None:
         """The entry that a line follows; a line that has no place in the tree follows what stands before it."""
-        uuid = _text(line, "uuid")
+        uuid = text_of(line, "uuid")
         if uuid is not None and (early := self._early.pop(uuid, None)) is not None:
             before = self._end(early)
             self._stand_ins[before] = uuid  # the two change places, so that one branch holds both
@@ -378,9 +378,9 @@ class _Reader:
         for name in _COMMON:
             if name in line and name not in facts.header:
                 facts.header[name] = line[name]
-        facts.source_id = facts.source_id or _text(line, "sessionId") or ""
-        kind = _text(line, "type") or ""
-        title = _text(line, _TITLES.get(kind, ""))
+        facts.source_id = facts.source_id or text_of(line, "sessionId") or ""
+        kind = text_of(line, "type") or ""
+        title = text_of(line, _TITLES.get(kind, ""))
         if title and (rank := _TITLE_RANKS[kind]) >= self._title_rank:
             facts.title, self._title_rank = title, rank
 
@@ -421,11 +421,6 @@ def _preserved(meta: Any) -> tuple[str | None, str | None]:
 
 def _is_side(line: Mapping[str, Any]) -> bool:
     return line.get("isSidechain") is True
-
-
-def _text(fields: Mapping[str, Any], name: str) -> str | None:
-    value = fields.get(name)
-    return value if isinstance(value, str) and value else None
 
 
 def _count(fields: Mapping[str, Any], name: str) -> int | None:

@@ -27,7 +27,7 @@ from miniclaw_sessions.formats.codex_items import (
     reasoning_texts,
     texts_of,
 )
-from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_apart
+from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_apart, text_of
 from miniclaw_sessions.formats.json_lines import JsonLines
 from miniclaw_sessions.protocol.encoding import instant
 from miniclaw_sessions.protocol.entries import (
@@ -135,11 +135,11 @@ class _Reader:
     def _take_header(self, header: dict[str, Any]) -> None:
         facts = self.facts
         facts.header = header
-        facts.source_id = _text(header, "id") or _text(header, "session_id") or ""
-        facts.parent_session = _text(header, "forked_from_id")
+        facts.source_id = text_of(header, "id") or text_of(header, "session_id") or ""
+        facts.parent_session = text_of(header, "forked_from_id")
         began = instant(header.get("timestamp"))
         facts.created_at = began if isinstance(began, datetime) else self._time
-        self._provider = _text(header, "model_provider") or ""
+        self._provider = text_of(header, "model_provider") or ""
 
     def _take_item(self, item: dict[str, Any]) -> None:
         was_open = self._replies.is_open
@@ -155,7 +155,7 @@ class _Reader:
             self._note_said(text)
 
     def _take_event(self, event: dict[str, Any]) -> None:
-        kind = _text(event, "type") or "event"
+        kind = text_of(event, "type") or "event"
         text = event.get(_ECHOES.get(kind, ""))
         if isinstance(text, str):
             self._take_echo(event, text)
@@ -166,7 +166,7 @@ class _Reader:
             self._add_event(event)
         else:
             if kind == "thread_name_updated":
-                self.facts.title = _text(event, "thread_name") or self.facts.title
+                self.facts.title = text_of(event, "thread_name") or self.facts.title
             self._add_event(event)
 
     def _take_count(self, event: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ class _Reader:
             self._add_event(count)
 
     def _take_context(self, context: dict[str, Any]) -> None:
-        model, effort = _text(context, "model"), _text(context, "effort")
+        model, effort = text_of(context, "model"), text_of(context, "effort")
         if model is not None and model != self._model:
             self._close()
             self._model = model
@@ -209,7 +209,7 @@ class _Reader:
 
     def _take_compaction(self, payload: dict[str, Any]) -> None:
         self._close()
-        summary, history = _text(payload, "message") or "", payload.get("replacement_history")
+        summary, history = text_of(payload, "message") or "", payload.get("replacement_history")
         messages, rest = messages_of(history, self._time) if isinstance(history, list) else ([], None)
         extra = kept_apart(payload, ("replacement_history",) if rest is not None else ("message",), KEPT) or {KEPT: {}}
         if rest:
@@ -303,11 +303,6 @@ def _item_texts(item: Mapping[str, Any]) -> list[str]:
     if item["type"] == "reasoning":
         return reasoning_texts(item)
     return ["".join(texts_of(item.get("content")))] if item["type"] == "message" else []
-
-
-def _text(fields: Mapping[str, Any], name: str) -> str | None:
-    value = fields.get(name)
-    return value if isinstance(value, str) and value else None
 
 
 CODEX = Format(

@@ -21,9 +21,17 @@ import msgspec
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.formats.dive_message import KEPT, read_message, read_usage, written_messages, written_usage
-from miniclaw_sessions.formats.foreign import Chain, Finding, Format, Outcome, Sample, SessionFacts, kept_fields
+from miniclaw_sessions.formats.foreign import (
+    Chain,
+    Finding,
+    Format,
+    Outcome,
+    Sample,
+    SessionFacts,
+    kept_fields,
+    moment_of,
+)
 from miniclaw_sessions.formats.json_lines import JsonLines
-from miniclaw_sessions.protocol.encoding import instant
 from miniclaw_sessions.protocol.entries import BranchSummary, Compaction, Custom, Entry, EntryBase, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Role
 
@@ -111,14 +119,14 @@ class _Reader:
         facts.source_id = data.pop("id") if isinstance(data.get("id"), str) else ""
         facts.title = data.pop("title") if isinstance(data.get("title"), str) else None
         facts.parent_session = data.pop("forked_from") if isinstance(data.get("forked_from"), str) else None
-        if (created_at := _moment(data.get("created_at"))) is not None:
+        if (created_at := moment_of(data.get("created_at"))) is not None:
             facts.created_at = created_at
             if _as_text(created_at) == data["created_at"]:
                 del data["created_at"]
         facts.header = data
 
     def _read_event(self, line: dict[str, Any], data: dict[str, Any]) -> list[Entry]:
-        timestamp = _moment(data.get("timestamp"))
+        timestamp = moment_of(data.get("timestamp"))
         if timestamp is None:
             self._lines.repaired("the event has no valid time; it has that of the event before it")
         messages = self._read_messages(data.get("messages"))
@@ -180,11 +188,6 @@ def _kept_of(data: dict[str, Any], timestamp: datetime | None, messages: Sequenc
     if timestamp is not None and kept.get("timestamp") == _as_text(timestamp):
         del kept["timestamp"]
     return kept
-
-
-def _moment(value: Any) -> datetime | None:
-    moment = instant(value)
-    return moment if isinstance(moment, datetime) else None
 
 
 def _as_text(moment: datetime) -> str:

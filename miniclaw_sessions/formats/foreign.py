@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from miniclaw_sessions.protocol.encoding import instant
 from miniclaw_sessions.protocol.entries import Entry, EntryBase
 from miniclaw_sessions.protocol.messages import Message
 
@@ -181,3 +182,21 @@ def kept_fields(extra: Mapping[str, Any] | None, under: str) -> Mapping[str, Any
     """What `kept_apart` kept; empty where there is nothing, or where somebody else put something there."""
     kept = (extra or {}).get(under)
     return kept if isinstance(kept, dict) else {}
+
+
+def kept_but(extra: Mapping[str, Any] | None, under: str, known: Iterable[str]) -> dict[str, Any]:
+    """What `kept_apart` kept, without the fields of these names, which the codec writes itself."""
+    names = frozenset(known)
+    return {name: kept for name, kept in kept_fields(extra, under).items() if name not in names}
+
+
+def moment_of(value: Any) -> datetime | None:
+    """A time from JSON, in UTC; None for what is no time."""
+    moment = instant(value)
+    return moment if isinstance(moment, datetime) else None
+
+
+def text_of(fields: Mapping[str, Any], name: str) -> str | None:
+    """A field that is a text and not empty; else None."""
+    value = fields.get(name)
+    return value if isinstance(value, str) and value else None

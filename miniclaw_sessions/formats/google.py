@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_fields
+from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_but, kept_fields
 from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, dumped, list_in
 from miniclaw_sessions.formats.tool_calls import (
     CallIds,
@@ -164,7 +164,12 @@ def _write_piece(message: Message, piece: Part | ToolCall, calls: _Calls) -> dic
             return part if piece.text or "thought_signature" in part else None  # empty text is refused
         case ThinkingPart() if message.is_assistant and KEPT in (piece.extra or {}):
             signed = {} if piece.signature is None else {"thought_signature": piece.signature}
-            return {**_unknown(piece, {"text", "thought", *signed}), "text": piece.thinking, "thought": True, **signed}
+            return {
+                **kept_but(piece.extra, KEPT, {"text", "thought", *signed}),
+                "text": piece.thinking,
+                "thought": True,
+                **signed,
+            }
         case ImagePart():
             return _write_image(piece)
         case OtherPart(fields=fields) if KEPT in (message.extra or {}):
@@ -174,7 +179,7 @@ def _write_piece(message: Message, piece: Part | ToolCall, calls: _Calls) -> dic
 
 
 def _write_text(part: TextPart) -> dict[str, Any]:
-    return {**_unknown(part, {"text", "thought"}), "text": part.text}
+    return {**kept_but(part.extra, KEPT, {"text", "thought"}), "text": part.text}
 
 
 def _write_image(part: ImagePart) -> dict[str, Any]:
@@ -191,14 +196,14 @@ def _write_image(part: ImagePart) -> dict[str, Any]:
     else:
         return {"text": "(an image that is not at hand)"}
     more = kept[field] if isinstance(kept.get(field), dict) else {}
-    return {**_unknown(part, {"inline_data", "file_data"}), field: {**more, **own}}
+    return {**kept_but(part.extra, KEPT, {"inline_data", "file_data"}), field: {**more, **own}}
 
 
 def _write_call(call: ToolCall, calls: _Calls) -> dict[str, Any]:
     kept = kept_fields(call.extra, KEPT)
     more = kept["function_call"] if isinstance(kept.get("function_call"), dict) else {}
     function = {**more, **calls.of_call(call), "args": arguments_object(call.arguments)}
-    return {**_unknown(call, {"function_call", *_NOTES}), "function_call": function}
+    return {**kept_but(call.extra, KEPT, {"function_call", *_NOTES}), "function_call": function}
 
 
 def _write_response(message: Message, calls: _Calls) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -210,18 +215,13 @@ def _write_response(message: Message, calls: _Calls) -> tuple[dict[str, Any], li
     if shown and kept.get(_IMAGES_INSIDE) is True:
         function["parts"] = shown
         shown = []
-    return {**_unknown(message, {"function_response", *_NOTES}), "function_response": function}, shown
+    return {**kept_but(message.extra, KEPT, {"function_response", *_NOTES}), "function_response": function}, shown
 
 
 def _response_object(message: Message) -> dict[str, Any]:
     if kept_fields(message.extra, KEPT).get(_WHOLE_RESPONSE) is True:
         return arguments_object(message.text)
     return {"error" if message.is_error else "output": message.text}
-
-
-def _unknown(value: Message | TextPart | ImagePart | ThinkingPart | ToolCall, known: Iterable[str]) -> dict[str, Any]:
-    names = frozenset(known)
-    return {name: kept for name, kept in kept_fields(value.extra, KEPT).items() if name not in names}
 
 
 def _fitting(name: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_fields
+from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_but, kept_fields
 from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, dumped, list_in
 from miniclaw_sessions.formats.tool_calls import CallIds, fitting_name, in_order, taken_apart
 from miniclaw_sessions.protocol.messages import (
@@ -119,7 +119,7 @@ def _write_content(message: Message) -> str | list[dict[str, Any]]:
 def _write_input(part: Part) -> dict[str, Any] | None:
     match part:
         case TextPart():
-            return {"type": "input_text", **_kept_but(part, {"text"}), "text": part.text}
+            return {"type": "input_text", **kept_but(part.extra, KEPT, {"text"}), "text": part.text}
         case ImagePart():
             return _write_image(part)
         case OtherPart(fields={"type": "openai_content", "content": dict(content)}):
@@ -131,7 +131,7 @@ def _write_input(part: Part) -> dict[str, Any] | None:
 def _write_image(part: ImagePart) -> dict[str, Any]:
     url = part.url if part.data is None else f"data:{part.media_type or 'image/png'};base64,{part.data}"
     if _is_ours(part):
-        return {**_kept_but(part, {"type", "image_url"}), "type": "input_image", "image_url": url or ""}
+        return {**kept_but(part.extra, KEPT, {"type", "image_url"}), "type": "input_image", "image_url": url or ""}
     if not _SHOWABLE.match(url or ""):  # one that the service cannot show is refused, and with it the request
         return {"type": "input_text", "text": "(an image that cannot be shown here)"}
     return {"type": "input_image", "detail": "auto", "image_url": url}
@@ -139,7 +139,7 @@ def _write_image(part: ImagePart) -> dict[str, Any]:
 
 def _write_result(message: Message, ids: CallIds) -> dict[str, Any]:
     return {
-        **_kept_but(message, {"type", "call_id", "output"}),
+        **kept_but(message.extra, KEPT, {"type", "call_id", "output"}),
         "type": "function_call_output",
         "call_id": message.tool_call_id if _is_ours(message) else ids.of_result(message.tool_call_id or ""),
         "output": _write_content(message),
@@ -192,18 +192,20 @@ class _Reply:
         if self._plain is not None:
             self._plain["content"] += text
             return
-        fields = _kept_but(self._message, {"role", "content"}) if isinstance(self._message.content, str) else {}
+        fields = (
+            kept_but(self._message.extra, KEPT, {"role", "content"}) if isinstance(self._message.content, str) else {}
+        )
         self._item({**fields, "role": "assistant", "content": text})
         self._plain = self._items[-1]
 
 
 def _write_output(part: TextPart) -> dict[str, Any]:
-    fields = {"type": "output_text", **_kept_but(part, {_BEGINS, "text"})}
+    fields = {"type": "output_text", **kept_but(part.extra, KEPT, {_BEGINS, "text"})}
     return {**fields, "refusal" if fields["type"] == "refusal" else "text": part.text}
 
 
 def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
-    fields = {**_kept_but(call, {"type", "call_id", "name", "arguments"}), "type": "function_call"}
+    fields = {**kept_but(call.extra, KEPT, {"type", "call_id", "name", "arguments"}), "type": "function_call"}
     if _is_ours(call):
         return {**fields, "call_id": call.id, "name": call.name, "arguments": call.arguments}
     arguments = call.arguments if call.arguments.strip() else "{}"
@@ -213,16 +215,11 @@ def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
 
 def _write_reasoning(part: ThinkingPart) -> dict[str, Any]:
     encrypted = {} if part.signature is None else {"encrypted_content": part.signature}
-    return {**_kept_but(part, {"type"}), **encrypted, "type": "reasoning"}
+    return {**kept_but(part.extra, KEPT, {"type"}), **encrypted, "type": "reasoning"}
 
 
 def _is_ours(value: Message | TextPart | ImagePart | ThinkingPart | ToolCall) -> bool:
     return isinstance((value.extra or {}).get(KEPT), dict)
-
-
-def _kept_but(value: Message | TextPart | ImagePart | ThinkingPart | ToolCall, known: Iterable[str]) -> dict[str, Any]:
-    names = frozenset(known)
-    return {name: kept for name, kept in kept_fields(value.extra, KEPT).items() if name not in names}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

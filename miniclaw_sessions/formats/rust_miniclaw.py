@@ -16,9 +16,9 @@ import msgspec
 import orjson
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.formats.foreign import Chain, Finding, Format, Outcome, Sample, SessionFacts
+from miniclaw_sessions.formats.foreign import Chain, Finding, Format, Outcome, Sample, SessionFacts, moment_of
 from miniclaw_sessions.formats.snapshot import OWN_FIELDS, SCHEMA_VERSION
-from miniclaw_sessions.protocol.encoding import check_json, in_utc, instant, message_from_dict
+from miniclaw_sessions.protocol.encoding import check_json, in_utc, message_from_dict
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 
@@ -81,7 +81,7 @@ class _Reader:
         facts = self.facts
         facts.session_id = facts.source_id = self._text(fields, "session_id")
         facts.channel, facts.chat_id = self._text(fields, "channel"), self._text(fields, "chat_id")
-        facts.created_at = _time(fields.get("created_at"))
+        facts.created_at = moment_of(fields.get("created_at"))
         if facts.created_at is not None:
             self._time = facts.created_at
         elif fields.get("created_at") is not None:
@@ -131,7 +131,7 @@ class _Reader:
             return message_from_dict(check_json(fields))
         except InvalidMessage as error:
             reason = str(error)
-        if isinstance(fields, dict) and "timestamp" in fields and _time(fields["timestamp"]) is None:
+        if isinstance(fields, dict) and "timestamp" in fields and moment_of(fields["timestamp"]) is None:
             try:
                 message = message_from_dict({name: value for name, value in fields.items() if name != "timestamp"})
             except InvalidMessage as error:
@@ -149,11 +149,6 @@ class _Reader:
 def _with_idempotency_keys(entries: Sequence[Entry], keys: Mapping[str, Any]) -> list[Entry]:
     key_of = {entry_id: key for key, entry_id in keys.items() if isinstance(entry_id, str)}
     return [msgspec.structs.replace(entry, idempotency_key=key_of.get(entry.id)) for entry in entries]
-
-
-def _time(value: Any) -> datetime | None:
-    moment = instant(value)
-    return moment if isinstance(moment, datetime) else None
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -174,7 +169,7 @@ def _dump(messages: Sequence[Message], facts: SessionFacts) -> bytes:
         "channel": channel,
         "chat_id": chat_id,
         "created_at": created_at,
-        "last_accessed": _time(facts.header.get("last_accessed")) or (times[-1] if times else created_at),
+        "last_accessed": moment_of(facts.header.get("last_accessed")) or (times[-1] if times else created_at),
         "messages": _written(messages, created_at),
     }
     try:
