@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from miniclaw_sessions.history.branch import Branch, BranchCollector, told
-from miniclaw_sessions.history.compaction import TokenCounter
+from miniclaw_sessions.history.compaction import TokenCounter, tokens_of, tokens_with
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.session import Session
 
@@ -33,6 +33,7 @@ class NewestBranch:
         self._count = count
         self._branch = Branch()
         self._tokens = 0
+        self._context_tokens = 0
 
     def __repr__(self) -> str:
         return f"<NewestBranch of {self._session.session_id}, {len(self._branch.entries)} entries>"
@@ -51,12 +52,23 @@ class NewestBranch:
         if new is None or self._tokens > 2 * self._max_tokens:  # too much of it is old
             self._branch = await self._session.read_branch(max_tokens=self._max_tokens, count=self._count)
             self._tokens = self._size(self._branch.entries)
+            self._context_tokens = tokens_of(self._branch.entries, self._count)
         elif new:
             self._branch = msgspec.structs.replace(self._branch, entries=(*self._branch.entries, *new))
             self._tokens += self._size(new)
+            self._context_tokens = tokens_with(self._context_tokens, new, self._count)
         if max_tokens is None or self._tokens <= max_tokens:
             return self._branch
         return self._newest(max_tokens)
+
+    async def context_tokens(self) -> int:
+        """The size of the context that the branch gives now, as `tokens_of` has it; only what is new is counted.
+
+        Raises:
+            StoreUnavailable: as for `read`.
+        """
+        await self.read()
+        return self._context_tokens
 
     def _said_since(self) -> list[MessageEntry] | None:
         """The messages from what is known to the leaf; None where anything else may stand between."""

@@ -180,7 +180,7 @@ class AgentSession:
 
     async def context_tokens(self) -> int:
         """How large the context is now, about: what the provider said of its last request, and what came since."""
-        return tokens_of((await self._newest.read()).entries, self._count)
+        return await self._newest.context_tokens()
 
     async def compact(self, *, reason: str = "manual", keep_tokens: int | None = None) -> CompactionOutcome:
         """Let a summary stand for the older part of the conversation. See `Session.compact`."""

@@ -227,8 +227,8 @@ class BranchCollector:
                 self._note_model(entry.provider, entry.model_id)
             case ThinkingLevelChange() if self._thinking_level is None:
                 self._thinking_level = entry.thinking_level
-            case MessageEntry(message=Message(role=Role.ASSISTANT, model=str(model))):
-                self._note_model(provider_of(entry.message), model)
+            case MessageEntry(message=message) if message.model is not None and message.is_assistant:
+                self._note_model(provider_of(message), message.model)
             case _:
                 pass
 

@@ -131,6 +131,20 @@ def tokens_of(path: Iterable[Entry], count: TokenCounter = count_by_characters) 
     return _size(resolve(path), count)
 
 
+def tokens_with(tokens: int, said: Iterable[Entry], count: TokenCounter = count_by_characters) -> int:
+    """What `tokens_of` a branch becomes when these entries follow, no compaction among them.
+
+    Args:
+        tokens: its size without them.
+        said: oldest first.
+        count: counts what no provider has counted.
+    """
+    for entry in said:
+        if (message := told(entry)) is not None:
+            tokens = _reported(message) or tokens + count_tokens((message,), count)
+    return tokens
+
+
 def _size(branch: Branch, count: TokenCounter) -> int:
     tokens = 0
     is_current = True

@@ -44,11 +44,12 @@ class _Unit:
     def next_unanswered(self) -> ToolCall | None:
         return next((call for call in self.message.tool_calls or () if call.id not in self.answers), None)
 
-    def messages(self) -> Iterator[Message]:
+    def messages(self) -> Sequence[Message]:
         """The message, and one result for each of its calls, in the order of the calls."""
-        yield self.message
-        for call in self.message.tool_calls or ():
-            yield _result_for(call, self.answers.get(call.id))
+        calls = self.message.tool_calls
+        if not calls:
+            return (self.message,)
+        return (self.message, *(_result_for(call, self.answers.get(call.id)) for call in calls))
 
 
 def build_context(messages: Sequence[Message]) -> list[Message]:
@@ -60,7 +61,7 @@ def build_context(messages: Sequence[Message]) -> list[Message]:
     Args:
         messages: a history in order, cut anywhere, from anywhere; it is not changed.
     """
-    units = _pair(presentable for message in messages for presentable in _presented(message))
+    units = _pair([presentable for message in messages for presentable in _presented(message)])
     context = [message for unit in units for message in unit.messages()]
     return _begun_by_user(context) if messages else []
 
@@ -70,15 +71,13 @@ def build_context(messages: Sequence[Message]) -> list[Message]:
 
 def _presented(message: Message) -> Iterable[Message]:
     """The message as a model may see it: itself, nothing, or something that says the same."""
-    match message.role:
-        case Role.ASSISTANT:
-            return _without_broken_calls(message)
-        case Role.TOOL_RESULT:
-            return _one_by_one(message)
-        case Role.USER | Role.SYSTEM:
-            return (_without_calls(message),)
-        case _:
-            return _as_user(message)
+    if message.is_assistant:
+        return _without_broken_calls(message)
+    if message.is_tool_result:
+        return _one_by_one(message)
+    if message.is_user or message.role is Role.SYSTEM:
+        return (_without_calls(message),)
+    return _as_user(message)
 
 
 def _without_broken_calls(message: Message) -> Iterable[Message]:

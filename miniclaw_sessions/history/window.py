@@ -20,6 +20,8 @@ from miniclaw_sessions.protocol.messages import Role, ToolCall
 MAX_MESSAGES = 50
 """How many messages a window holds unless told otherwise (document 004)."""
 
+_USER, _TOOL_RESULT = Role.USER, Role.TOOL_RESULT  # finding a member of an enum is slow, for the path of every append
+
 
 class Window:
     """A bounded FIFO of message entries; the eviction rules are this module's docstring."""
@@ -55,15 +57,15 @@ class Window:
         """Append a message and return how many left for it."""
         entries = self._entries
         role = entry.message.role
-        if not entries and role is Role.TOOL_RESULT:
+        if not entries and role is _TOOL_RESULT:
             self._note_evicted(entry)
             return 1  # its call is gone already: it stays in the transcript only
         entries.append(entry)
-        if role is Role.USER:
+        if role is _USER:
             self._last_user = entry
         if len(entries) <= self.capacity:
             return 0
-        if entries[0] is not self._last_user and entries[1].message.role is not Role.TOOL_RESULT:
+        if entries[0] is not self._last_user and entries[1].message.role is not _TOOL_RESULT:
             gone = entries.popleft().sequence  # the usual case: a plain message leaves
             if gone > self.newest_evicted:  # noqa: PLR1730 - the path of every append: max() costs twice
                 self.newest_evicted = gone
@@ -81,7 +83,7 @@ class Window:
                 self.push(entry)
             return
         self._entries = deque(entries)
-        self._last_user = next((entry for entry in reversed(entries) if entry.message.role is Role.USER), None)
+        self._last_user = next((entry for entry in reversed(entries) if entry.message.is_user), None)
 
     def keep_from(self, sequence: int) -> None:
         """Forget the messages that are older than this place; they are not counted as evicted."""

@@ -94,7 +94,7 @@ class _Round:
 
     def wait(self) -> asyncio.Future[None]:
         """A future that is done when the round is."""
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[None] = asyncio.Future()
         if self._is_over:
             future.set_result(None)
         else:

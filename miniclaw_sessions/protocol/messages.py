@@ -57,6 +57,10 @@ _ROLE_ALIASES = {
 }
 
 
+_USER, _ASSISTANT, _TOOL_RESULT = Role.USER, Role.ASSISTANT, Role.TOOL_RESULT
+"""For what every message is asked again and again: looking up a member of an enum costs more than comparing it."""
+
+
 class Value(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """The base of all values: immutable, invisible to the garbage collector, absent fields unwritten.
 
@@ -189,17 +193,17 @@ class Message(Value, frozen=True, gc=False):
     @property
     def is_user(self) -> bool:
         """Whether a user said it."""
-        return self.role is Role.USER
+        return self.role is _USER
 
     @property
     def is_assistant(self) -> bool:
         """Whether the assistant said it."""
-        return self.role is Role.ASSISTANT
+        return self.role is _ASSISTANT
 
     @property
     def is_tool_result(self) -> bool:
         """Whether it answers a tool call."""
-        return self.role is Role.TOOL_RESULT
+        return self.role is _TOOL_RESULT
 
     @property
     def text(self) -> str:

@@ -13,9 +13,9 @@ from miniclaw_sessions.agent.newest_branch import NewestBranch
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import UnsafeCompaction
 from miniclaw_sessions.history.branch import Branch, told
-from miniclaw_sessions.history.compaction import count_by_characters
+from miniclaw_sessions.history.compaction import count_by_characters, tokens_of
 from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.messages import Message, Role, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FaultyStore
@@ -49,7 +49,8 @@ class Somebody:
         session, chance = self._session, self._chance
         match chance.choices(range(8), [30, 10, 10, 4, 4, 4, 4, 2])[0]:
             case 0:
-                session.extend([Message.user("q" * chance.randrange(40)), Message.assistant("a")])
+                cost = Usage(input_tokens=chance.randrange(100)) if chance.random() < 0.3 else None
+                session.extend([Message.user("q" * chance.randrange(40)), Message(Role.ASSISTANT, "a", usage=cost)])
             case 1:
                 asked = calls(*["echo"] * chance.randrange(1, 9))
                 session.extend([asked, *(Message.tool_result(call, "x") for call in asked.tool_calls or ())])
@@ -80,6 +81,7 @@ async def test_whatever_happens_it_is_what_the_store_would_give(session: Session
         known, fresh = await followed.read(), await session.read_branch()
         assert said(known) == said(fresh)
         assert known.compaction == fresh.compaction
+        assert await followed.context_tokens() == tokens_of(fresh.entries)
         budget = step * 2
         newest = await followed.read(budget)
         assert said(newest) == said(fresh)[len(said(fresh)) - len(said(newest)) :]

@@ -28,6 +28,7 @@ from miniclaw_sessions.history.compaction import (
     plan_compaction,
     tiktoken_counter,
     tokens_of,
+    tokens_with,
 )
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.protocol.entries import (
@@ -265,6 +266,16 @@ def test_a_usage_from_before_the_compaction_does_not_count() -> None:
 def test_the_messages_of_a_compaction_are_part_of_the_context() -> None:
     path = path_of(USER, DONE, compaction(None, "", (long(USER, 40), long(DONE, 50))), USER)
     assert tokens_of(path) == 91
+
+
+@given(
+    st.lists(st.sampled_from([USER, DONE, reply(500), reply(90, stop_reason="error")])),
+    st.lists(st.sampled_from([USER, DONE, reply(700), reply(90, stop_reason="aborted"), branch_summary("x" * 8)])),
+)
+def test_what_follows_a_branch_is_counted_as_if_it_had_been_there(before: list[Message], after: list[Message]) -> None:
+    known = path_of(USER, *before, compaction("e0"))
+    path = path_of(*as_said(known), *after)
+    assert tokens_with(tokens_of(known), path[len(known) :]) == tokens_of(path)
 
 
 def test_an_empty_branch_has_no_tokens() -> None:
