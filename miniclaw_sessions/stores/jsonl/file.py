@@ -19,6 +19,7 @@ from miniclaw_sessions.disk import FILE_MODE, Directory
 from miniclaw_sessions.errors import StoreCorrupt
 from miniclaw_sessions.stores.base import SessionHead, StoredEntry
 from miniclaw_sessions.stores.jsonl.lines import (
+    GOES_ON,
     LONGEST_LINE,
     MORE_FOLLOWS,
     NotOurs,
@@ -85,6 +86,8 @@ def examine(directory: Directory, session_id: str) -> Transcript:
         status = os.fstat(fd)
         head, start, header_lost = _head(fd, session_id)
         length, last_sequence = _end_of_last_append(fd, start, status.st_size)
+        if header_lost and not last_sequence:
+            raise StoreCorrupt("its first line is damaged, and no whole append is left to tell who it is")
         if stat.S_IMODE(status.st_mode) != FILE_MODE:
             os.fchmod(fd, FILE_MODE)
     finally:
@@ -122,6 +125,7 @@ def _end_of_last_append(fd: int, start: int, size: int) -> tuple[int, int]:
     it stays where it is, and costs only its own line.
     """
     length, last = size, 0
+    goes_on = False
     for offset, line in lines_before(fd, start, size):
         entry = entry_in(line) if line.endswith(b"\n") else None
         if last == 0:
@@ -129,10 +133,11 @@ def _end_of_last_append(fd: int, start: int, size: int) -> tuple[int, int]:
                 length = offset
             else:
                 last = entry.sequence
-        elif not line.endswith(MORE_FOLLOWS):
+        elif not (goes_on or line.endswith(MORE_FOLLOWS)):
             break
         elif b"\0" in line:
             length, last = offset, 0
+        goes_on = line.startswith(GOES_ON)
     return length, last
 
 

@@ -7,8 +7,9 @@ The first line says who the session is; every further one is an entry's JSON, by
 whose bytes are not one line of JSON that says its id and sequence is wrapped: `{"type":"opaque","id":...,
 "sequence":...,` and then its `"json"`, or its bytes in `"base64"`.
 
-What was appended together is there together or not at all, so every line but the last of an append ends in a space: a
-line without one completes what came before it. JSON does not see the space, and an editor that strips it does no harm.
+What was appended together is there together or not at all, so every line but the last of an append ends in a space, and
+every line but the first begins with one: the hole that a power cut leaves may swallow either. JSON does not see the
+spaces, and an editor that strips them does no harm.
 
 Lines end at the byte 0x0A and nowhere else (rule R13).
 """
@@ -36,6 +37,9 @@ LONGEST_LINE = 256 * 1024 * 1024
 
 MORE_FOLLOWS = b" \n"
 """How a line ends whose append goes on with the next line."""
+
+GOES_ON = b" "
+"""How a line begins that goes on with the append of the line before it."""
 
 Sequence64 = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
@@ -159,7 +163,7 @@ def lines_of(entries: Sequence[StoredEntry]) -> bytes:
     Raises:
         StoreError: an entry has no form that would come back as it is.
     """
-    return MORE_FOLLOWS.join([_line_of(entry) for entry in entries]) + b"\n" if entries else b""
+    return (MORE_FOLLOWS + GOES_ON).join([_line_of(entry) for entry in entries]) + b"\n" if entries else b""
 
 
 def _line_of(entry: StoredEntry) -> bytes:

@@ -72,6 +72,7 @@ class Transcripts:
             stack.callback(DirectoryLock(path).release)
             self.known, self.refused = find_transcripts(self._directory)
             self._directory.remove_temporaries()
+            self._remove_half_copies()
             self._descriptors = stack.enter_context(Descriptors(self._directory))
             self._stack = stack.pop_all()
         for transcript in self.known.values():
@@ -291,6 +292,12 @@ class Transcripts:
     def open_to_read(self, name: str, flags: int = os.O_RDONLY) -> int:
         """A descriptor to read a file, in the form that `open` wants its opener; for any thread."""
         return self._directory.open_file(name, flags)
+
+    def _remove_half_copies(self) -> None:
+        """Remove what a crash left of copies that were being made of torn ends; these still are where they were."""
+        if (self._path / TORN).exists():
+            with suppress(OSError), Directory(self._path / TORN) as aside:
+                aside.remove_temporaries()
 
     def _remove_torn(self, name: str) -> None:
         path = self._path / TORN
