@@ -380,7 +380,7 @@ class _Reader:
                 facts.header[name] = line[name]
         facts.source_id = facts.source_id or text_of(line, "sessionId") or ""
         kind = text_of(line, "type") or ""
-        title = text_of(line, _TITLES.get(kind, ""))
+        title = text_of(line, _TITLES[kind]) if kind in _TITLES else None
         if title and (rank := _TITLE_RANKS[kind]) >= self._title_rank:
             facts.title, self._title_rank = title, rank
 

@@ -42,7 +42,7 @@ from miniclaw_sessions.protocol.messages import Message
 
 NAME = KEPT
 
-_LINES = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
+_LINES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")  # no set: a type may be a list
 _ECHOES = {"user_message": "message", "agent_message": "message", "agent_reasoning": "text"}
 _BEYOND = frozenset({"local_images", "text_elements", "memory_citation"})  # what only the event says
 _REMEMBERED = 64

@@ -38,13 +38,11 @@ It is also the type of a part that keeps a block of a form that is unknown here.
 
 _ROLES = {Role.USER: "user", Role.ASSISTANT: "assistant", Role.SYSTEM: "system", Role.OTHER: "user"}
 _ALIASES = {"developer": Role.SYSTEM}
-_BLOCKS = frozenset(
-    {
-        *("document", "tool_use", "tool_result", "server_tool_use", "web_search_tool_result", "mcp_tool_use"),
-        *("mcp_tool_result", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "refusal", "summary"),
-        *("code_execution_tool_result", "bash_code_execution_tool_result", "text_editor_code_execution_tool_result"),
-        "reminder",
-    }
+_BLOCKS = (
+    *("document", "tool_use", "tool_result", "server_tool_use", "web_search_tool_result", "mcp_tool_use"),
+    *("mcp_tool_result", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "refusal", "summary"),
+    *("code_execution_tool_result", "bash_code_execution_tool_result", "text_editor_code_execution_tool_result"),
+    "reminder",
 )
 """The types of blocks that Dive knows, beside those that have a canonical place."""
 

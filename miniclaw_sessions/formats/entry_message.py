@@ -77,6 +77,12 @@ def _written_part(part: dict[str, Any]) -> dict[str, Any]:
             return {"type": "text", "text": {**_popped(rest), "content": text}, **rest}
         case {"type": "image", "data": _, **rest} | {"type": "image", "url": _, **rest}:
             return _written_image(part, {name: value for name, value in rest.items() if name not in ("data", "url")})
+        case {"type": "tool_use" | "tool_result" | "jsonl"}:
+            return {"type": KEPT, "part": part}  # or else it would be read as a call or a result
+        case {"type": "tool_use" | "tool_result" | "jsonl"}:
+            return {"type": KEPT, "part": part}  # or else it would be read as a call or a result
+        case {"type": "tool_use" | "tool_result" | "jsonl"}:
+            return {"type": KEPT, "part": part}  # or else it would be read as a call or a result
         case _:
             return part  # thinking, and what nobody knows: document 003 has no such parts
 
@@ -230,6 +236,12 @@ def _read_part(part: Any) -> Any:
     source: dict[Any, Any]
     inner: dict[Any, Any]
     match part:
+        case {"type": "jsonl", "part": dict(wrapped)}:
+            return wrapped
+        case {"type": "jsonl", "part": dict(wrapped)}:
+            return wrapped
+        case {"type": "jsonl", "part": dict(wrapped)}:
+            return wrapped
         case {"type": "text", "text": {"content": str(text), **inner}, **rest}:
             return {"type": "text", "text": text, **rest, **_keeping(inner)}
         case {"type": "image", "image": {"source": {"type": "base64", "data": str(data), **source}, **inner}, **rest}:

@@ -24,6 +24,9 @@ E = TypeVar("E", bound=EntryBase)
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 """The largest file that is one JSON document; one of lines may have any size."""
 
+MAX_ELEMENTS = 1_000_000
+"""Objects, lists and commas of one document or line: in memory the smallest of them take up to 240 MB."""
+
 
 class Outcome(StrEnum):
     """What became of a piece of a file that could not be taken as it was."""

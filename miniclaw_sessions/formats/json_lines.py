@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import Finding, Outcome
+from miniclaw_sessions.formats.foreign import MAX_ELEMENTS, Finding, Outcome
 from miniclaw_sessions.protocol.encoding import MAX_DEPTH, check_json, parse_json
 
 LINE_DEPTH = MAX_DEPTH - 8
@@ -48,7 +48,7 @@ class JsonLines:
         if not text:
             return None
         try:
-            value = parse_json(text, depth=self._depth)
+            value = parse_json(text, depth=self._depth, elements=MAX_ELEMENTS)
         except InvalidMessage as error:
             value = self._parse_damaged(text, str(error))
             if value is None:
@@ -87,7 +87,7 @@ class JsonLines:
             whole = _ESCAPE.sub(_without_lone_surrogate, whole)
         if whole != text:
             with suppress(InvalidMessage):
-                value = parse_json(whole, depth=self._depth)
+                value = parse_json(whole, depth=self._depth, elements=MAX_ELEMENTS)
                 self.repaired("characters that are not valid Unicode were replaced", self._raw)
                 return value
         self.set_aside(reason)
@@ -98,7 +98,7 @@ class JsonLines:
         begun = [match.start() for match in self._beginning.finditer(text)] if self._beginning is not None else []
         if begun and begun[-1] > 0:
             with suppress(InvalidMessage):
-                value = parse_json(text[begun[-1] :], depth=self._depth)
+                value = parse_json(text[begun[-1] :], depth=self._depth, elements=MAX_ELEMENTS)
                 self.repaired("the line follows a torn one without a line break, and was taken on its own")
                 return value
         return None

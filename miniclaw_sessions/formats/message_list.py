@@ -16,7 +16,7 @@ from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.formats.foreign import Chain, Finding, Outcome, SessionFacts
 from miniclaw_sessions.protocol.encoding import MAX_DEPTH, check_json, encode_message
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
-from miniclaw_sessions.protocol.messages import Message, Role
+from miniclaw_sessions.protocol.messages import Message
 
 _DEEPEST = MAX_DEPTH - 4  # what is kept of a message lies a few levels further down in ours
 
@@ -108,8 +108,7 @@ class MessageListReader:
         try:
             messages = list(self._reader.feed(_checked(fields)))
             for message in messages:
-                if message.role is Role.OTHER:
-                    encode_message(message)  # a role that is nobody's here, but ours in storage, cannot be stored
+                encode_message(message)  # a role or a part that is nobody's here, but ours in storage, cannot be stored
         except InvalidMessage as error:
             self.findings.append(_set_aside(number, error, fields))
             return

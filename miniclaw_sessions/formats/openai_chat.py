@@ -28,10 +28,10 @@ _ROLES = {
     Role.ASSISTANT: "assistant",
     Role.TOOL_RESULT: "tool",
 }
-_ROLE_TEXTS = frozenset({*_ROLES.values(), "developer", "function"})
+_ROLE_TEXTS = (*_ROLES.values(), "developer", "function")  # no set: what is no text cannot be looked up in one
 _FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 _CALL_FIELDS = frozenset({"id", "type", "function"})
-_PARTS_OF_A_USER = frozenset({"input_audio", "file"})  # parts that the service knows and we pass on as they are
+_PARTS_OF_A_USER = ("input_audio", "file")  # parts that the service knows and we pass on as they are
 _FIELDS_OF_ANTHROPIC = frozenset({"system", "anthropic_version"})  # beside messages that could as well be ours
 _NAME = re.compile(r"[^\s<|\\/>]{1,64}")  # the service refuses any other name, and with it the whole request
 _CALL_ID = re.compile(r"[a-zA-Z0-9_.:-]{1,40}")  # OpenAI refuses longer ones; Kimi's servers make some with dots
@@ -246,7 +246,7 @@ def _is_chat(fields: Any) -> bool:
         return False
     parts = fields.get("content")
     return not isinstance(parts, list) or all(
-        isinstance(part, dict) and part.get("type") in {"text", "image_url", "refusal", *_PARTS_OF_A_USER}
+        isinstance(part, dict) and part.get("type") in ("text", "image_url", "refusal", *_PARTS_OF_A_USER)
         for part in parts
     )
 

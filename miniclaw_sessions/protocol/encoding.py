@@ -54,8 +54,10 @@ _ENTRIES: dict[str, type[Entry]] = {
     kind.__struct_config__.tag: kind for kind in get_args(Entry) if kind is not OtherEntry
 }
 _STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)  # a whole string, or one bracket
+_ELEMENT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,]', re.DOTALL)  # a whole string, or one of them
 _OPENING = (b"[", b"{")
 _CLOSING = (b"]", b"}")
+_ELEMENTS = (*_OPENING, b",")
 T = TypeVar("T", bound=Value)
 
 
@@ -114,8 +116,14 @@ def message_to_dict(message: Message) -> dict[str, Any]:
     if message.usage is not None:
         fields["usage"] = _flatten(message.usage)
     if not isinstance(message.content, str):
-        fields["content"] = [check_json(p.fields) if isinstance(p, OtherPart) else _flatten(p) for p in message.content]
+        fields["content"] = [_other_part(p) if isinstance(p, OtherPart) else _flatten(p) for p in message.content]
     return fields
+
+
+def _other_part(part: OtherPart) -> Any:
+    if part.fields.get("type") in [*_PARTS]:  # a list: a type that is no text cannot be looked up in a dict
+        raise InvalidMessage("a part of a type of ours would be read as such, or not at all; wrap it in another type")
+    return check_json(part.fields)
 
 
 def _checked_role_text(text: Any) -> str:
@@ -252,18 +260,39 @@ def decode_message(encoded: bytes) -> Message:
         return message_from_dict(parse_json(encoded))
 
 
-def parse_json(encoded: bytes, *, depth: int = MAX_DEPTH) -> Any:
+def parse_json(encoded: bytes, *, depth: int = MAX_DEPTH, elements: int | None = None) -> Any:
     """Any JSON from outside, as dicts and lists.
 
+    Args:
+        encoded: the text.
+        depth: how deep it may nest.
+        elements: how many objects, lists and commas it may have, where its length alone does not bound the memory
+            that it takes: three bytes of text can become seventy (rule S10).
+
     Raises:
-        InvalidMessage: it is not valid UTF-8 JSON, or nests deeper than `depth` levels.
+        InvalidMessage: it is not valid UTF-8 JSON, or has more levels or elements than it may.
     """
+    if elements is not None and has_more_elements(encoded, elements):
+        raise InvalidMessage(f"the JSON has more than {elements} elements")
     if nesting_exceeds(encoded, depth):
         raise InvalidMessage(f"the JSON nests deeper than {depth} levels")
     try:
         return _any_decoder.decode(encoded)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidMessage(f"not valid JSON: {error}") from None
+
+
+def has_more_elements(encoded: bytes, limit: int) -> bool:
+    """Whether JSON text has more objects, lists and commas than `limit`; those within strings do not count."""
+    if encoded.count(b",") + encoded.count(b"[") + encoded.count(b"{") <= limit:
+        return False
+    found = 0
+    for match in _ELEMENT.finditer(encoded):
+        if match[0] in _ELEMENTS:
+            found += 1
+            if found > limit:
+                return True
+    return False
 
 
 def nesting_exceeds(encoded: bytes, limit: int) -> bool:

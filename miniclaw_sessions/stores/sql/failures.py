@@ -53,8 +53,8 @@ def _code(cause: BaseException | None) -> int | None:
 
 def _is_damage(cause: BaseException | None) -> bool:
     code = _code(cause)
-    if code is None:  # Python's own complaint that stored text is not UTF-8
-        return isinstance(cause, sqlite3.OperationalError)
+    if code is None:  # Python's own complaints that stored text, or SQLite's error about it, is not UTF-8
+        return isinstance(cause, sqlite3.OperationalError | UnicodeDecodeError)
     return code in _DAMAGED
 
 

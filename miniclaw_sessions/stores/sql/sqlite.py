@@ -285,7 +285,7 @@ class SQLiteStore:
         """Whatever fails in here is reported in the words of the contract."""
         try:
             yield
-        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+        except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeDecodeError) as error:
             raise store_error(error, path=self._path, attempted=attempted) from error
 
     def _engine(self, *, writing: bool) -> Engine:
