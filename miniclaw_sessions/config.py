@@ -9,13 +9,15 @@ rest of the package is the business of those who use them; this module imports n
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, BinaryIO, Literal, NoReturn
 
 import msgspec
 
@@ -23,6 +25,7 @@ from miniclaw_sessions.errors import ConfigError
 
 _LONGEST_S = 10 * 365 * 86_400.0  # keeps infinity and typing errors out of every timer
 _LARGEST_BYTES = 2**50
+_CONFIG_MAX_BYTES = 1_048_576
 _SECRET_MAX_BYTES = 65_536
 _OTHERS_MAY_READ_OR_WRITE = 0o006
 
@@ -44,6 +47,8 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_unsaved_bytes: accepted but uncommitted bytes beyond which appending is refused.
         max_message_bytes: the largest message, encoded.
         max_sessions: sessions beyond which none is created.
+        max_resident: sessions in memory beyond which those that were used longest ago are let go, once they are saved;
+            they are loaded again when they are asked for.
         quarantine_max_files: damaged files set aside beyond which further ones stay where they are.
         quarantine_max_bytes: the same, in bytes.
         snapshot_max_bytes: a larger snapshot is not read but quarantined.
@@ -59,6 +64,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_unsaved_bytes: Bytes = 67_108_864
     max_message_bytes: Bytes = 1_048_576
     max_sessions: Count = 100_000
+    max_resident: Count = 100_000
     quarantine_max_files: Count = 1_000
     quarantine_max_bytes: Bytes = 1_073_741_824
     snapshot_max_bytes: Bytes = 67_108_864
@@ -135,6 +141,17 @@ class ChannelSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_messages: Count = 1_000
 
 
+class EncryptionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether what is written is encrypted.
+
+    Attributes:
+        key_file: file with the keys, one a line: the first one encrypts, all of them decrypt. Empty: the systemd
+            credential `encryption_key`; without that, nothing is encrypted.
+    """
+
+    key_file: str = ""
+
+
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is logged, and how it looks.
 
@@ -155,6 +172,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     listen: ListenSettings = ListenSettings()
     model: ModelSettings = ModelSettings()
     channels: ChannelSettings = ChannelSettings()
+    encryption: EncryptionSettings = EncryptionSettings()
     log: LogSettings = LogSettings()
 
 
@@ -199,6 +217,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "listen": ListenSettings,
     "model": ModelSettings,
     "channels": ChannelSettings,
+    "encryption": EncryptionSettings,
     "log": LogSettings,
 }
 _FIELDS: dict[str, msgspec.structs.FieldInfo] = {
@@ -279,11 +298,15 @@ def _from_file(path: Path | None) -> Iterator[_Given]:
     if path is None:
         return
     try:
-        text = path.read_text(encoding="utf-8")
+        with _open_regular(path) as file:
+            content = file.read(_CONFIG_MAX_BYTES + 1)
+        if len(content) > _CONFIG_MAX_BYTES:
+            raise ConfigError(f"the configuration file {path} has more than {_CONFIG_MAX_BYTES} bytes; check --config")
+        text = content.decode("utf-8").replace("\r\n", "\n")
         document = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}; check --config") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"the configuration file {path} is not valid TOML: {error}") from None
     lines = _line_numbers(text)
     for section, content in document.items():
@@ -293,6 +316,15 @@ def _from_file(path: Path | None) -> Iterator[_Given]:
             if name not in _FIELDS:
                 raise ConfigError(f"unknown option {_shown(name)} in {source}{_nearest(name, [*_FIELDS, *_SECTIONS])}")
             yield name, value, source, False
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    """A regular file, open for reading; a pipe that nobody writes to would be waited for."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return os.fdopen(fd, "rb")
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
@@ -317,9 +349,13 @@ def _converted(name: str, value: Any, source: str, *, is_text: bool) -> Any:
     if is_text and kind == tuple[str, ...]:
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:
+        if is_text:
+            msgspec.json.encode(value)  # bytes that are no UTF-8 come as lone surrogates, which nothing can write
         return msgspec.convert(value, kind, strict=not is_text)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{name} is {show_value(value)} ({source}), which is wrong: {error}") from None
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} is {show_value(value)} ({source}), which is not valid UTF-8") from None
+    except msgspec.ValidationError as error:  # its text may repeat the value
+        raise ConfigError(f"{name} is {show_value(value)} ({source}), which is wrong: {_cut(str(error))}") from None
 
 
 def _line_numbers(text: str) -> dict[str, int]:
@@ -387,7 +423,9 @@ def socket_path(loaded: LoadedSettings, environ: Mapping[str, str]) -> Path | No
     return (Path(runtime) if runtime else loaded.workspace) / "miniclaw.sock"
 
 
-def read_secret(file: str, credential_name: str, environ: Mapping[str, str], *, variable: str = "") -> Secret | None:
+def read_secret(
+    file: str, credential_name: str, environ: Mapping[str, str], *, variable: str = "", lines: bool = False
+) -> Secret | None:
     """Read a secret from its file, else from systemd's credential, else from the variable that a setting names.
 
     Args:
@@ -395,29 +433,30 @@ def read_secret(file: str, credential_name: str, environ: Mapping[str, str], *, 
         credential_name: name below `$CREDENTIALS_DIRECTORY`, where a missing file means that there is no secret.
         environ: the environment.
         variable: name of an environment variable; empty: none is set.
+        lines: whether it may have several lines.
 
     Returns:
         The secret without surrounding white space, or None when no source has one.
 
     Raises:
-        ConfigError: a named source is missing, unreadable, open to others, empty, or holds more than one line.
+        ConfigError: a named source is missing, unreadable, open to others, empty, or holds more than it may.
     """
     if file:
-        return _secret_from(Path(file).expanduser())
+        return _secret_from(Path(file).expanduser(), lines=lines)
     if directory := environ.get("CREDENTIALS_DIRECTORY"):
         credential = Path(directory) / credential_name
         if credential.exists():
-            return _secret_from(credential)
+            return _secret_from(credential, lines=lines)
     if variable:
         if not (value := environ.get(variable)):
             raise ConfigError(f"the environment variable {variable}, which should hold a secret, is not set")
-        return _checked_secret(value, f"the environment variable {variable}")
+        return _checked_secret(value, f"the environment variable {variable}", lines=lines)
     return None
 
 
-def _secret_from(path: Path) -> Secret:
+def _secret_from(path: Path, *, lines: bool) -> Secret:
     try:
-        with path.open("rb") as file:
+        with _open_regular(path) as file:
             mode = os.fstat(file.fileno()).st_mode
             content = file.read(_SECRET_MAX_BYTES + 1)
     except OSError as error:
@@ -426,13 +465,14 @@ def _secret_from(path: Path) -> Secret:
         raise ConfigError(f"the secret in {path} is open to every user of this machine; run chmod 600 on it")
     if len(content) > _SECRET_MAX_BYTES:
         raise ConfigError(f"the file {path} is too large to be a secret")
-    return _checked_secret(content.decode("utf-8", "replace"), str(path))
+    return _checked_secret(content.decode("utf-8", "replace"), str(path), lines=lines)
 
 
-def _checked_secret(text: str, source: str) -> Secret:
+def _checked_secret(text: str, source: str, *, lines: bool) -> Secret:
     value = text.strip()
     if not value:
         raise ConfigError(f"the secret in {source} is empty")
-    if not (value.isascii() and value.isprintable()):
-        raise ConfigError(f"the secret in {source} must be one line of printable ASCII characters")
+    if not all(line.isascii() and line.isprintable() for line in (value.splitlines() if lines else [value])):
+        wanted = "hold nothing but" if lines else "be one line of"
+        raise ConfigError(f"the secret in {source} must {wanted} printable ASCII characters")
     return Secret(value)

@@ -2,6 +2,7 @@
 
     SessionsError
     ├── opening        ConfigError, DirectoryInUse, SnapshotUnreadable, QuarantineFull, SchemaTooNew
+    │                  KeyMismatch (ConfigError and StoreError) ── WrongKey, KeyNeeded, NotEncrypted
     ├── looking up     SessionNotFound, EntryNotFound            (also LookupError)
     ├── creating       SessionLimit
     ├── appending      InvalidKey, InvalidMessage                (also ValueError)
@@ -24,6 +25,7 @@ Each message says what was attempted, on what, and what to do next. None of them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -185,6 +187,45 @@ class StoreCorrupt(StoreError):
 
 class SchemaTooNew(StoreError):
     """A file or database was written by a newer version; it is left exactly as it is."""
+
+
+# --- encrypting ------------------------------------------------------------------------------------------------------
+
+
+class KeyMismatch(ConfigError, StoreError):
+    """The keys that are held and what is on the disk do not go together; nothing was changed or set aside."""
+
+
+class WrongKey(KeyMismatch):
+    """Something was sealed with a key that is not held; `needed` and `held` are ids of keys, which are no secrets."""
+
+    def __init__(self, what: str, needed: str, held: Sequence[str]) -> None:
+        self.needed = needed
+        self.held = tuple(held)
+        super().__init__(
+            f"{what} was encrypted with the key {needed}, and the key file holds {', '.join(held)}. Nothing was "
+            "changed: put that key into the key file, as a further line if the others are needed too, and try again"
+        )
+
+
+class KeyNeeded(KeyMismatch):
+    """Something is sealed and no key is held at all."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} is encrypted, and there is no key. Nothing was changed: set encryption.key_file, or pass the "
+            "credential `encryption_key`, and try again"
+        )
+
+
+class NotEncrypted(KeyMismatch):
+    """A key is held, and something is not sealed: it may have been put there by somebody else."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} is not encrypted, though a key is set. Nothing was changed: if it is yours, stop whatever uses "
+            "the workspace and run `miniclaw-sessions rekey`, which encrypts everything; otherwise move it away"
+        )
 
 
 # --- answering -------------------------------------------------------------------------------------------------------

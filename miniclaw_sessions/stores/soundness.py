@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.stores.base import StoredEntry
@@ -16,8 +17,17 @@ class TranscriptCheck:
     Feed it all entries in order of sequence, then read `problems`: one sentence each, none when all is sound.
     """
 
-    def __init__(self, session_id: str) -> None:
+    def __init__(self, session_id: str, *, opens_seals: bool = False) -> None:
+        """Begin with a session.
+
+        Args:
+            session_id: whose entries they are.
+            opens_seals: whether whoever feeds it opens what is sealed, so that what is still sealed then is damaged.
+                Otherwise a transcript that has sealed entries is passed over: only who can open them can judge.
+        """
         self._session_id = session_id
+        self._opens_seals = opens_seals
+        self._is_closed = False
         self._last = 0
         self._ids: set[str] = set()
         self._gaps: list[str] = []
@@ -26,10 +36,14 @@ class TranscriptCheck:
     @property
     def problems(self) -> list[str]:
         """What is wrong with the entries so far."""
-        return [f"session {self._session_id}: {text}" for text in (*self._gaps, *self._damage)]
+        found = () if self._is_closed else (*self._gaps, *self._damage)
+        return [f"session {self._session_id}: {text}" for text in found]
 
     def feed(self, stored: StoredEntry) -> None:
         """Look at the next entry."""
+        if not self._opens_seals and is_sealed(stored.encoded):
+            self._is_closed = True
+            return
         if stored.sequence != self._last + 1:
             self._gaps.append(f"after sequence {self._last} comes {stored.sequence}")
         self._last = stored.sequence

@@ -1,0 +1,143 @@
+"""Any store, with its entries encrypted: whoever reads its files learns which sessions there are, not what was said.
+
+Heads, sequences and entry ids stay as they are, so the inner store keeps its promises, and this one keeps them with it.
+An entry is bound to its session, its sequence and its id. One that does not open with a key that is held is damaged: it
+is passed on as it is, sealed, and fails where entries are decoded. One whose key is not held, or that is not sealed at
+all, is no damage: it stops whoever reads it, and nothing is concluded from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+from miniclaw_sessions.encryption import DamagedSeal, KeyRing, is_sealed, of_entry
+from miniclaw_sessions.errors import InvalidMessage, KeyMismatch, StoreError
+from miniclaw_sessions.protocol.encoding import decode_entry
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.reading import read_all
+from miniclaw_sessions.stores.soundness import TranscriptCheck
+
+
+class EncryptedStore:
+    """A store around another one. Reading may also raise `WrongKey` and `NotEncrypted`, which are StoreErrors."""
+
+    durable: ClassVar[bool] = False
+    keeps_entries: ClassVar[bool] = True
+
+    def __init__(self, store: Store, keys: KeyRing) -> None:
+        vars(self).update(durable=store.durable, keeps_entries=store.keeps_entries)  # what the inner one promises
+        self._store = store
+        self._keys = keys
+
+    def __repr__(self) -> str:
+        return f"<EncryptedStore {self._store!r}>"
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The inner store's."""
+        return self._store.files
+
+    async def __aenter__(self) -> Self:
+        """Open the inner store."""
+        await self._store.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the inner store."""
+        await self._store.__aexit__(kind, error, trace)
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        """Encrypt and append; with one sync, where the inner store syncs."""
+        return await self._store.append([self._sealed(item) for item in appends])
+
+    async def heads(self) -> AsyncIterator[StoredHead]:
+        """The inner store's."""
+        async for stored in self._store.heads():
+            yield stored
+
+    async def head(self, session_id: str) -> StoredHead | None:
+        """The inner store's."""
+        return await self._store.head(session_id)
+
+    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """The entries after a sequence, oldest first."""
+        return self._opened(session_id, await self._store.read(session_id, after=after, limit=limit))
+
+    async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
+        """The newest entries, oldest first."""
+        return self._opened(session_id, await self._store.read_newest(session_id, limit))
+
+    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
+        """The entry with this id, or None."""
+        stored = await self._store.find(session_id, entry_id)
+        return None if stored is None else open_entry(self._keys, session_id, stored)
+
+    async def delete(self, session_id: str) -> bool:
+        """The inner store's."""
+        return await self._store.delete(session_id)
+
+    async def check(self) -> list[str]:
+        """What the inner store finds, and every entry: whether it opens, and is sound within."""
+        problems = await self._store.check()
+        async for stored_head in self._store.heads():
+            problems += await self._check_session(stored_head.head.session_id)
+        return problems
+
+    async def _check_session(self, session_id: str) -> list[str]:
+        check = TranscriptCheck(session_id, opens_seals=True)
+        problems = []
+        async for stored in read_all(self._store, session_id):
+            try:
+                check.feed(open_entry(self._keys, session_id, stored))
+            except KeyMismatch as error:
+                problems.append(str(error))
+        return problems or check.problems
+
+    def _sealed(self, item: Append) -> Append:
+        session_id = item.head.session_id
+        return Append(item.head, [seal_entry(self._keys, session_id, stored) for stored in item.entries])
+
+    def _opened(self, session_id: str, page: Sequence[StoredEntry]) -> list[StoredEntry]:
+        return [open_entry(self._keys, session_id, stored) for stored in page]
+
+
+def encrypted(store: Store, keys: KeyRing | None) -> Store:
+    """The store, with its entries encrypted if there are keys and it keeps any."""
+    return store if keys is None or not store.keeps_entries else EncryptedStore(store, keys)
+
+
+def seal_entry(keys: KeyRing, session_id: str, stored: StoredEntry) -> StoredEntry:
+    """The entry with its content encrypted."""
+    place = of_entry(session_id, stored.sequence, stored.entry_id)
+    return StoredEntry(stored.sequence, stored.entry_id, keys.seal(stored.encoded, place))
+
+
+def open_entry(keys: KeyRing, session_id: str, stored: StoredEntry) -> StoredEntry:
+    """The entry with its content decrypted; one that is damaged stays as it is.
+
+    Raises:
+        WrongKey: it is sealed with a key that is not held.
+        NotEncrypted: it is a sound entry, and not sealed.
+        SchemaTooNew: a newer version sealed it.
+    """
+    if not is_sealed(stored.encoded) and not _is_entry(stored.encoded):
+        return stored
+    place = of_entry(session_id, stored.sequence, stored.entry_id)
+    try:
+        content = keys.open(stored.encoded, place, f"entry {stored.sequence} of session {session_id}")
+    except DamagedSeal:
+        return stored
+    return StoredEntry(stored.sequence, stored.entry_id, content)
+
+
+def _is_entry(encoded: bytes) -> bool:
+    try:
+        decode_entry(encoded)
+    except InvalidMessage:
+        return False
+    return True
