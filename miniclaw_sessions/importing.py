@@ -18,6 +18,7 @@ from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import EntryNotFound, ImportRefused, InvalidKey, InvalidMessage
 from miniclaw_sessions.formats.foreign import (
     MAX_DOCUMENT_BYTES,
+    MAX_ELEMENTS,
     Chain,
     Finding,
     Format,
@@ -29,7 +30,7 @@ from miniclaw_sessions.formats.foreign import (
 from miniclaw_sessions.formats.registry import recognise
 from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.persistence.recovery import Progress, ids_for
-from miniclaw_sessions.protocol.encoding import parse_json
+from miniclaw_sessions.protocol.encoding import has_more_elements, parse_json
 from miniclaw_sessions.protocol.entries import OWN_METADATA, SOURCE, Custom, Entry, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Session
@@ -171,6 +172,8 @@ class Import:
         data = await self._bytes.head(MAX_DOCUMENT_BYTES)
         if not self._bytes.at_end:
             raise ImportRefused(f"{self._name} is one document of more than {MAX_DOCUMENT_BYTES} bytes")
+        if has_more_elements(data, MAX_ELEMENTS):
+            raise ImportRefused(f"{self._name} is one document of more than {MAX_ELEMENTS} elements; send it in parts")
         try:
             return Sample(lines=lines, document=parse_json(data.removeprefix(b"\xef\xbb\xbf")))
         except InvalidMessage as error:
@@ -259,7 +262,7 @@ def _parsed_lines(head: bytes, *, is_whole: bool) -> list[Any]:
     for line in lines[:SAMPLE_LINES]:
         text = line.strip(b"\0 \t\r\n")
         try:
-            parsed += [parse_json(text)] if text else []
+            parsed += [parse_json(text, elements=MAX_ELEMENTS)] if text else []
         except InvalidMessage:
             continue
     return parsed

@@ -28,9 +28,15 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The manager's numbers at one moment; the counts are since it was opened."""
+    """The manager's numbers at one moment; the counts are since it was opened.
+
+    `sessions` are all of them, `resident` those in memory; `let_go` and `woken` count how often one left it and came back.
+    """
 
     sessions: int
+    resident: int
+    let_go: int
+    woken: int
     dirty: int
     messages_in_memory: int
     evicted_from_window: int
@@ -56,4 +62,5 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     ok: bool
     store: str
+    store_state: str
     problems: list[str]

@@ -24,7 +24,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS: list[set[str]] = [
     {"errors"},
     {"clock", "config", "events", "statistics"},
-    {"protocol", "disk"},
+    {"protocol", "disk", "encryption"},
     {"history", "log"},
     {"formats"},
     {"stores"},

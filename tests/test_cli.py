@@ -25,7 +25,7 @@ from tests.command_line import NASTY, START_LIMIT_S, UNSAFE, Cli, Result, Termin
 
 COMMANDS = (
     *("serve", "chat", "list", "show", "delete", "stats", "check", "config"),
-    *("tree", "branch", "label", "fork", "compact", "import", "export", "formats"),
+    *("tree", "branch", "label", "fork", "compact", "import", "export", "formats", "rekey", "decrypt"),
 )
 
 
@@ -219,7 +219,7 @@ def test_list_can_be_restricted(filled: Cli) -> None:
     ]
     limited = filled("list", "--limit", "1")
     assert len(limited.out.splitlines()) == 2
-    assert limited.err == "3 more\n"
+    assert limited.err == "there are more\n"
 
 
 def test_an_empty_workspace_has_no_sessions(cli: Cli) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from miniclaw_sessions.cli import chat, serve, sessions, settings, transfer, tree
+from miniclaw_sessions.cli import chat, encryption, serve, sessions, settings, transfer, tree
 from miniclaw_sessions.cli.invocation import merged, shared_parameters
 
 PROGRAM = "miniclaw-sessions"
@@ -70,4 +70,5 @@ chat.register(app)
 sessions.register(app)
 tree.register(app)
 transfer.register(app)
+encryption.register(app)
 settings.register(app)

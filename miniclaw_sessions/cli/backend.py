@@ -34,7 +34,7 @@ class ChatEvent(msgspec.Struct, frozen=True):
 class Backend(Protocol):
     """The sessions of one workspace. Errors are those of `miniclaw_sessions.errors`."""
 
-    async def sessions(self, channel: str | None) -> list[Document]:
+    async def sessions(self, channel: str | None, limit: int | None) -> list[Document]:
         """All sessions, or those of one channel, the most recently used first."""
         ...
 

@@ -25,6 +25,9 @@ ANSWER_TIMEOUT_S = 60.0
 PATIENT_TIMEOUT_S = 3600.0
 """For what takes as long as there is much of it, or as a model is slow: checks, imports, forks, summaries."""
 
+PAGE = 1000
+"""How many sessions are asked for at a time."""
+
 PIECE_BYTES = 262_144
 """How much of a file is sent at a time."""
 
@@ -54,14 +57,15 @@ class DaemonBackend:
         self.pid = pid
         self._client = client
 
-    async def sessions(self, channel: str | None) -> list[Document]:
-        """All sessions, a page at a time."""
+    async def sessions(self, channel: str | None, limit: int | None) -> list[Document]:
+        """All sessions, or the newest so many, a page at a time."""
         found: list[Document] = []
-        query: dict[str, str] = {"limit": "1000"} | ({} if channel is None else {"channel": channel})
+        query: dict[str, str] = {} if channel is None else {"channel": channel}
         while True:
+            query["limit"] = str(PAGE if limit is None else min(limit - len(found), PAGE))
             page = await self._ask("GET", "/v1/sessions", params=query)
             found += page["sessions"]
-            if page["next"] is None:
+            if page["next"] is None or len(found) == limit:
                 return found
             query["after"] = page["next"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -12,9 +13,12 @@ from miniclaw_sessions.cli.backend import Document, Report
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import LoadedSettings
 from miniclaw_sessions.disk import DirectoryLock
+from miniclaw_sessions.encryption import load_keys
 from miniclaw_sessions.persistence.checking import Check, CheckReport
+from miniclaw_sessions.persistence.marker import check_marker, check_store
 from miniclaw_sessions.persistence.workspace import open_snapshots
 from miniclaw_sessions.stores import open_store
+from miniclaw_sessions.stores.encrypted import encrypted
 
 
 async def check_files(loaded: LoadedSettings, report: Report) -> Document:
@@ -36,14 +40,17 @@ async def _check(loaded: LoadedSettings, report: Report) -> CheckReport:
         return CheckReport(notes=["the workspace holds no sessions yet"])
     async with AsyncExitStack() as stack:
         stack.callback((await to_thread.run_sync(DirectoryLock, workspace)).release)
+        keys = load_keys(loaded.settings.encryption, os.environ)
+        await to_thread.run_sync(check_marker, workspace, keys)
         clock = SystemClock()
-        snapshots = open_snapshots(workspace, settings, clock=clock)
+        snapshots = open_snapshots(workspace, settings, clock=clock, encryption=keys)
         stack.callback(snapshots.close)
         names = await snapshots.names()
         if lost := await to_thread.run_sync(_missing_store, settings.store, workspace):
             return CheckReport(sessions=len(names), problems=[lost] if names else [])
         report("checking", 0, None)  # the store looks at itself first, and that can take long
-        store = await stack.enter_async_context(open_store(settings.store, workspace))
+        store = await stack.enter_async_context(encrypted(open_store(settings.store, workspace), keys))
+        await check_store(store, keys)
         check = Check(
             snapshots,
             store,

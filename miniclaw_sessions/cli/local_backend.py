@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ import msgspec
 
 from miniclaw_sessions.cli.backend import ChatEvent, Document, Report
 from miniclaw_sessions.config import LoadedSettings
+from miniclaw_sessions.encryption import load_keys
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.gateway.documents import (
     compaction_document,
@@ -39,6 +41,7 @@ class LocalBackend:
             loaded.workspace,
             settings=loaded.settings.sessions,
             on_progress=lambda progress: report(progress.stage, progress.done, progress.total),
+            encryption=load_keys(loaded.settings.encryption, os.environ),
         )
 
     async def __aenter__(self) -> Self:
@@ -50,9 +53,9 @@ class LocalBackend:
     ) -> None:
         await self._manager.__aexit__(kind, error, trace)
 
-    async def sessions(self, channel: str | None) -> list[Document]:
+    async def sessions(self, channel: str | None, limit: int | None) -> list[Document]:
         """All sessions."""
-        return [msgspec.to_builtins(summary) for summary in await self._manager.list(channel=channel)]
+        return [msgspec.to_builtins(summary) for summary in await self._manager.list(channel=channel, limit=limit)]
 
     async def session(self, session_id: str) -> Document:
         """One session's description."""

@@ -42,6 +42,9 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     ttl_days: Annotated[
         float | None, _flag("sessions.ttl_days", "Days until an idle session expires; 0: never.", _SESSIONS)
     ] = None,
+    key_file: Annotated[
+        str | None, _flag("encryption.key_file", "File with the keys that encrypt what is written.", _SESSIONS)
+    ] = None,
     socket: Annotated[str | None, _flag("listen.socket", "Path of the Unix socket, or none.", _LISTEN)] = None,
     tcp: Annotated[str | None, _flag("listen.tcp", "Address such as 127.0.0.1:8080.", _LISTEN)] = None,
     token_file: Annotated[str | None, _flag("listen.token_file", "File with the token for TCP.", _LISTEN)] = None,
@@ -58,6 +61,7 @@ def serve(  # noqa: PLR0913 - one parameter per flag
         "sessions.window": window,
         "sessions.flush_interval_s": flush_interval,
         "sessions.ttl_days": ttl_days,
+        "encryption.key_file": key_file,
         "listen.socket": socket,
         "listen.tcp": tcp,
         "listen.token_file": token_file,

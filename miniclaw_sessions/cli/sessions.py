@@ -46,7 +46,7 @@ def list_sessions(
 
     async def act(backend: Backend, report: Report) -> list[Document]:
         del report
-        return await backend.sessions(channel)
+        return await backend.sessions(channel, limit + 1 if limit else None)  # one more tells whether there are more
 
     sessions = with_backend(invocation, act)
     shown = sessions[:limit] if limit else sessions
@@ -70,7 +70,7 @@ def list_sessions(
         )
     invocation.console.print(table)
     if len(shown) < len(sessions):
-        invocation.errors.print(f"{len(sessions) - len(shown)} more", style="dim")
+        invocation.errors.print("there are more", style="dim")
 
 
 def show(

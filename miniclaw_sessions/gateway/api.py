@@ -35,6 +35,7 @@ from miniclaw_sessions.gateway.requests import (
 )
 from miniclaw_sessions.gateway.sessions import ServedSessions
 from miniclaw_sessions.gateway.streaming import PIECE_BYTES, ByteStream, with_first
+from miniclaw_sessions.manager.residents import Place
 from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.statistics import SessionSummary
 
@@ -42,7 +43,8 @@ MAX_PAGE = 1000
 """Sessions or messages in one reply."""
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
-_MAX_PLACE_DIGITS = 20
+_MAX_PLACE_DIGITS = 18
+_LATEST = datetime.max.replace(tzinfo=UTC) - _EPOCH
 
 
 class Api:
@@ -82,16 +84,15 @@ class Api:
         """Whether messages are accepted and saved."""
         del request
         health = self._manager.health()
-        statistics = self._manager.statistics()
         reply = {
             "status": "ok" if health.ok else "failing",
             "problems": self._without_paths(health.problems),
             "version": self._version,
             "pid": os.getpid(),
             "uptime_s": round(time.monotonic() - self._started, 3),
-            "sessions": statistics.sessions,
-            "store": statistics.store,
-            "store_state": statistics.store_state,
+            "sessions": len(self._manager),
+            "store": health.store,
+            "store_state": health.store_state,
         }
         return json_reply(reply, status=200 if health.ok else 503)
 
@@ -137,14 +138,15 @@ class Api:
     async def list_sessions(self, request: Request) -> Response:
         """A page of sessions, newest first."""
         limit = query_number(request, "limit", default=100, most=MAX_PAGE)
-        summaries = await self._manager.list(channel=request.query_params.get("channel") or None)
-        if (after := request.query_params.get("after")) is not None:
-            last = _parse_place(after)
-            summaries = [summary for summary in summaries if _place(summary) < last]
-        page = summaries[:limit]
+        after = request.query_params.get("after")
+        page = await self._manager.list(
+            channel=request.query_params.get("channel") or None,
+            limit=limit + 1,
+            after=None if after is None else _parse_place(after),
+        )
         reply = {
-            "sessions": [msgspec.to_builtins(summary) for summary in page],
-            "next": "{}.{}".format(*_place(page[-1])) if len(page) < len(summaries) else None,
+            "sessions": [msgspec.to_builtins(summary) for summary in page[:limit]],
+            "next": _place(page[limit - 1]) if len(page) > limit else None,
         }
         return json_reply(reply)
 
@@ -238,13 +240,13 @@ class Api:
         return [problem.replace(str(self._manager.workspace), "<workspace>") for problem in problems]
 
 
-def _place(summary: SessionSummary) -> tuple[int, str]:
+def _place(summary: SessionSummary) -> str:
     """Where a session stands in the list: a place that stays when others are used or deleted between two pages."""
-    return (summary.last_accessed - _EPOCH) // timedelta(microseconds=1), summary.session_id
+    return f"{(summary.last_accessed - _EPOCH) // timedelta(microseconds=1)}.{summary.session_id}"
 
 
-def _parse_place(text: str) -> tuple[int, str]:
+def _parse_place(text: str) -> Place:
     number, _, session_id = text.partition(".")
     if not (number.isascii() and number.isdigit() and len(number) <= _MAX_PLACE_DIGITS):
         raise RequestError(422, "invalid_request", "after must be what the page before calls next", param="after")
-    return int(number), session_id
+    return Place(_EPOCH + min(timedelta(microseconds=int(number)), _LATEST), session_id)

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import anyio
 import structlog
-from starlette.types import ASGIApp
 
 from miniclaw_sessions import errors
 from miniclaw_sessions.agent.summarizing import summarizer_of
@@ -26,8 +25,9 @@ from miniclaw_sessions.channels.answering import Assistant
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.http import HttpChannel
 from miniclaw_sessions.config import ListenSettings, LoadedSettings, Secret, read_secret, socket_path
+from miniclaw_sessions.encryption import load_keys
 from miniclaw_sessions.gateway.exit_status import ExitStatus
-from miniclaw_sessions.gateway.http import make_app
+from miniclaw_sessions.gateway.http import Gateway, make_app
 from miniclaw_sessions.gateway.listeners import AddressInUseError, Listener, inherited, listen_tcp, listen_unix
 from miniclaw_sessions.gateway.notify import Notifier, watchdog
 from miniclaw_sessions.gateway.security import AccessPolicy
@@ -82,7 +82,8 @@ async def _live(loaded: LoadedSettings, signals: Signals, notifier: Notifier) ->
     settings = loaded.settings
     token = read_secret(settings.listen.token_file, "token", os.environ)
     phase = Phase(notifier)
-    manager = SessionManager(loaded.workspace, settings=settings.sessions, on_progress=phase.progress)
+    keys = load_keys(settings.encryption, os.environ)
+    manager = SessionManager(loaded.workspace, settings=settings.sessions, on_progress=phase.progress, encryption=keys)
     status = ExitStatus.OK
     with signals.interrupting() as opening:
         async with open_agent(settings.model) as agent, manager:
@@ -105,7 +106,7 @@ async def _live(loaded: LoadedSettings, signals: Signals, notifier: Notifier) ->
 
 
 async def _serve(
-    app: ASGIApp, manager: SessionManager, dispatcher: Dispatcher, listeners: Sequence[Listener], life: Life
+    app: Gateway, manager: SessionManager, dispatcher: Dispatcher, listeners: Sequence[Listener], life: Life
 ) -> None:
     """Serve until a stop signal; on return no request and no turn is running any more."""
     server = EmbeddedServer(
@@ -117,6 +118,7 @@ async def _serve(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners], name="http server")
         await server.listening.wait()
+        tasks.start_soon(app.delay.watch, name="event loop delay")
         tasks.start_soon(_flush_on_hangup, manager, life.signals, name="flush on SIGHUP")
         tasks.start_soon(_watch, manager, life.phase.notifier, name="watchdog")
         life.phase.ready([listener.address for listener in listeners])

@@ -18,7 +18,7 @@ from miniclaw_sessions.channels.http import HttpChannel
 from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.gateway.api import Api
 from miniclaw_sessions.gateway.chat import ChatApi
-from miniclaw_sessions.gateway.metrics import RequestCounts, make_registry
+from miniclaw_sessions.gateway.metrics import LoopDelay, RequestCounts, make_registry
 from miniclaw_sessions.gateway.replies import RequestError, as_request_error, error_reply
 from miniclaw_sessions.gateway.security import AccessPolicy, refusal
 from miniclaw_sessions.gateway.sessions import ServedSessions
@@ -46,21 +46,26 @@ def make_app(
         policy: what requests by TCP must show; None refuses all of them.
         summarizer: who summarises for compactions.
     """
-    requests = RequestCounts()
+    requests, delay = RequestCounts(), LoopDelay()
     sessions = ServedSessions(manager, limits)
     routes = [
-        *Api(sessions, make_registry(manager.statistics, requests)).routes(),
+        *Api(sessions, make_registry(manager.statistics, requests, delay)).routes(),
         *TreeApi(sessions, summarizer).routes(),
         *TransferApi(sessions).routes(),
         *ChatApi(channel, limits).routes(),
     ]
-    return Gateway(Router(routes, redirect_slashes=False), policy, requests)
+    return Gateway(Router(routes, redirect_slashes=False), policy, requests, delay)
 
 
 class Gateway:
-    """ASGI: admits requests, routes them on the raw path, turns errors into replies, and counts."""
+    """ASGI: admits requests, routes them on the raw path, turns errors into replies, and counts.
 
-    def __init__(self, router: ASGIApp, policy: AccessPolicy | None, requests: RequestCounts) -> None:
+    Attributes:
+        delay: the event loop's delay, measured while its `watch` runs.
+    """
+
+    def __init__(self, router: ASGIApp, policy: AccessPolicy | None, requests: RequestCounts, delay: LoopDelay) -> None:
+        self.delay = delay
         self._router = router
         self._policy = policy
         self._requests = requests

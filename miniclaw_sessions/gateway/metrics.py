@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+import anyio
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
@@ -18,7 +19,8 @@ from miniclaw_sessions.statistics import ManagerStatistics
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 _GAUGES = {
-    "sessions": "Sessions held in memory.",
+    "sessions": "Sessions there are.",
+    "resident": "Sessions held in memory.",
     "dirty": "Sessions whose snapshot is behind.",
     "messages_in_memory": "Messages in all windows.",
     "unsaved_entries": "Entries accepted but not yet acknowledged.",
@@ -34,6 +36,8 @@ _COUNTERS = {
     "flush_failures": "Snapshots that could not be written.",
     "snapshots_written": "Snapshots written.",
     "evicted_from_window": "Messages that left a window.",
+    "let_go": "Sessions that left the memory.",
+    "woken": "Sessions that were loaded again.",
     "quarantined": "Damaged files set aside.",
     "expired": "Sessions that expired.",
     "recovered": "Sessions loaded at the start.",
@@ -49,6 +53,24 @@ class RequestCounts:
     def count(self, route: str, status: int) -> None:
         """One more."""
         self.by_route[route, status] += 1
+
+
+class LoopDelay:
+    """How late the event loop comes to what is due: what every answer waits for on top of its own work."""
+
+    EVERY_S = 0.25
+    BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+    def __init__(self) -> None:
+        text = "How late the event loop woke a task that had slept."
+        self.histogram = Histogram("miniclaw_event_loop_delay_seconds", text, buckets=self.BUCKETS_S, registry=None)
+
+    async def watch(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            due = anyio.current_time() + self.EVERY_S
+            await anyio.sleep_until(due)
+            self.histogram.observe(max(0.0, anyio.current_time() - due))
 
 
 class ManagerCollector(Collector):
@@ -73,10 +95,13 @@ class ManagerCollector(Collector):
         yield requests
 
 
-def make_registry(statistics: Callable[[], ManagerStatistics], requests: RequestCounts) -> CollectorRegistry:
-    """A registry with the manager's, the requests' and the process's numbers."""
+def make_registry(
+    statistics: Callable[[], ManagerStatistics], requests: RequestCounts, delay: LoopDelay
+) -> CollectorRegistry:
+    """A registry with the manager's, the requests', the event loop's and the process's numbers."""
     registry = CollectorRegistry()
     registry.register(ManagerCollector(statistics, requests))
+    registry.register(delay.histogram)
     ProcessCollector(registry=registry)
     return registry
 

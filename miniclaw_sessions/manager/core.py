@@ -12,9 +12,11 @@ import anyio
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ManagerClosed, StoreError, StoreFull, StoreUnavailable, named
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.manager.held import HeldSessions
+from miniclaw_sessions.persistence.archive import Archive
 from miniclaw_sessions.persistence.background import Background
 from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.committer import Committer
@@ -34,7 +36,7 @@ log = get_logger(__name__)
 class OpenManager(HeldSessions):
     """The sessions of one directory, from opening to closing; an async context manager."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per thing that a user may choose
         self,
         workspace: str | Path | None = None,
         *,
@@ -42,6 +44,7 @@ class OpenManager(HeldSessions):
         store: str | Store | None = None,
         clock: Clock | None = None,
         on_progress: Callable[[Progress], None] | None = None,
+        encryption: KeyRing | None = None,
     ) -> None:
         """Nothing is opened yet.
 
@@ -51,17 +54,18 @@ class OpenManager(HeldSessions):
             store: a store, or the URL of one, instead of `settings.store`.
             clock: time and ids; the machine's by default.
             on_progress: called during recovery, flushes and checks, on the event loop.
+            encryption: the keys that everything is encrypted with; None: nothing is.
         """
         super().__init__(settings or SessionSettings(), clock or SystemClock())
         self.workspace = Path(workspace or DEFAULT_WORKSPACE).expanduser().resolve()
         self.on_progress = on_progress or _ignore
-        self.recovery = RecoveryReport()
+        self._encryption = encryption
         self._store_choice = store if store is not None else self.settings.store
         self._owner = 0
 
     def __repr__(self) -> str:
         state = "closed" if self._stack is None else "open"
-        return f"<SessionManager {self.workspace}, {len(self._sessions)} sessions, {state}>"
+        return f"<SessionManager {self.workspace}, {len(self)} sessions, {state}>"
 
     # --- opening and closing -----------------------------------------------------------------------------------------
 
@@ -73,14 +77,21 @@ class OpenManager(HeldSessions):
             SnapshotUnreadable, SchemaTooNew, QuarantineFull: something is there that must not be touched; it was not.
             StoreError: the store cannot be opened.
             ConfigError: the store's URL is not one, or the directory cannot be used.
+            WrongKey, KeyNeeded, NotEncrypted: the keys do not go with what is there; it was not touched.
         """
         if self._closed:
             raise ManagerClosed("a closed session manager is not opened again; make a new one")
         async with AsyncExitStack() as stack:
             workspace = Workspace(
-                self.workspace, self.settings, self._store_choice, clock=self.clock, on_progress=self._progress
+                self.workspace,
+                self.settings,
+                self._store_choice,
+                clock=self.clock,
+                on_progress=self._progress,
+                encryption=self._encryption,
             )
             await stack.enter_async_context(workspace)
+            self._files = workspace
             self.recovery, self._store, self._snapshots = workspace.report, workspace.store, workspace.snapshots
             self._committer = Committer(
                 self._store, clock=self.clock, max_unsaved_bytes=self.settings.max_unsaved_bytes
@@ -91,17 +102,20 @@ class OpenManager(HeldSessions):
                 clock=self.clock,
                 interval_s=self.settings.flush_interval_s,
                 on_progress=self._progress,
+                on_flushed=self._residents.shrink,
             )
             self._services = Services(
                 self.clock, self._committer, self._flusher, self._store, self.settings.max_message_bytes, self._fork
             )
             self._adopt(self.recovery)
             self._sweeper = Sweeper(
-                self._sessions,
+                self._residents,
                 self._store,
                 settings=self.settings,
-                archive_to=self.workspace / "archive",
+                archive_to=Archive(self.workspace / "archive", self._encryption),
                 clock=self.clock,
+                queue=self._queue,
+                wake=self._wake,
                 remove=self._remove,
             )
             self._background = Background(await stack.enter_async_context(anyio.create_task_group()))
@@ -168,7 +182,7 @@ class OpenManager(HeldSessions):
         unsaved, dirty = self._committer.counts.unsaved_entries, self._flusher.dirty
         if not unsaved and not dirty:
             return
-        rejected = next((s.log.rejected for s in self._sessions.values() if s.log.rejected is not None), None)
+        rejected = next((s.log.rejected for s in self._residents.live() if s.log.rejected is not None), None)
         cause = self._committer.failure or self._flusher.problem or rejected or "time ran out"
         kind = StoreFull if isinstance(cause, StoreFull) else StoreUnavailable
         raise kind(f"closed with {unsaved} messages and {dirty} snapshots unsaved in {self.workspace}: {cause}")
@@ -178,12 +192,14 @@ class OpenManager(HeldSessions):
         for found in report.sessions.values():
             conversation = found.conversation
             session = Session(conversation, self._services, committed=conversation.last_sequence, dirty=found.dirty)
-            self._sessions[session.session_id] = session
-        report.sessions = {}
+            self._admit(session)
+        self._residents.put_to_sleep(report.asleep)
+        report.sessions, report.asleep = {}, {}
         log.info(
             "recovered",
             action="recovery.done",
-            sessions=len(self._sessions),
+            sessions=len(self),
+            resident=self._residents.awake,
             messages=report.messages,
             brought_up=report.brought_up,
             rebuilt=report.rebuilt,
@@ -225,12 +241,14 @@ class OpenManager(HeldSessions):
     def statistics(self) -> ManagerStatistics:
         """The manager's numbers at this moment."""
         commits, flushes = self._committer.counts, self._flusher.counts
-        sessions = self._sessions.values()
         return ManagerStatistics(
-            sessions=len(sessions),
+            sessions=len(self),
+            resident=self._residents.awake,
+            let_go=self._residents.let_go,
+            woken=self._residents.woken,
             dirty=self._flusher.dirty,
-            messages_in_memory=sum(len(session) for session in sessions),
-            evicted_from_window=self._evicted_of_gone + sum(session.evicted for session in sessions),
+            messages_in_memory=sum(len(session) for session in self._residents.live()),
+            evicted_from_window=self._evicted_of_gone + sum(session.evicted for session in self._residents.live()),
             unsaved_entries=commits.unsaved_entries,
             unsaved_bytes=commits.unsaved_bytes,
             appended=commits.committed + commits.unsaved_entries,
@@ -245,19 +263,19 @@ class OpenManager(HeldSessions):
             quarantined=len(self.recovery.quarantined),
             expired=self._sweeper.expired,
             store=self._store_name,
-            store_state="failing" if self._committer.failure else "ok",
+            store_state=self._store_state,
         )
 
     def health(self) -> Health:
         """Whether messages can be acknowledged and snapshots written."""
         if self._stack is None or self._closed:
-            return Health(ok=False, store=self._store_name, problems=["the manager is not open"])
+            return Health(ok=False, store=self._store_name, store_state="closed", problems=["the manager is not open"])
         problems = []
         if self._committer.failure is not None:
             problems.append(f"messages are not acknowledged: {self._committer.failure}")
         if self._flusher.problem is not None:
             problems.append(str(self._flusher.problem))
-        return Health(ok=not problems, store=self._store_name, problems=problems)
+        return Health(ok=not problems, store=self._store_name, store_state=self._store_state, problems=problems)
 
     @property
     def progressed_at(self) -> float:
@@ -267,6 +285,10 @@ class OpenManager(HeldSessions):
         """
         starts = [since for since in (self._committer.busy_since, self._flusher.busy_since) if since is not None]
         return min(starts, default=self.clock.monotonic())
+
+    @property
+    def _store_state(self) -> str:
+        return "failing" if self._committer.failure else "ok"
 
     @property
     def _store_name(self) -> str:

@@ -1,7 +1,7 @@
-"""The sessions that a manager holds: made, found, given up, each under one key and once only.
+"""The sessions that a manager holds: made, loaded, given up, each under one key and once only.
 
-The dict of sessions is guarded by one lock for creation. A key whose session is being deleted, or is being put together
-by a fork or an import, is in nobody's hands until that is done: whoever asks for it waits.
+The dict of sessions is guarded by one lock for creation. A key whose session is being loaded or deleted, or is being
+put together by a fork or an import, is in nobody's hands until that is done: whoever asks for it waits.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from datetime import datetime
 from functools import partial
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
@@ -19,16 +20,21 @@ from miniclaw_sessions.disk import is_no_space
 from miniclaw_sessions.errors import ManagerClosed, SessionExists, SessionLimit, StoreFull, StoreUnavailable
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.conversation import Conversation
+from miniclaw_sessions.manager.residents import Queue, Residents
 from miniclaw_sessions.persistence.background import Background
-from miniclaw_sessions.persistence.committer import Committer
+from miniclaw_sessions.persistence.committer import Committer, anew
 from miniclaw_sessions.persistence.flusher import Flusher
-from miniclaw_sessions.persistence.recovery import catch_up
+from miniclaw_sessions.persistence.recovery import RecoveryReport, catch_up
 from miniclaw_sessions.persistence.snapshots import Snapshots
+from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Services, Session
 from miniclaw_sessions.session.copying import copy_session, key_of_fork
 from miniclaw_sessions.stores.base import Store
+
+LEARNED_AT_ONCE = 10_000
+"""How many files' times are noted before others run."""
 
 log = get_logger(__name__)
 
@@ -36,6 +42,7 @@ log = get_logger(__name__)
 class HeldSessions:
     """The live sessions of an open manager, and how they come and go."""
 
+    _files: Workspace
     _store: Store
     _snapshots: Snapshots
     _committer: Committer
@@ -46,9 +53,10 @@ class HeldSessions:
     def __init__(self, settings: SessionSettings, clock: Clock) -> None:
         self.settings = settings
         self.clock = clock
-        self._sessions: dict[str, Session] = {}
+        self.recovery = RecoveryReport()
+        self._residents = Residents(settings.max_resident)
         self._lock = anyio.Lock()
-        self._leaving: dict[str, anyio.Event] = {}
+        self._busy: dict[str, anyio.Event] = {}
         self._in_the_making = 0
         self._unfinished: dict[str, Session] = {}  # what is left of them could not be removed yet
         self._stack: AsyncExitStack | None = None
@@ -56,7 +64,7 @@ class HeldSessions:
         self._evicted_of_gone = 0
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self._residents)
 
     def __bool__(self) -> bool:
         return True  # a manager without sessions is one all the same
@@ -69,12 +77,17 @@ class HeldSessions:
         session = self._new(key, dirty=agent_id is None)
         if agent_id is not None:  # which may be refused: until then nobody may know of the session
             session.agent_id = agent_id
-        self._sessions[session.session_id] = session
+        self._admit(session)
         return session
+
+    def _admit(self, session: Session) -> None:
+        """A session is in memory from here on; if that makes too many, the dirty ones are saved so that some can go."""
+        if not self._residents.add(session):
+            self._flusher.hurry()
 
     def _new(self, key: SessionKey, *, dirty: bool = False, created_at: datetime | None = None) -> Session:
         limit = self.settings.max_sessions
-        if len(self._sessions) + self._in_the_making >= limit:
+        if len(self._residents) + self._in_the_making >= limit:
             raise SessionLimit(f"there are {limit} sessions already (max_sessions); delete some or raise the limit")
         conversation = Conversation(
             key,
@@ -86,9 +99,74 @@ class HeldSessions:
 
     def _usable(self, session_id: str) -> Session | None:
         """The live session, unless it is being deleted or the store has refused it."""
-        session = self._sessions.get(session_id)
-        is_usable = session is not None and session.log.rejected is None and session_id not in self._leaving
+        session = self._residents.get(session_id)
+        is_usable = session is not None and session.log.rejected is None and session_id not in self._busy
         return session if is_usable else None
+
+    async def _wake(self, session_id: str) -> Session | None:
+        """The live session, loaded if it sleeps; None when there is none. However many ask, one loads it.
+
+        Raises:
+            SnapshotUnreadable, SchemaTooNew, QuarantineFull: its file is there and must not be touched; it was not.
+            StoreError: the store cannot be read.
+        """
+        while self._residents.is_asleep(session_id):
+            if (busy := self._busy.get(session_id)) is not None:
+                await busy.wait()
+                self._require_open()
+                continue
+            self._busy[session_id] = anyio.Event()
+            try:
+                await self._make_room()
+                await self._load(session_id)
+            finally:
+                self._busy.pop(session_id).set()
+        return self._residents.get(session_id)
+
+    async def _load(self, session_id: str) -> None:
+        report = await self._files.load(session_id)
+        self._require_open()
+        self.recovery.quarantined += report.quarantined
+        self.recovery.rebuilt += report.rebuilt
+        self.recovery.brought_up += report.brought_up
+        self.recovery.written_back += report.written_back
+        found = report.sessions.pop(session_id, None)
+        self._residents.put_to_sleep(report.sessions)
+        if found is None:
+            self._residents.remove(session_id)  # somebody else deleted its files
+            return
+        conversation = found.conversation
+        conversation.last_accessed = self._residents.last_use(session_id, conversation.last_accessed)
+        session = Session(conversation, self._services, committed=conversation.last_sequence, dirty=found.dirty)
+        if INCOMPLETE in session.metadata:
+            self._residents.remove(session_id)
+            await self._discard(session)
+        else:
+            self._residents.woken += 1
+            self._admit(session)
+
+    async def _queue(self) -> Queue:
+        """All sessions and when they were last used; of those that sleep, their files tell."""
+        if not self._residents.knows_times:
+            times = await self._snapshots.modified()
+            self._residents.knows_times = True
+            for start in range(0, len(times), LEARNED_AT_ONCE):
+                self._residents.learn_times(times[start : start + LEARNED_AT_ONCE])
+                await checkpoint()
+        return self._residents.queue()
+
+    async def _make_room(self) -> None:
+        """Wait for a flush when sessions change faster than they are saved: the memory has a bound.
+
+        Raises:
+            StoreFull, StoreUnavailable: they cannot be saved.
+        """
+        if self._residents.awake < 2 * self.settings.max_resident:
+            return
+        await self._flusher.flush()
+        crowded = not self._residents.shrink()
+        if crowded and self._flusher.problem is not None:
+            raise anew(self._flusher.problem, "no more sessions can be in memory until they are saved")
 
     async def _reload(self, refused: Session) -> Session | None:
         """The store refused a session's entries: go on from what the store has, as a new object for the same key.
@@ -102,13 +180,13 @@ class HeldSessions:
             head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self.settings.window
         )
         await catch_up(conversation, self._store)
-        if self._sessions.get(session_id) is not refused or session_id in self._leaving:
+        if self._residents.get(session_id) is not refused or session_id in self._busy:
             return None
         refused.retire()
         self._flusher.remove(refused)
         self._evicted_of_gone += refused.evicted
         session = Session(conversation, self._services, committed=conversation.last_sequence, dirty=True)
-        self._sessions[session_id] = session
+        self._admit(session)
         log.warning("reloaded from the store", action="session.reloaded", session_id=session.session_id)
         return session
 
@@ -134,10 +212,10 @@ class HeldSessions:
         async with self._lock:
             self._require_open()
             await self._clear(session_id)
-            if session_id in self._sessions or session_id in self._leaving:
+            if session_id in self._residents or session_id in self._busy:
                 raise SessionExists(f"session {session_id!r} exists already; delete it first, or choose another name")
             session = self._new(key, created_at=created_at)
-            self._leaving[session_id] = anyio.Event()
+            self._busy[session_id] = anyio.Event()
             self._in_the_making += 1
         try:
             session.note({INCOMPLETE: purpose})
@@ -145,13 +223,13 @@ class HeldSessions:
             session.note({INCOMPLETE: None})
             await session.settle()
             await session.saved()
-            self._sessions[session_id] = session
+            self._admit(session)
         except BaseException:
             await self._background.complete(partial(self._discard, session))
             raise
         finally:
             self._in_the_making -= 1
-            self._leaving.pop(session_id).set()
+            self._busy.pop(session_id).set()
 
     async def _fork(self, source: Session, key: SessionKey | None, leaf_id: str | None) -> Session:
         """A new session with a session's tree, or one branch of it."""
@@ -161,10 +239,10 @@ class HeldSessions:
 
     async def _remove_unfinished(self) -> None:
         """Finish what a crash interrupted: half a fork or half an import is no session."""
-        for session in [one for one in self._sessions.values() if INCOMPLETE in one.metadata]:
+        for session in [one for one in self._residents.live() if INCOMPLETE in one.metadata]:
             purpose = session.metadata[INCOMPLETE]
             log.warning("unfinished", action="session.unfinished", session_id=session.session_id, purpose=purpose)
-            del self._sessions[session.session_id]
+            self._residents.remove(session.session_id)
             await self._discard(session)
 
     async def _discard(self, session: Session) -> None:
@@ -209,7 +287,7 @@ class HeldSessions:
         """
         if self._stack is None:
             raise ManagerClosed(f"the session manager was closed; session {session.session_id} is as it was")
-        self._leaving[session.session_id] = anyio.Event()
+        self._busy[session.session_id] = anyio.Event()
         await self._background.complete(partial(self._remove_now, session))
 
     async def _remove_now(self, session: Session) -> None:
@@ -217,7 +295,7 @@ class HeldSessions:
         try:
             await self._erase(session)
             self._evicted_of_gone += session.evicted
-            del self._sessions[session_id]
+            self._residents.remove(session_id)
         except OSError as error:
             session.revive()
             kind = StoreFull if is_no_space(error) else StoreUnavailable
@@ -226,7 +304,7 @@ class HeldSessions:
             session.revive()
             raise
         finally:
-            self._leaving.pop(session_id).set()
+            self._busy.pop(session_id).set()
 
     async def _erase(self, session: Session) -> None:
         """Take a session's file and transcript off the disk, once it is quiet; it takes nothing more."""

@@ -16,8 +16,9 @@ import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anyio import to_thread
 
@@ -25,6 +26,7 @@ from miniclaw_sessions.errors import ImportRefused, SessionExists, SessionNotFou
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.window import MAX_MESSAGES, Window
 from miniclaw_sessions.manager.core import OpenManager
+from miniclaw_sessions.manager.residents import Place
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1_048_576
 """How much of a file that is imported is read at a time."""
+
+FEW = 10_000
+"""So many sleeping sessions are put in order on the event loop; more would hold it up."""
 
 log = get_logger(__name__)
 
@@ -72,15 +77,18 @@ class SessionManager(OpenManager):
         session_id = key.session_id
         session = self._usable(session_id)
         while session is None:
-            if (leaving := self._leaving.get(session_id)) is not None:
-                await leaving.wait()  # its predecessor is being deleted; its files must be gone first
+            if (busy := self._busy.get(session_id)) is not None:
+                await busy.wait()  # its predecessor is being deleted; its files must be gone first
+            woken = await self._wake(session_id)  # held, so that it is not let go again before it is used
+            await self._make_room()
             async with self._lock:
                 self._require_open()
                 session = self._usable(session_id)
-                if session is None and session_id not in self._leaving:
+                if session is None and session_id not in self._busy and not self._residents.is_asleep(session_id):
                     await self._clear(session_id)
-                    refused = self._sessions.get(session_id)
+                    refused = self._residents.get(session_id)
                     session = self._create(key, agent_id) if refused is None else await self._reload(refused)
+            del woken
         session.touch()
         return session
 
@@ -91,7 +99,7 @@ class SessionManager(OpenManager):
             InvalidKey: the text is not a session id, or a shortened one that no session has.
             SessionLimit, ManagerClosed, StoreError: as for `get_or_create`.
         """
-        known = self._sessions.get(session_id)
+        known = await self._wake(session_id)
         key = known.key if known is not None else SessionKey.parse(session_id)
         return await self.get_or_create(key.channel, key.chat_id)
 
@@ -113,12 +121,11 @@ class SessionManager(OpenManager):
             ManagerClosed: the manager is not open.
         """
         self._require_open()
-        usable = (self._usable(session_id) for session_id in self._sessions)
-        sessions = [s for s in usable if s is not None and (channel is None or s.channel == channel)]
-        if not sessions:
-            raise SessionNotFound("" if channel is None else f"{channel}_...")
-        recent = max(sessions, key=lambda session: (session.last_accessed, session.session_id))
-        return await self.get_or_create(recent.channel, recent.chat_id)
+        for session_id in await self._newest(channel=channel, limit=None):
+            recent = await self._wake(session_id)
+            if recent is not None and recent is self._usable(session_id) and channel in (None, recent.channel):
+                return await self.get_or_create(recent.channel, recent.chat_id)
+        raise SessionNotFound("" if channel is None else f"{channel}_...")
 
     async def get(self, channel: str, chat_id: str | int) -> Session:
         """The session of this chat; does not renew its time to live.
@@ -137,7 +144,7 @@ class SessionManager(OpenManager):
             InvalidKey: the text does not have the form of a session id.
         """
         self._require_open()
-        session = self._sessions.get(session_id)
+        session = await self._wake(session_id)
         if session is None:
             if not is_session_id(session_id):
                 SessionKey.parse(session_id)  # says what is wrong with it
@@ -159,20 +166,36 @@ class SessionManager(OpenManager):
         return newest[1:] if newest and newest[0].is_tool_result else newest
 
     async def list(
-        self, *, channel: str | None = None, limit: int | None = None, offset: int = 0
+        self, *, channel: str | None = None, limit: int | None = None, offset: int = 0, after: Place | None = None
     ) -> builtins.list[SessionSummary]:
         """All sessions, or those of one channel, the most recently used first. Creates and renews nothing.
+
+        Sessions that sleep are loaded for it, about a millisecond each: name a limit where there may be many.
 
         Args:
             channel: only this channel.
             limit: at most so many of them; None: all.
             offset: after so many others.
+            after: only those that stand behind this place.
+
+        Raises:
+            SnapshotUnreadable, SchemaTooNew, StoreError: one of them cannot be loaded.
         """
         self._require_open()
-        chosen = [s for s in self._sessions.values() if channel is None or s.channel == channel]
-        chosen.sort(key=lambda session: (session.last_accessed, session.session_id), reverse=True)
-        end = None if limit is None else offset + max(limit, 0)
-        return [summarize(session) for session in chosen[max(offset, 0) : end]]
+        limit = None if limit is None else max(limit, 0)
+        chosen = await self._newest(channel=channel, behind=after, limit=limit, offset=max(offset, 0))
+        summaries = []
+        for session_id in reversed(chosen):  # so that the newest stays in memory longest
+            session = await self._wake(session_id)
+            if session is not None and channel in (None, session.channel):
+                summaries.append(summarize(session))
+        return summaries[::-1]
+
+    async def _newest(self, **part: Any) -> builtins.list[str]:
+        """The ids of a part of all sessions, the most recently used first: `Queue.newest`."""
+        queue = await self._queue()
+        choose = partial(queue.newest, **part)
+        return choose() if len(queue.asleep) < FEW else await to_thread.run_sync(choose)
 
     async def import_file(
         self,
@@ -229,7 +252,7 @@ class SessionManager(OpenManager):
         progress = on_progress or self._progress
         transfer = Import(chunks, name=name, form=form, clock=self.clock, on_progress=progress, size=size)
         report = await transfer.run(self._new_import, key, dry_run=dry_run)
-        if dry_run and report.session_id in self._sessions:
+        if dry_run and report.session_id in self._residents:
             raise SessionExists(
                 f"session {report.session_id!r} exists already; delete it first, or choose another name"
             )
@@ -268,7 +291,7 @@ class SessionManager(OpenManager):
             TurnInProgress: this very task holds the session's turn.
         """
         self._require_open()
-        session = self._sessions.get(session_id)
+        session = await self._wake(session_id)
         if session is None:
             return False
         refuse_reentry(session)

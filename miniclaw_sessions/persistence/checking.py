@@ -10,6 +10,7 @@ import msgspec
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.disk import Found
+from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.branch import as_message_entry
@@ -81,6 +82,9 @@ class Check:
         if mode != 0o600:  # noqa: PLR2004 - the mode is what the card demands
             self._problems.append(f"{found.name}: mode is {mode:04o}, not 0600")
         stem = found.name.removesuffix(SUFFIX)
+        if is_sealed(found.data):
+            self._problems.append(f"{found.name}: it is encrypted, and damaged or not what belongs under this name")
+            return
         try:
             snapshot = decode_snapshot(found.data, stem=stem, now=self._clock.now(), new_id=ids_for(found.data))
         except (DamagedSnapshot, SchemaTooNew) as error:

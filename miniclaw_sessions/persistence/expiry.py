@@ -49,10 +49,16 @@ class ClockGuard:
 
     def __init__(self, clock: Clock, *, newest_access: datetime | None, patience_s: float) -> None:
         self._clock = clock
-        self._wall = clock.now()
-        self._monotonic = clock.monotonic()
-        silent = newest_access is not None and abs(self._wall - newest_access) > LONG_SILENCE
-        self._trusted_from = self._monotonic + patience_s if silent else self._monotonic
+        self._started_at = self._wall = clock.now()
+        self._trusted_from = self._monotonic = clock.monotonic()
+        self._patient_until = self._monotonic + patience_s
+        if newest_access is not None:
+            self.consider(newest_access)
+
+    def consider(self, newest_access: datetime) -> None:
+        """A session was last used then, and none later, before the start."""
+        if abs(self._started_at - newest_access) > LONG_SILENCE:
+            self._trusted_from = self._patient_until
 
     def jump(self) -> tuple[datetime, timedelta]:
         """By how much the wall clock ran ahead of the monotonic one since the last call, and where it should be.

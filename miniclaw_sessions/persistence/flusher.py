@@ -71,7 +71,7 @@ class FlushCounts(msgspec.Struct):
 class Flusher:
     """Writes dirty sessions every interval, on request and at the end; one flush at a time."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it works with, and whom it tells
         self,
         snapshots: Snapshots,
         committer: Committer,
@@ -79,6 +79,7 @@ class Flusher:
         clock: Clock,
         interval_s: float,
         on_progress: Callable[[Progress], None],
+        on_flushed: Callable[[], object] = bool,
     ) -> None:
         self.counts = FlushCounts()
         self.busy_since: float | None = None
@@ -90,8 +91,10 @@ class Flusher:
         self._clock = clock
         self._interval_s = interval_s
         self._on_progress = on_progress
+        self._on_flushed = on_flushed
         self._dirty: dict[Flushable, None] = {}
-        self._stop = anyio.Event()
+        self._wake = anyio.Event()
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"<Flusher {len(self._dirty)} dirty, every {self._interval_s:g} s>"
@@ -111,16 +114,26 @@ class Flusher:
 
     async def run(self) -> None:
         """Flush every interval until `close`; never raises for what the disk does."""
-        while not await sleep_unless(self._clock, self._interval_s, self._stop):
+        while True:
+            await sleep_unless(self._clock, self._interval_s, self._wake)
+            if self._closed:
+                return
+            self._wake = anyio.Event()
             try:
                 await self.flush()
             except Exception as error:  # noqa: BLE001 - a flush that fails must not end the task that repeats it
                 self.problem = StoreUnavailable(f"the last flush failed: {type(error).__name__}")
                 log.error("the flush failed; retrying", action="flush.failed", error=named(error))
 
+    def hurry(self) -> None:
+        """Do not wait for the end of the interval, unless the disk failed at the last flush."""
+        if self.problem is None:
+            self._wake.set()
+
     def close(self) -> None:
         """Make `run` return after the flush that is under way."""
-        self._stop.set()
+        self._closed = True
+        self._wake.set()
 
     async def flush(self) -> FlushReport:
         """Write every session that is dirty now; what changes meanwhile is dirty again."""
@@ -131,6 +144,7 @@ class Flusher:
             finally:
                 self.busy_since = None
         self._account(report)
+        self._on_flushed()
         return report
 
     async def _write_dirty(self, started: float) -> FlushReport:

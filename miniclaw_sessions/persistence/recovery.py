@@ -9,6 +9,9 @@ The rules (DESIGN: the log is the truth, the file is its checkpoint):
 
 Recovery only reads until it knows that it will go through, and running it twice, or being killed in the middle, changes
 nothing (rule R16). Loading renews no session's time to live and makes nothing dirty that the disk already has.
+
+Where more sessions exist than may be in memory, the start learns only their names, from the directory and the store,
+and reads the files that the store does not know. Each of the others goes through the same rules when it is loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import anyio
@@ -25,7 +28,8 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from miniclaw_sessions.clock import Clock, derived_id
 from miniclaw_sessions.disk import Found, TooLarge
-from miniclaw_sessions.errors import ConfigError, InvalidMessage, first_cause
+from miniclaw_sessions.encryption import is_sealed
+from miniclaw_sessions.errors import ConfigError, InvalidMessage, SnapshotUnreadable, first_cause
 from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.branch import rejoined
@@ -33,6 +37,7 @@ from miniclaw_sessions.history.conversation import Conversation, Snapshot
 from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, LeafMove, place_of_parent
+from miniclaw_sessions.protocol.keys import is_session_id
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead
 from miniclaw_sessions.stores.branches import bring_window_up
 from miniclaw_sessions.stores.reading import read_all
@@ -46,6 +51,9 @@ READ_AHEAD = 4
 
 BATCH = 500
 """How many sessions are settled before their missing entries are written and progress is told."""
+
+LISTED_AT_ONCE = 10_000
+"""How many names are read from the store before progress is told."""
 
 log = get_logger(__name__)
 
@@ -66,9 +74,10 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 class RecoveryReport(msgspec.Struct, kw_only=True):
-    """What recovery found and did."""
+    """What recovery found and did; `asleep` are the sessions of which only the names were read."""
 
     sessions: dict[str, Recovered] = msgspec.field(default_factory=dict)
+    asleep: dict[str, None] = msgspec.field(default_factory=dict)
     from_snapshots: int = 0
     brought_up: int = 0
     rebuilt: int = 0
@@ -80,26 +89,29 @@ class RecoveryReport(msgspec.Struct, kw_only=True):
 
 
 class Recovery:
-    """One run of it."""
+    """One run of it: `run` for all sessions, or `load` for one."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - both sides, and how they are to be read
         self,
         snapshots: Snapshots,
         store: Store,
         *,
         clock: Clock,
         capacity: int,
+        max_resident: int,
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._snapshots = snapshots
         self._store = store
         self._clock = clock
         self._capacity = capacity
+        self._max_resident = max_resident
         self._on_progress = on_progress
         self._damaged: list[tuple[str, str]] = []
         self._renamed: list[tuple[str, str]] = []
         self._loaded: dict[str, Snapshot] = {}
         self._missing: list[Append] = []
+        self._others: frozenset[str] = frozenset()  # files that are there and not read
         self.report = RecoveryReport()
 
     async def run(self) -> RecoveryReport:
@@ -114,11 +126,12 @@ class Recovery:
         """
         started = self._clock.monotonic()
         try:
+            names = await self._snapshots.names()
             with _collector_paused():
-                await self._load_files()
-                heads = {stored.head.session_id: stored async for stored in self._store.heads()}
-                await self._set_damaged_aside()
-                await self._compare(heads)
+                if len(names) <= self._max_resident:
+                    await self._load_all(names)
+                else:
+                    await self._learn_names(names)
             await self._snapshots.clean()
         except OSError as error:
             raise ConfigError(
@@ -128,11 +141,65 @@ class Recovery:
         self.report.seconds = self._clock.monotonic() - started
         return self.report
 
+    async def load(self, session_id: str) -> RecoveryReport:
+        """One session, by the same rules; the report holds none when there is none.
+
+        The file of another program may turn out to be another session than its name says, which the report has then.
+
+        Raises:
+            SnapshotUnreadable, SchemaTooNew, QuarantineFull, StoreError: as for `run`; nothing was changed.
+        """
+        try:
+            async for chunk in self._snapshots.read([session_id + SUFFIX], tighten=True):
+                for found in chunk:
+                    self._load(found)
+            await self._set_damaged_aside()
+            for name in {session_id, *self._loaded}:
+                snapshot, stored = self._loaded.pop(name, None), await self._store.head(name)
+                if snapshot is not None or stored is not None:
+                    await self._settle(name, snapshot, stored)
+            await self._write_back()
+        except OSError as error:
+            raise SnapshotUnreadable(
+                f"session {session_id} cannot be loaded from {self._snapshots.path}: {error.strerror or error}. "
+                "Nothing is lost; mend the directory or the disk and try again."
+            ) from error
+        return self.report
+
+    async def _load_all(self, names: Sequence[str]) -> None:
+        await self._load_files(names)
+        await self._settle_loaded({stored.head.session_id: stored async for stored in self._store.heads()})
+
+    async def _learn_names(self, names: Sequence[str]) -> None:
+        """Which sessions there are; those that only a file knows are given to the store, as if it had been lost."""
+        asleep = self.report.asleep
+        stored = 0
+        async for stored_head in self._store.heads():
+            asleep[stored_head.head.session_id] = None
+            stored += 1
+            if stored % LISTED_AT_ONCE == 0:
+                self._on_progress(Progress("listing", stored, max(stored, len(names))))
+        strange = []
+        for name in names:
+            session_id = name.removesuffix(SUFFIX)
+            if session_id not in asleep and (self._store.keeps_entries or not is_session_id(session_id)):
+                strange.append(name)
+            else:
+                asleep[session_id] = None
+        async for _ in self._snapshots.read(names[:1]):
+            pass  # what keeps every file from being read, such as a wrong key, stops the start
+        self._others = frozenset(names).difference(strange) if strange else frozenset()
+        for start in range(0, len(strange), BATCH):
+            await self._load_files(strange[start : start + BATCH])
+            heads = [await self._store.head(one) for one in self._loaded if one in asleep]
+            await self._settle_loaded({one.head.session_id: one for one in heads if one is not None})
+            asleep.update(dict.fromkeys(self.report.sessions))
+            self.report.sessions.clear()
+
     # --- the files ---------------------------------------------------------------------------------------------------
 
-    async def _load_files(self) -> None:
+    async def _load_files(self, names: Sequence[str]) -> None:
         """Read in a thread and decode here at the same time: each keeps the other waiting least this way."""
-        names = await self._snapshots.names()
         done = 0
         send, receive = anyio.create_memory_object_stream[list[Found]](READ_AHEAD)
         try:
@@ -158,14 +225,19 @@ class Recovery:
                 self._damaged.append((found.name, str(found.error)))
             else:
                 self.report.ignored.append(found.name)  # a directory, link, pipe: not ours to touch
+                log.warning("not a regular file; left alone", action="recovery.ignored", file=found.name)
             return
         stem = found.name.removesuffix(SUFFIX)
         try:
             snapshot = decode_snapshot(found.data, stem=stem, now=self._clock.now(), new_id=ids_for(found.data))
         except DamagedSnapshot as error:
-            self._damaged.append((found.name, str(error)))
+            reason = "it is encrypted, and damaged or another's" if is_sealed(found.data) else str(error)
+            self._damaged.append((found.name, reason))
             return
         session_id = snapshot.key.session_id
+        if session_id != stem and session_id + SUFFIX in self._others:
+            self._damaged.append((found.name, f"another file holds session {session_id} too"))
+            return
         if session_id != stem:
             self._renamed.append((found.name, session_id + SUFFIX))
         if session_id in self._loaded:  # ours has the canonical name; the raw one was left by another program
@@ -184,12 +256,13 @@ class Recovery:
             if name not in damaged:
                 await self._snapshots.rename(name, new_name)
                 log.info("a file got its canonical name", action="recovery.renamed", file=name)
-        for name in self.report.ignored:
-            log.warning("not a regular file; left alone", action="recovery.ignored", file=name)
+        self._damaged, self._renamed = [], []
 
     # --- the store ---------------------------------------------------------------------------------------------------
 
-    async def _compare(self, heads: dict[str, StoredHead]) -> None:
+    async def _settle_loaded(self, heads: Mapping[str, StoredHead]) -> None:
+        """Set aside what is damaged, and settle the rest."""
+        await self._set_damaged_aside()
         ids = sorted(self._loaded.keys() | heads.keys())
         for done, session_id in enumerate(ids, 1):
             await self._settle(session_id, self._loaded.pop(session_id, None), heads.get(session_id))

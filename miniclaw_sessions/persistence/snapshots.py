@@ -1,13 +1,16 @@
 """The JSON checkpoints in `sessions/`: write, read, remove.
 
 Each public coroutine is one or a few whole durable steps in a worker thread; a cancelled caller does not stop a step
-that has begun. What the bytes mean is `formats.snapshot`'s concern, how they become safe is `disk`'s.
+that has begun. What the bytes mean is `formats.snapshot`'s concern, how they become safe is `disk`'s. With keys they
+are encrypted here, in the same thread.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, TypeVar
@@ -16,6 +19,7 @@ from anyio import CapacityLimiter, to_thread
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.disk import Directory, Found, NotRegular, TooLarge
+from miniclaw_sessions.encryption import OVERHEAD, DamagedSeal, KeyRing, is_sealed, of_snapshot, refuse_sealed
 from miniclaw_sessions.errors import SnapshotUnreadable
 from miniclaw_sessions.formats.snapshot import encode_snapshot
 from miniclaw_sessions.history.conversation import Snapshot
@@ -42,10 +46,13 @@ class Written(NamedTuple):
 class Snapshots:
     """The directory of session files."""
 
-    def __init__(self, path: Path, quarantine: Quarantine, *, clock: Clock, max_bytes: int) -> None:
+    def __init__(
+        self, path: Path, quarantine: Quarantine, *, clock: Clock, max_bytes: int, encryption: KeyRing | None = None
+    ) -> None:
         self.quarantine = quarantine
         self._clock = clock
-        self._max_bytes = max_bytes
+        self._max_bytes = max_bytes + (OVERHEAD if encryption else 0)
+        self._encryption = encryption
         self._limiter = CapacityLimiter(1)  # one writer: an older snapshot can never overtake a newer one (R9)
         self._running = Lock()  # the same for a step that asyncio's own cancellation has left behind in its thread
         self._directory = Directory(path)
@@ -85,21 +92,38 @@ class Snapshots:
             raise SnapshotUnreadable(
                 f"cannot list {self.path}: {error.strerror}. Nothing was changed; mend the directory and start again."
             ) from error
-        return [name for name in names if name.endswith(SUFFIX) and not name.startswith(".")]
+        return [name for name in names if _is_session_file(name)]
+
+    async def modified(self) -> list[tuple[str, float]]:
+        """The session ids that have a file, and when it was last written, in seconds since the epoch.
+
+        Raises:
+            SnapshotUnreadable: the directory cannot be listed.
+        """
+        try:
+            files = await self._in_thread(self._directory.modified)
+        except OSError as error:
+            raise SnapshotUnreadable(f"cannot list {self.path}: {error.strerror}; nothing was changed") from error
+        return [(name.removesuffix(SUFFIX), time) for name, time in files if name.endswith(SUFFIX)]
+
+    def some_names(self) -> list[str]:
+        """One of the names, if there are any. Blocks, however many there are, for a moment only."""
+        with os.scandir(self._directory.fd) as found:
+            return list(islice(filter(_is_session_file, (entry.name for entry in found)), 1))
 
     async def read(self, names: Sequence[str], *, tighten: bool = False) -> AsyncIterator[list[Found]]:
         """The files' bytes, a chunk at a time, each name once; `tighten` makes those private that are not.
 
-        A chunk holds what could be read and what is not a readable session file (`NotRegular`, `TooLarge`).
+        A chunk holds what could be read and what is not a readable session file (`NotRegular`, `TooLarge`). What is
+        sealed and damaged is there as it is, sealed (`encryption.is_sealed`): nobody will take it for a session.
 
         Raises:
             SnapshotUnreadable: a file exists but cannot be read; that is not damage, so nothing may be concluded.
+            WrongKey, KeyNeeded, NotEncrypted, SchemaTooNew: a file is not encrypted with a key that is held; the same.
         """
         for start in range(0, len(names), READ_CHUNK):
             chunk = names[start : start + READ_CHUNK]
-            found = await self._in_thread(
-                partial(self._directory.read_many, chunk, limit=self._max_bytes, tighten=tighten)
-            )
+            found = await self._in_thread(partial(self._read, chunk, tighten=tighten))
             for name, _, error in found:
                 if error is not None and not isinstance(error, (NotRegular, TooLarge, FileNotFoundError)):
                     raise SnapshotUnreadable(
@@ -114,20 +138,50 @@ class Snapshots:
 
     async def rename(self, name: str, new_name: str) -> None:
         """Give a file its canonical name, durably and never over another one."""
-        await self._in_thread(partial(self._directory.move, name, self._directory, new_name))
+        await self._in_thread(partial(self._rename, name, new_name))
+
+    def _read(self, names: Sequence[str], *, tighten: bool) -> list[Found]:
+        found = self._directory.read_many(names, limit=self._max_bytes, tighten=tighten)
+        return [one if one.data is None else one._replace(data=self._opened(one.name, one.data)) for one in found]
+
+    def _opened(self, name: str, data: bytes) -> bytes:
+        """A file's content, decrypted if there are keys; as it is if it is damaged."""
+        what = str(self.path / name)
+        if self._encryption is None:
+            refuse_sealed(data, what)
+            return data
+        if not is_sealed(data) and data.lstrip()[:1] != b"{":  # nothing that could be read as a session
+            return data
+        try:
+            return self._encryption.open(data, of_snapshot(name.removesuffix(SUFFIX)), what)
+        except DamagedSeal:
+            return data
+
+    def _sealed(self, session_id: str, data: bytes) -> bytes:
+        return data if self._encryption is None else self._encryption.seal(data, of_snapshot(session_id))
+
+    def _rename(self, name: str, new_name: str) -> None:
+        if self._encryption is None:
+            self._directory.move(name, self._directory, new_name)
+            return
+        data = self._opened(name, self._directory.read(name, limit=self._max_bytes))  # it is bound to its name
+        sealed = self._sealed(new_name.removesuffix(SUFFIX), data)
+        if failure := self._directory.create([(new_name, lambda: sealed)])[0]:
+            raise failure
+        self._directory.remove([name])
 
     def _write(self, snapshots: Sequence[Snapshot]) -> list[Written]:
+        ids = [snapshot.key.session_id for snapshot in snapshots]
         sizes = [0] * len(snapshots)
 
         def encoder(index: int) -> Callable[[], bytes]:
             def encode() -> bytes:
-                data = encode_snapshot(snapshots[index])
+                data = self._sealed(ids[index], encode_snapshot(snapshots[index]))
                 sizes[index] = len(data)
                 return data
 
             return encode
 
-        ids = [snapshot.key.session_id for snapshot in snapshots]
         outcomes = self._directory.replace([(name + SUFFIX, encoder(index)) for index, name in enumerate(ids)])
         return [Written(*row) for row in zip(ids, sizes, outcomes, strict=True)]
 
@@ -137,3 +191,7 @@ class Snapshots:
     def _in_order(self, step: Callable[[], T]) -> T:
         with self._running:
             return step()
+
+
+def _is_session_file(name: str) -> bool:
+    return name.endswith(SUFFIX) and not name.startswith(".")

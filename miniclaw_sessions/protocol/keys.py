@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import string
 import sys
+from collections.abc import Callable
 from typing import NamedTuple
 
 from miniclaw_sessions.errors import InvalidKey
@@ -79,6 +80,16 @@ def is_session_id(text: str) -> bool:
         and text[0] not in ".-"
         and all(character in _PLAIN or character in "_%~" for character in text)
     )
+
+
+def of_channel(channel: str) -> Callable[[str], bool]:
+    """Tells whether a session id is one of this channel's; yes for a shortened one of which it cannot be told."""
+    prefix = f"{_escape(channel, extra='', first=True)}_"
+
+    def is_of_channel(session_id: str) -> bool:
+        return session_id.startswith(prefix) or ("~" in session_id and prefix.startswith(session_id.partition("~")[0]))
+
+    return is_of_channel
 
 
 def _decimal(chat_id: int) -> str:

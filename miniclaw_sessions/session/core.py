@@ -105,6 +105,7 @@ class SessionCore:
         "_revision",
         "_services",
         "_turn_lock",
+        "__weakref__",
         "evicted",
         "session_id",
     )

@@ -48,7 +48,7 @@ async def test_metrics_are_prometheus_text_without_a_single_id(served: Any) -> N
     assert "4711" not in reply.text
     assert "secret" not in reply.text
     labels = set(re.findall(r"[{,]([a-z_]+)=", reply.text))
-    assert labels <= {"route", "status"}
+    assert labels <= {"route", "status", "le"}
 
 
 async def test_statistics_count_what_happened(served: Any) -> None:

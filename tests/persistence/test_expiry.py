@@ -15,7 +15,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.persistence.archive import archive
+from miniclaw_sessions.persistence.archive import Archive, archive
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
@@ -147,8 +147,8 @@ async def test_delete_session_toctou_protection(home: Home, monkeypatch: pytest.
         await say(manager, chat_id="2")
         await home.clock.advance(31 * DAY)
 
-        async def slowly(path: Path, session_id: str, lines: AsyncIterator[bytes], *, at: datetime) -> Path:
-            written = await archive(path, session_id, lines, at=at)
+        async def slowly(to: Archive, session_id: str, lines: AsyncIterator[bytes], *, at: datetime) -> Path:
+            written = await archive(to, session_id, lines, at=at)
             if session_id == "telegram_1":
                 assert await manager.get_or_create("telegram", "1") is session
             return written

@@ -320,8 +320,12 @@ async def test_a_file_that_cannot_be_read_stops_the_start_and_nothing_is_touched
 async def test_a_directory_that_cannot_be_listed_stops_the_start(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     await home.say("1")
 
-    def fail(_: Directory) -> list[str]:
-        raise OSError(errno.EIO, "Input/output error")
+    names = Directory.names
+
+    def fail(directory: Directory) -> list[str]:
+        if directory.path == home.sessions:
+            raise OSError(errno.EIO, "Input/output error")
+        return names(directory)
 
     monkeypatch.setattr(Directory, "names", fail)
     with pytest.raises(SnapshotUnreadable):
