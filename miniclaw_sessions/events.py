@@ -1,7 +1,7 @@
 """Loggers that cost nothing until something is logged, and never stop what they report.
 
 structlog brings the terminal library for its pretty output with it, twice as much as this whole package takes to
-import; most processes that import the package log nothing, or only later. And a log that cannot be written (its disk is
+import; only programs that configure it pay for it. And a log that cannot be written (its disk is
 full, its pipe is gone) must not end the committer that wanted to say so.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,10 +25,9 @@ class _LazyLogger:
 
     def __getattr__(self, method: str) -> Callable[..., None]:
         def write(*arguments: Any, **fields: Any) -> None:
-            import structlog  # noqa: PLC0415 - see the module's docstring
-
+            structlog = sys.modules.get("structlog")  # whoever configured it has imported it
             with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
-                if structlog.is_configured():
+                if structlog is not None and structlog.is_configured():
                     getattr(structlog.get_logger(self._name), method)(*arguments, **fields)
                 else:
                     _to_standard_library(self._name, method, *arguments, **fields)
@@ -42,5 +42,8 @@ def _to_standard_library(name: str, method: str, event: str, **fields: Any) -> N
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """A structlog logger for a module, loaded at its first call; errors of the log's stream are swallowed."""
+    """A module's logger: structlog's where that is configured, else the standard library's.
+
+    Errors of the log's stream are swallowed.
+    """
     return cast("FilteringBoundLogger", _LazyLogger(name))

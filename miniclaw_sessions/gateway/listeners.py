@@ -118,6 +118,8 @@ def _remove_stale(path: Path) -> None:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {path}: {error.strerror}; set listen.socket") from error
     if not stat.S_ISSOCK(mode):
         raise ConfigError(f"cannot listen on {path}: it is a file, not a socket; move it, or set listen.socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -73,7 +73,8 @@ def test_a_file_that_is_no_socket_is_not_touched(short_path: Path) -> None:
 
 
 def test_a_path_that_cannot_be_bound_says_what_to_do(short_path: Path) -> None:
-    for path in (short_path / ("x" * 120), short_path / "missing" / "s"):
+    (short_path / "file").write_text("not a directory")
+    for path in (short_path / ("x" * 120), short_path / "missing" / "s", short_path / "file" / "s"):
         with pytest.raises(ConfigError, match=r"set listen\.socket"):
             listen_unix(path)
 
