@@ -1,0 +1,59 @@
+"""agno: `SqliteDb`, with a run for each message.
+
+Its agent saves a run of a question and an answer with two commits; here a run of one message takes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from agno.db.base import SessionType
+from agno.db.sqlite import SqliteDb
+from agno.models.message import Message
+from agno.run.agent import RunOutput
+from agno.run.base import RunStatus
+from agno.session.agent import AgentSession
+
+from benchmarks.peers.adapters.base import Adapter, is_from_user, text_of
+
+AGENT = "agent"
+
+
+class Agno(Adapter):
+    """Its agent reads the session from the file again for every turn."""
+
+    concurrent: ClassVar[bool] = False
+
+    async def open(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._db = SqliteDb(db_file=str(self.directory / "agno.db"))
+        self._known: set[str] = set()
+
+    async def append(self, session: str, number: int) -> None:
+        if session not in self._known:
+            self._db.upsert_session(AgentSession(session_id=session, agent_id=AGENT, session_data={}))
+            self._known.add(session)
+        message = Message(role="user" if is_from_user(number) else "assistant", content=text_of(number))
+        run = RunOutput(
+            run_id=f"{session}-{number}",
+            session_id=session,
+            agent_id=AGENT,
+            messages=[message],
+            status=RunStatus.completed,
+        )
+        self._db.upsert_run(run, session, run_index=number)
+
+    async def latest(self, session: str, limit: int) -> Sequence[Any]:
+        held = self._db.get_session(session, SessionType.AGENT, runs_limit=limit)
+        return held.get_messages(limit=limit) if held else ()
+
+    async def reload(self, session: str) -> Sequence[Any]:
+        held = self._db.get_session(session, SessionType.AGENT)
+        return held.get_messages() if held else ()
+
+    def text(self, message: Any) -> str:
+        return str(message.content)
+
+    async def close(self) -> None:
+        self._db.close()
