@@ -253,7 +253,7 @@ class Directory:
 
         Raises:
             FileExistsError: the name is taken; the temporary file is gone.
-            OSError: the file is not safe; it is gone.
+            OSError: the file is not safe. It is gone, unless only the last sync failed, that of the directory.
         """
         try:
             os.fsync(fd)

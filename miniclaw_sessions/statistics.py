@@ -30,7 +30,7 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
 class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The manager's numbers at one moment; the counts are since it was opened.
 
-    `sessions` are all of them, `resident` those in memory; `let_go` and `woken` count how often one left it and came back.
+    `sessions` are all of them, `resident` those in memory; `let_go` and `woken` count how often one left and came back.
     """
 
     sessions: int

@@ -97,6 +97,7 @@ class SessionCore:
     """A conversation that is held in memory, saved to the store and checkpointed to its file."""
 
     __slots__ = (
+        "__weakref__",
         "_accessed_on_disk",
         "_conversation",
         "_flushed_revision",
@@ -105,7 +106,6 @@ class SessionCore:
         "_revision",
         "_services",
         "_turn_lock",
-        "__weakref__",
         "evicted",
         "session_id",
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import shutil
 import signal
 import sqlite3
 import stat
@@ -610,6 +611,22 @@ async def test_more_sessions_than_are_remembered_are_looked_up_again(
                 assert await append(store, chat_id, sequence, sequence) is None
                 assert len(store._known.positions) <= 3
         assert await store.check() == []
+
+
+async def test_nothing_is_committed_behind_a_log_that_a_crash_left(path: Path, tmp_path: Path) -> None:
+    """If a sync had failed before the crash, the page cache may show of that log what the disk has lost (rule R5)."""
+    crashed = tmp_path / "crashed"
+    async with SQLiteStore(path) as store:
+        assert await append(store, 1, 1, 5) is None
+        crashed.mkdir()
+        for file in files.database_files(path)[:2]:
+            shutil.copy(file, crashed)
+    async with SQLiteStore(crashed / path.name) as store:
+        alone = tmp_path / "alone.db"
+        shutil.copy(crashed / path.name, alone)  # without its log
+        assert await append(store, 1, 6, 6) is None
+    async with SQLiteStore(alone) as store:
+        assert [entry.sequence for entry in await store.read(sample_head(1).session_id)] == [1, 2, 3, 4, 5]
 
 
 # --- cancellation and crashes ----------------------------------------------------------------------------------------

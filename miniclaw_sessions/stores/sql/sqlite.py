@@ -25,7 +25,14 @@ from miniclaw_sessions.errors import SchemaTooNew, StoreConflict, StoreCorrupt, 
 from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead
 from miniclaw_sessions.stores.sql import statements
 from miniclaw_sessions.stores.sql.failures import is_full, store_error
-from miniclaw_sessions.stores.sql.files import connect, create_file, database_files, fill_log, schema_version
+from miniclaw_sessions.stores.sql.files import (
+    connect,
+    create_file,
+    database_files,
+    fill_log,
+    schema_version,
+    settle_log,
+)
 from miniclaw_sessions.stores.sql.migrations import REVISIONS, upgrade
 from miniclaw_sessions.stores.sql.statements import Known, driver_of
 from miniclaw_sessions.stores.thread import SerialThread
@@ -61,6 +68,7 @@ class SQLiteStore:
         self._writers: Engine | None = None
         self._readers: Engine | None = None
         self._writer: Connection | None = None
+        self._log_is_settled = False
         self._writer_thread: SerialThread | None = None
         self._reader_turns: CapacityLimiter | None = None
         # A caller that asyncio cancels leaves its thread running and gives its turn back; this keeps count even then.
@@ -173,6 +181,8 @@ class SQLiteStore:
                 if found != REVISIONS[-1]:
                     with self._transaction() as connection:
                         upgrade(connection)
+                with suppress(StoreError):  # a full disk can still be read; whoever appends tries it again
+                    self._settle_log()
                 self._first_connections()
                 with suppress(StoreError):  # what is wrong with it is told by whoever comes upon it
                     self._place()
@@ -198,6 +208,8 @@ class SQLiteStore:
 
     def _append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         with self._failing("append to"):
+            if not self._log_is_settled:
+                self._settle_log()
             if self._known.unplaced > MAX_UNPLACED:
                 with suppress(StoreFull):
                     self._place()
@@ -226,6 +238,11 @@ class SQLiteStore:
     def _delete(self, session_id: str) -> bool:
         with self._failing("delete from"), self._transaction() as connection:
             return statements.delete_session(connection, session_id, self._known)
+
+    def _settle_log(self) -> None:
+        with self._failing("open"):
+            settle_log(self._path)
+        self._log_is_settled = True
 
     def _place(self) -> None:
         """Bring the index up to date. Where that fails it stays behind, and reading takes longer."""
