@@ -277,6 +277,15 @@ def test_content_that_cannot_be_encoded_fails_only_its_own_file(tmp_path: Path) 
     assert names_in(tmp_path) == ["b.json"]
 
 
+def test_an_outcome_holds_none_of_the_bytes_that_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Directory(tmp_path) as directory:
+        monkeypatch.setattr(os, "write", failing(errno.ENOSPC))
+        outcomes = directory.replace([(f"{number}.json", constant(b"{}")) for number in range(MANY)])
+    assert [error.__traceback__ for error in outcomes if error is not None] == [None] * MANY
+
+
 def test_a_planted_link_under_the_files_name_is_replaced_and_its_target_untouched(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")

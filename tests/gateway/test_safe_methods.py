@@ -1,0 +1,50 @@
+"""Looking changes nothing: no route that answers GET has an effect, and no reply sets a cookie (rule S16)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.routing import Route
+
+from miniclaw_sessions.config import ListenSettings
+from miniclaw_sessions.protocol.messages import Message
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def limits() -> ListenSettings:
+    return ListenSettings(request_timeout_s=20.0)
+
+
+def routes_of(served: Any) -> list[Route]:
+    return [route for route in served.server.config.app._router.routes if "GET" in route.methods]
+
+
+def state_of(manager: Any) -> Any:
+    sessions = {
+        one.session_id: (one.last_accessed, one.last_sequence, one.leaf_id, one.metadata, one.is_dirty, len(one))
+        for one in manager._residents.live()
+    }
+    statistics = manager.statistics()
+    return sessions, statistics.appended, statistics.sessions, statistics.flushes, statistics.commits
+
+
+async def test_no_get_changes_anything_and_no_reply_sets_a_cookie(served: Any) -> None:
+    session = await served.manager.get_or_create("a", "1")
+    entry = await session.add_message(Message.user("hello"))
+    await served.manager.flush()
+    before = state_of(served.manager)
+    routes = routes_of(served)
+    assert len(routes) >= 10
+    for route in routes:
+        for session_id in ("a_1", "nobody_2"):
+            path = route.path.replace("{session_id}", session_id).replace("{entry_id}", entry.id)
+            reply = await served.unix.get(path)
+            wanted = 404 if session_id == "nobody_2" and "{session_id}" in route.path else 200
+            assert reply.status_code == wanted, path
+            assert "set-cookie" not in reply.headers, path
+            assert state_of(served.manager) == before, path
+            assert (await served.unix.head(path)).content == b"", path
+            assert state_of(served.manager) == before, path

@@ -1,0 +1,41 @@
+"""There is no moment at which a Unix socket of ours is open to others (rule S17)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miniclaw_sessions.gateway.listeners import listen_unix
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """A short path, because a Unix socket's is limited."""
+    with tempfile.TemporaryDirectory(prefix="mc") as name:
+        yield Path(name) / "s"
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_it_is_private_as_soon_as_it_is_bound(path: Path, monkeypatch: pytest.MonkeyPatch, umask: int) -> None:
+    modes = []
+
+    class Watched(socket.socket):
+        def bind(self, address: Any, /) -> None:
+            super().bind(address)
+            modes.append(stat.S_IMODE(path.lstat().st_mode))
+
+    monkeypatch.setattr(socket, "socket", Watched)
+    before = os.umask(umask)
+    try:
+        with closing(listen_unix(path)):
+            assert modes == [0o600]
+    finally:
+        os.umask(before)
