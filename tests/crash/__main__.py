@@ -1,145 +1,234 @@
-"""Long runs of the crash tests: `python -m tests.crash --cuts 500 --kills 500 --faults`, as root, from the repository.
+"""Crash the session layer for as long as you like, and look whether it kept every promise.
 
-Exit status 0: nothing was lost. 1: something was; the seed in each line repeats it. 2: nothing could be run.
+Tier A: kills, and crash states of a faulty disk; needs nothing. Tier B: a fault at every system call; needs strace.
+Tier C: power cuts of real file systems; needs root and loop devices. Tier D: the units under a booted systemd; needs
+root. Run it from the repository's directory. Ctrl-C ends it early and prints what was done so far.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import secrets
+import shlex
+import signal
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
-import structlog
+import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from tests.crash.filesystem import KINDS, LoopFilesystem, MountSpace, reason_not_to_mount
-from tests.crash.injection import FAULTS, reason_not_to_trace
-from tests.crash.launcher import Launcher
-from tests.crash.trials import Crashes, Stage, Tally, mixed_moments
+from tests.crash.filesystem import KINDS, MountSpace, reason_not_to_mount
+from tests.crash.injection import reason_not_to_trace
+from tests.crash.runs import STORES, AnyPiece, Choice, cores, pieces_of
+from tests.crash.short_writes import reason_not_to_shorten
+from tests.crash.summary import Summary, markdown_of, table_of, this_machine
+from tests.crash.worker import Done, Planned, Told, Tried, Workers
+from tests.systemd.booted import reason_not_to_boot
 
-STORES = ("sqlite:", "jsonl:", "none:")
-ACTS = {
-    "sqlite:": ("create", "open", "commit", "delete", "close"),
-    "jsonl:": ("create", "open", "commit", "delete", "close"),
-    "none:": ("flush", "flush_many", "delete", "close"),
-}
-LIFETIME = 50
-"""So many crashes a workspace lives through before a new one is begun, whose creation is cut too."""
+OF_ALL = 100
+"""How many cuts and kills `--all` brings, and a tenth as many hundred states, unless their number is given."""
+
+LINE_EVERY_S = 60.0
+
+EXAMPLES = """
+examples:
+  python -m tests.crash --kills 50                        needs no root
+  python -m tests.crash --all                             every tier, some minutes
+  python -m tests.crash --cuts 1000 --kills 1000 --faults --jobs 2
+                                                          the long form
+  python -m tests.crash --cuts 200 --kinds xfs --stores sqlite: --seed 1f2e3d4c
+                                                          once more what a seed did
+  python -m tests.crash --all --report crashes.md         the table for a README
+
+exit status: 0 nothing was lost; 1 something was, and its evidence is kept; 2 nothing could be run; 130 interrupted
+"""
 
 
-class Runs:
-    """The chosen runs, one after the other, with a bar for each."""
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.crash",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what to do")
+    what.add_argument("--kills", type=int, metavar="N", help="A: kill a live writer N times, for each store")
+    what.add_argument("--states", type=int, metavar="N", help="A: N crash states of a faulty disk, for each store")
+    what.add_argument("--faults", action="store_true", help="B: every fault at every system call of every act")
+    what.add_argument("--cuts", type=int, metavar="N", help="C: cut the power N times, for each kind and each store")
+    what.add_argument("--units", action="store_true", help="D: the tests of the systemd units")
+    what.add_argument("--all", action="store_true", help=f"every tier, with {OF_ALL} kills and cuts if not said")
+    how = parser.add_argument_group("how")
+    how.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="file systems (default: all)")
+    how.add_argument("--stores", nargs="+", choices=STORES, default=list(STORES), help="stores (default: all)")
+    how.add_argument("--jobs", type=int, default=cores(), metavar="N", help="so many at once (default: one per core)")
+    how.add_argument("--seed", default=secrets.token_hex(4), help="repeats what was left to chance in an earlier run")
+    out = parser.add_argument_group("what comes out")
+    out.add_argument("--json", action="store_true", help="print the summary as JSON instead of a table")
+    out.add_argument("--report", type=Path, metavar="FILE", help="write the summary as a Markdown table")
+    out.add_argument("--evidence", type=Path, metavar="DIRECTORY", help="keep there what failed (default: in /tmp)")
+    chosen = parser.parse_args(arguments)
+    if not (chosen.kills or chosen.states or chosen.faults or chosen.cuts or chosen.units or chosen.all):
+        parser.error("nothing to do; --all does everything, --help shows examples")
+    return chosen
 
-    def __init__(self, space: MountSpace, scratch: Path, progress: Progress, seed: str) -> None:
-        self.tallies: dict[str, Tally] = {}
-        self._space = space
-        self._scratch = scratch
+
+def choice_of(arguments: argparse.Namespace, summary: Summary) -> Choice:
+    """What of it can be done here; the summary learns what cannot."""
+    default = OF_ALL if arguments.all else 0
+    cuts = default if arguments.cuts is None else arguments.cuts
+    no_mounts = reason_not_to_mount(*arguments.kinds)
+    no_faults = reason_not_to_trace() or reason_not_to_shorten()
+    no_systemd = reason_not_to_boot()
+    faults, units = arguments.faults or arguments.all, arguments.units or arguments.all
+    for tier, wanted, reason in (("B", faults, no_faults), ("C", cuts, no_mounts), ("D", units, no_systemd)):
+        if wanted and reason is not None:
+            summary.skip(tier, reason)
+    return Choice(
+        cuts=0 if no_mounts else cuts,
+        kills=default if arguments.kills is None else arguments.kills,
+        states=10 * default if arguments.states is None else arguments.states,
+        faults=faults and no_faults is None,
+        units=units and no_systemd is None,
+        kinds=() if no_mounts else tuple(arguments.kinds),
+        stores=tuple(arguments.stores),
+        seed=arguments.seed,
+    )
+
+
+class Bars:
+    """A bar for each kind of run, and one for everything; where nobody sees bars, a line every minute."""
+
+    def __init__(self, progress: Progress, pieces: Sequence[AnyPiece]) -> None:
         self._progress = progress
-        self._seed = seed
+        self._next_line = time.monotonic() + LINE_EVERY_S
+        self._bars: dict[str, TaskID] = {}
+        self._everything = progress.add_task("everything", total=0)
+        for piece in pieces:
+            if piece.bar not in self._bars:
+                self._bars[piece.bar] = progress.add_task(piece.bar, total=0)
+            self._plan(piece, piece.planned)
 
-    def crash(self, number: int, *, kind: str | None, store: str) -> None:
-        """Cut the power of a file system of this kind so often, or kill (None)."""
-        name = f"{'kill -9' if kind is None else f'power cut, {kind}'}, {store}"
-        tally = self.tallies[name] = Tally()
-        bar = self._progress.add_task(name, total=number)
-        with Launcher("tests.crash.writer") as launcher:
-            for life in range(0, number, LIFETIME):
-                with ExitStack() as stack:
-                    filesystem = stack.enter_context(LoopFilesystem(self._space, kind)) if kind else None
-                    directory = filesystem.path if filesystem else self._space.new_directory("killed")
-                    crashes = Crashes(
-                        launcher,
-                        directory / "workspace",
-                        self._new_scratch(),
-                        filesystem=filesystem,
-                        store=store,
-                        seed=f"{self._seed} {name} {life}",
-                    )
-                    crashes.tally = tally
-                    moments = mixed_moments(f"{self._seed} {name} {life}", min(LIFETIME, number - life))
-                    for moment in ["creating", *moments[1:]]:
-                        self._progress.advance(bar)
-                        if crashes.run(moment):
-                            break  # what follows on a damaged directory says nothing new
+    def show(self, told: Told) -> None:
+        """Move the bars of the piece that something was said about."""
+        if isinstance(told.said, Planned):
+            self._plan(told.piece, told.said.trials)
+        elif isinstance(told.said, Tried):
+            for bar in (self._bars[told.piece.bar], self._everything):
+                self._progress.advance(bar, told.said.trials)
+        if not self._progress.console.is_terminal and time.monotonic() > self._next_line:
+            self._next_line += LINE_EVERY_S
+            task = self._progress.tasks[self._everything]
+            left = "" if task.time_remaining is None else f", about {task.time_remaining / 60:.0f} minutes left"
+            self._progress.console.print(f"{task.completed:,.0f} of {task.total:,.0f} trials{left}", highlight=False)
 
-    def inject(self, kind: str, store: str, act: str) -> None:
-        """Every fault at every point of one act."""
-        name = f"faults, {kind}, {act}, {store}"
-        tally = self.tallies[name] = Tally()
-        with Launcher("tests.crash.actor") as launcher, LoopFilesystem(self._space, kind) as filesystem:
-            stage = Stage(launcher, filesystem, self._new_scratch(), act=act, store=store)
-            cases = [(point, fault) for point in stage.record() for fault in FAULTS]
-            for point, fault in self._progress.track(cases, description=name):
-                started = time.monotonic()
-                struck, problems = stage.perform(point, fault)
-                tally.trials += struck
-                tally.problems += problems[:-1]  # the last one is the log
-                tally.seconds += time.monotonic() - started
-
-    def _new_scratch(self) -> Path:
-        return Path(tempfile.mkdtemp(dir=self._scratch))
+    def _plan(self, piece: AnyPiece, trials: int) -> None:
+        for bar in (self._bars[piece.bar], self._everything):
+            self._progress.update(bar, total=(self._progress.tasks[bar].total or 0) + trials)
 
 
-def table_of(tallies: dict[str, Tally]) -> Table:
-    """One line for each run."""
-    table = Table("run")
-    for title in ("trials", "acknowledged", "problems", "seconds"):
-        table.add_column(title, justify="right")
-    for name, tally in tallies.items():
-        style = "bold red" if tally.problems else ""
-        acknowledged = str(tally.acknowledged) if tally.acknowledged else ""
-        row = (str(tally.trials), acknowledged, str(len(tally.problems)), f"{tally.seconds:.1f}")
-        table.add_row(name, *row, style=style)
-    return table
+def run_all(pieces: Sequence[AnyPiece], workers: Workers, progress: Progress, summary: Summary) -> None:
+    """Let everything be done, and add up what it came to; an interrupt ends it after the trials under way."""
+    bars = Bars(progress, pieces)
+
+    def listen(tellings: Iterator[Told]) -> None:
+        for told in tellings:
+            bars.show(told)
+            if isinstance(told.said, Done):
+                summary.add(told.said.result)
+                for problem in told.said.result.problems:
+                    progress.console.print(problem, style="red", markup=False, highlight=False)
+
+    try:
+        listen(workers.run(pieces))
+    except KeyboardInterrupt:
+        summary.interrupted = True
+        progress.console.print("ending after the trials that are under way", style="yellow")
+        workers.stop()
+        listen(workers.rest())
 
 
-def run_all(arguments: argparse.Namespace, runs: Runs) -> None:
-    """Everything that was chosen."""
-    for store in STORES:
-        if arguments.kills:
-            runs.crash(arguments.kills, kind=None, store=store)
-        for kind in arguments.kinds:
-            if arguments.cuts:
-                runs.crash(arguments.cuts, kind=kind, store=store)
-            for act in ACTS[store] if arguments.faults else ():
-                runs.inject(kind, store, act)
+def print_summary(summary: Summary, arguments: argparse.Namespace, console: Console) -> None:
+    """As it was asked for."""
+    if arguments.report is not None:
+        arguments.report.write_text(markdown_of(summary))
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())  # noqa: T201 - what was asked for
+        return
+    console.print(table_of(summary))
+    for line in summary.lines_of_skipped():
+        console.print(line, style="yellow", markup=False, highlight=False)
+    if summary.problems:
+        console.print(f"what was found is kept in {summary.evidence}", style="red", highlight=False)
+    console.print(
+        f"{'interrupted after' if summary.interrupted else 'took'} {summary.seconds / 60:.1f} minutes;", end=" "
+    )
+    console.print(f"once more: {summary.command}", soft_wrap=True, highlight=False, markup=False)
 
 
-def main() -> int:
-    """Run what the command line asks for and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--cuts", type=int, default=0, help="power cuts for each kind of file system and each store")
-    parser.add_argument("--kills", type=int, default=0, help="kills for each store")
-    parser.add_argument("--faults", action="store_true", help="every fault at every system call of every act")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["ext4", "xfs"], help="kinds of file systems")
-    parser.add_argument("--seed", default=secrets.token_hex(4), help="repeats an earlier run")
-    arguments = parser.parse_args()
-    console = Console()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    reason = reason_not_to_mount(*arguments.kinds) or (reason_not_to_trace() if arguments.faults else None)
-    if reason is not None:
-        console.print(f"nothing can be run: {reason}", style="bold red")
+def interrupt(*_: object) -> NoReturn:
+    """Let SIGTERM do what Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for and print the summary; the exit status."""
+    arguments = parsed(given)
+    console = Console(stderr=arguments.json)
+    options = [option for option in sys.argv[1:] if option] if given is None else list(given)
+    seeded = options if "--seed" in options else [*options, "--seed", arguments.seed]
+    evidence = arguments.evidence or Path(tempfile.gettempdir()) / f"crash-evidence-{arguments.seed}"
+    summary = Summary(
+        command=shlex.join(["python", "-m", "tests.crash", *seeded]),
+        seed=arguments.seed,
+        started=datetime.now(UTC),
+        machine=this_machine(),
+        evidence=str(evidence.resolve()),
+    )
+    pieces = pieces_of(choice_of(arguments, summary))
+    if not pieces:
+        print_summary(summary, arguments, console)
         return 2
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with (
-        MountSpace() as space,
-        tempfile.TemporaryDirectory() as scratch,
-        Progress(*columns, console=console) as progress,
-    ):
-        runs = Runs(space, Path(scratch), progress, arguments.seed)
-        run_all(arguments, runs)
-    console.print(table_of(runs.tallies), f"seed {arguments.seed}")
-    problems = [problem for tally in runs.tallies.values() for problem in tally.problems]
-    for problem in problems[:50]:
-        console.print(problem, style="red", markup=False, highlight=False)
-    return 1 if problems else 0
+    signal.signal(signal.SIGTERM, interrupt)
+    started = time.monotonic()
+    with ExitStack() as stack:
+        space = stack.enter_context(space_for_all())
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        times = (TimeElapsedColumn(), TimeRemainingColumn())
+        progress = stack.enter_context(Progress(*columns, *times, console=console))
+        workers = stack.enter_context(Workers(arguments.jobs, space=space, evidence=Path(summary.evidence)))
+        run_all(pieces, workers, progress, summary)
+    summary.seconds = time.monotonic() - started
+    print_summary(summary, arguments, console)
+    return 1 if summary.problems else 130 if summary.interrupted else 0
+
+
+@contextmanager
+def space_for_all() -> Iterator[Path]:
+    """A directory for whatever is made: in memory where that can be mounted."""
+    if reason_not_to_mount() is None:
+        with MountSpace() as space:
+            yield space.path
+    else:
+        with tempfile.TemporaryDirectory(prefix="crash-tests-") as path:
+            yield Path(path)
 
 
 if __name__ == "__main__":

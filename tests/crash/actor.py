@@ -1,8 +1,8 @@
 """A writer that does one thing while it is watched, for faults injected into exactly that.
 
 It says `ready`, waits for a byte in a pipe (a signal would need a write, which may be the very call that fails), acts,
-says `acted` and waits to be killed or cut. A step that fails is tried again until it succeeds, as a gateway would, and
-only success is acknowledged.
+says `acted` and waits to be killed or cut. A step that fails is tried again until it succeeds, as a gateway would: it
+says `refused`, and only success is acknowledged.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,13 @@ from tests.crash.writer import UNSAVED_STATUS, described, log_past_the_injected_
 SESSIONS = 12
 RETRY_LIMIT_S = 5.0
 
-OPENING_ACTS = ("create", "open")
-"""Opening is the act: of a directory in which nothing is yet, or of one in which something must be recovered."""
+OPENING_ACTS = ("create", "open", "wake")
+"""Opening is the act: of a directory in which nothing is yet, or of one in which something must be recovered.
+
+`wake` recovers as little as possible at first, and then one session after the other, with room for few in memory.
+"""
+
+RESIDENT = {"wake": 3}
 
 Act = Callable[["Actor"], Awaitable[None]]
 
@@ -56,10 +62,11 @@ async def perform(orders: Mapping[str, Any], acknowledgements: Acknowledgements)
     if act in OPENING_ACTS:
         acknowledgements.write("ready")
         await anyio.wait_readable(go)
-    manager = await opened(orders)
+    manager = await opened(orders, acknowledgements)
     if act not in OPENING_ACTS:
         acknowledgements.write("ready")
         await anyio.wait_readable(go)
+    if act in ACTS:
         await ACTS[act](Actor(manager, acknowledgements))
     if act not in ("close", "prepare"):
         acknowledgements.write("acted")
@@ -67,14 +74,16 @@ async def perform(orders: Mapping[str, Any], acknowledgements: Acknowledgements)
     await manager.close()
 
 
-async def opened(orders: Mapping[str, Any]) -> SessionManager:
+async def opened(orders: Mapping[str, Any], acknowledgements: Acknowledgements) -> SessionManager:
     """The manager, opened, if need be at a later attempt: an error while starting must change nothing."""
     deadline = time.monotonic() + RETRY_LIMIT_S
     while True:
-        settings = SessionSettings(store=orders["store"], flush_interval_s=3600.0)
+        resident = RESIDENT.get(orders["act"], SessionSettings().max_resident)
+        settings = SessionSettings(store=orders["store"], flush_interval_s=3600.0, max_resident=resident)
         try:
             return await SessionManager(orders["workspace"], settings=settings).__aenter__()
-        except (SessionsError, OSError):
+        except (SessionsError, OSError) as error:
+            acknowledgements.write("refused", error=str(error))
             if time.monotonic() > deadline:
                 raise
             await anyio.sleep(0.01)
@@ -94,6 +103,11 @@ class Actor:
             session = await self._manager.get_or_create("crash", number)
             for _ in range(3):
                 self._append(session)
+
+    async def wake(self) -> None:
+        """Ask for every session there is."""
+        for number in range(SESSIONS):
+            await self._until_it_succeeds(partial(self._manager.get_or_create, "crash", number))
 
     async def commit(self) -> None:
         """Acknowledge one message, then several at once."""
@@ -151,7 +165,8 @@ class Actor:
         while True:
             try:
                 await step()
-            except SessionsError:
+            except SessionsError as error:
+                self._acknowledgements.write("refused", error=str(error))
                 if time.monotonic() > deadline:
                     raise
                 await anyio.sleep(0.01)
@@ -161,6 +176,7 @@ class Actor:
 
 ACTS: Mapping[str, Act] = {
     "prepare": Actor.prepare,
+    "wake": Actor.wake,
     "commit": Actor.commit,
     "flush": Actor.flush,
     "flush_many": Actor.flush_many,

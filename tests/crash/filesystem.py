@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import shlex
 import shutil
@@ -31,6 +30,7 @@ KINDS = ("ext4", "ext4-noauto_da_alloc", "xfs")
 """ext4 by default hides a missing sync before a rename; with `noauto_da_alloc` it does not."""
 
 MEBIBYTE = 1024 * 1024
+GIBIBYTE = 1024 * MEBIBYTE
 _IMAGE_BYTES = {"ext4": 160 * MEBIBYTE, "xfs": 320 * MEBIBYTE}  # mkfs.xfs makes none below 300 MB; both are sparse
 _MAKE = {
     "ext4": ("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"),
@@ -68,18 +68,40 @@ def reason_not_to_mount(*kinds: str) -> str | None:
     return None
 
 
-class MountSpace:
-    """A directory in memory for the mounts of one test run; a context manager.
-
-    A guardian process removes the directory and every mount in it when the block ends, and also when this process is
-    killed before that.
+class Space:
+    """A directory for mounts.
 
     Attributes:
         path: the directory.
     """
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def new_directory(self, name: str) -> Path:
+        """An empty directory, 0700, under a name of its own."""
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.path))
+
+    @contextlib.contextmanager
+    def memory(self, size: int, at: Path | None = None) -> Iterator[Path]:
+        """A tmpfs of `size` bytes, mounted over the directory `at` or over a new one."""
+        path = at or self.new_directory("tmpfs")
+        run("mount", "-t", "tmpfs", "-o", f"mode=0700,size={size}", "tmpfs", str(path))
+        try:
+            yield path
+        finally:
+            run("umount", str(path))
+
+
+class MountSpace(Space):
+    """A directory in memory for the mounts of one test run; a context manager.
+
+    A guardian process removes the directory and every mount in it when the block ends, and also when this process is
+    killed before that.
+    """
+
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
+        """Nothing is mounted yet."""
 
     def __enter__(self) -> Self:
         self.path = Path(tempfile.mkdtemp(prefix="crash-tests-"))
@@ -96,22 +118,6 @@ class MountSpace:
 
     def __exit__(self, *_: object) -> None:
         self._dismiss()
-
-    def new_directory(self, name: str) -> Path:
-        """An empty directory in memory, 0700, under a name of its own."""
-        path = self.path / f"{next(self._numbers)}-{name}"
-        path.mkdir(mode=0o700)
-        return path
-
-    @contextlib.contextmanager
-    def memory(self, size: int, at: Path | None = None) -> Iterator[Path]:
-        """A tmpfs of `size` bytes, mounted over the directory `at` or over a new one."""
-        path = at or self.new_directory("tmpfs")
-        run("mount", "-t", "tmpfs", "-o", f"mode=0700,size={size}", "tmpfs", str(path))
-        try:
-            yield path
-        finally:
-            run("umount", str(path))
 
     def _dismiss(self) -> None:
         assert self._guardian.stdin is not None
@@ -143,7 +149,7 @@ class LoopFilesystem:
         path: its root directory.
     """
 
-    def __init__(self, space: MountSpace, kind: str) -> None:
+    def __init__(self, space: Space, kind: str) -> None:
         self.kind = kind
         self._space = space
         self._type = kind.partition("-")[0]
@@ -152,9 +158,7 @@ class LoopFilesystem:
         return f"<LoopFilesystem {self.kind}>"
 
     def __enter__(self) -> Self:
-        home = self._space.new_directory(self.kind)
-        self._image, self.path = home / "image", home / "mounted"
-        self.path.mkdir()
+        self._image, self.path = self._new_image(), self._space.new_directory(f"{self.kind}-mounted")
         with self._image.open("wb") as image:
             image.truncate(_IMAGE_BYTES[self._type])
         run(*_MAKE[self._type], str(self._image))
@@ -182,6 +186,9 @@ class LoopFilesystem:
         """Make everything on it durable, which is what time alone would do."""
         run("sync", "--file-system", str(self.path))
 
+    def _new_image(self) -> Path:
+        return self._space.new_directory(self.kind) / "image"
+
     def _mount(self) -> None:
         """Always with a new loop device: another mount namespace may still have a copy of the mount that was cut."""
         device = run("losetup", "--find", "--show", str(self._image))
@@ -192,6 +199,34 @@ class LoopFilesystem:
 
     def _unmount(self) -> None:
         run("umount", str(self.path))
+
+
+class FailingFilesystem(LoopFilesystem):
+    """A file system in a sparse file, for which there may be less space than it needs.
+
+    Then it takes what is written to it, and fails when that is to be synced, as a disk does that breaks.
+    """
+
+    def fail(self) -> None:
+        """From now on no block of the image can be written that was not written before."""
+        status = os.statvfs(self._image.parent)
+        self._resize((status.f_blocks - status.f_bfree) * status.f_frsize)
+
+    def heal(self) -> None:
+        """There is space again. What failed meanwhile stays lost."""
+        self._resize(GIBIBYTE)
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        run("umount", "--lazy", str(self._image.parent))
+
+    def _new_image(self) -> Path:
+        backing = self._space.new_directory(f"{self.kind}-backing")
+        run("mount", "-t", "tmpfs", "-o", f"mode=0700,size={GIBIBYTE}", "tmpfs", str(backing))
+        return backing / "image"
+
+    def _resize(self, size: int) -> None:
+        run("mount", "-o", f"remount,size={size}", str(self._image.parent))
 
 
 def stop(pid: int) -> None:
@@ -211,7 +246,11 @@ def stop(pid: int) -> None:
 
 def _has_stopped(pid: int) -> bool:
     """Whether all threads are stopped, traced or gone."""
-    for task in Path(f"/proc/{pid}/task").glob("*"):
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    for task in tasks:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             state = (task / "stat").read_text().rpartition(")")[2].split()[0]
             if state not in "TtZX":

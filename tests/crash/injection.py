@@ -2,10 +2,12 @@
 
 A fault is injected into a writer that is already running, at the N-th call of a kind in each of its threads. The call
 is not carried out, so a sync that was injected has synced nothing; the power cut that ends each case makes that count.
+A short write is the exception: a part of it must really be written, which `short_writes` sees to.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import shutil
@@ -13,23 +15,71 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.crash.short_writes import SHORT, count_shortened, shortened
+
 SYNCS = ("fsync", "fdatasync", "syncfs")
-CALLS = (*SYNCS, "rename", "renameat", "renameat2", "write", "pwrite64", "unlink", "unlinkat", "linkat", "ftruncate")
+WRITES = ("write", "pwrite64")
+READS = ("read", "pread64", "getdents64")
 OPENS = "openat"
-FAULTS = ("EIO", "ENOSPC", "SIGKILL")
+
+KILL = "SIGKILL"
+FAULTS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(SYNCS, ("EIO", "ENOSPC", "EDQUOT", KILL)),
+    **dict.fromkeys(("rename", "renameat", "renameat2"), ("EIO", "ENOSPC", "EDQUOT", KILL)),
+    **dict.fromkeys(("link", "linkat", "mkdir", "mkdirat"), ("EIO", "ENOSPC", "EDQUOT", KILL)),
+    **dict.fromkeys(WRITES, ("EIO", "ENOSPC", "EDQUOT", SHORT, KILL)),
+    **dict.fromkeys(("unlink", "unlinkat", "ftruncate"), ("EIO", KILL)),
+    **dict.fromkeys(READS, ("EIO",)),
+    OPENS: ("EIO", "ENOSPC", "EDQUOT", "EMFILE", KILL),
+}
+"""The calls at which something may fail, and how each of them may."""
+
 LIMIT_S = 20.0
 
 
-class Point(NamedTuple):
-    """The `number`-th system call `call` of a thread."""
+class Duration(enum.Enum):
+    """How long a fault lasts."""
+
+    ONCE = "once"
+    """One call fails, and the next one works."""
+
+    UNTIL_NOTICED = "until noticed"
+    """Every call fails from then on, until the writer is refused something; then the disk is well again."""
+
+    UNTIL_THE_CUT = "until the cut"
+    """Every call fails from then on, and the power is cut as soon as the writer is refused something."""
+
+
+class Case(NamedTuple):
+    """A fault at the `number`-th system call `call` of a thread."""
 
     call: str
-    number: int
+    fault: str
+    number: int = 1
+    duration: Duration = Duration.ONCE
+
+    def __str__(self) -> str:
+        return f"{self.fault} at {self.call} {self.number}, {self.duration.value}"
+
+    @property
+    def when(self) -> str:
+        """In strace's notation."""
+        return f"{self.number}{'' if self.duration is Duration.ONCE else '+'}"
+
+
+def cases_of(call: str) -> list[Case]:
+    """The first case of every series of cases at this call: each fault, for each duration that it can have."""
+    return [
+        Case(call, fault, 1, duration)
+        for fault in FAULTS[call]
+        for duration in ([Duration.ONCE] if fault == KILL else Duration)
+        if (fault, duration) != (SHORT, Duration.UNTIL_NOTICED)  # nothing is refused: it is only slow
+    ]
 
 
 def reason_not_to_trace() -> str | None:
@@ -62,16 +112,37 @@ def traced(pid: int, trace: Path, *options: str) -> Iterator[None]:
         strace.stderr.close()
 
 
+def disturbed(pid: int, case: Case, trace: Path, workspace: Path) -> AbstractContextManager[None]:
+    """Let a fault strike a process, until the block ends."""
+    if case.fault == SHORT:
+        return shortened(pid, trace, workspace, number=case.number, lasting=case.duration is not Duration.ONCE)
+    return traced(pid, trace, *injecting(case, workspace))
+
+
 def watching() -> list[str]:
     """The options that record all calls at which something could fail."""
-    return ["-e", f"trace={','.join((*CALLS, OPENS))}"]
+    return ["-e", f"trace={','.join(f'?{call}' for call in FAULTS)}"]
 
 
-def injecting(point: Point, fault: str, *, directory: Path) -> list[str]:
-    """The options that inject a fault at a point; opens are counted in one directory only, not where Python imports."""
-    what = "signal=KILL" if fault == "SIGKILL" else f"error={fault}"
-    options = ["-e", f"trace={point.call}", "-e", f"inject={point.call}:{what}:when={point.number}"]
-    return [*options, "-P", str(directory)] if point.call == OPENS else options
+def injecting(case: Case, workspace: Path) -> list[str]:
+    """The options that inject a fault; opens and reads count in the workspace only, not where Python imports.
+
+    Closing is watched, too: the trace must show that a descriptor whose sync failed is not synced again.
+    """
+    what = "signal=KILL" if case.fault == KILL else f"error={case.fault}"
+    traced_calls = f"trace={case.call}" + (",close" if case.call in SYNCS else "")
+    options = ["-e", traced_calls, "-e", f"inject={case.call}:{what}:when={case.when}"]
+    if case.call not in (OPENS, *READS):
+        return options
+    return [*options, *(part for path in paths_in(workspace) for part in ("-P", str(path)))]
+
+
+def paths_in(workspace: Path) -> list[Path]:
+    """What may be opened in a workspace: its directories, its files, and those that SQLite makes beside its own."""
+    there = [path for path in workspace.rglob("*") if path.is_dir() or path.is_file()]
+    beside = [workspace / f"sessions.db{suffix}" for suffix in ("", "-wal", "-shm", "-journal")]
+    directories = [workspace / name for name in ("sessions", "transcripts", "quarantine", ".lock")]
+    return list(dict.fromkeys([workspace, *beside, *directories, *there]))
 
 
 def lying_about_syncs() -> list[str]:
@@ -80,21 +151,43 @@ def lying_about_syncs() -> list[str]:
 
 
 def count_injected(trace: Path) -> int:
-    """How many calls were not carried out."""
-    return trace.read_text(errors="replace").count("(INJECTED)")
+    """How many calls were not carried out, or only in part."""
+    return trace.read_text(errors="replace").count("(INJECTED)") + count_shortened(trace)
 
 
-def points_of(trace: Path, root: Path) -> list[Point]:
-    """Every point at which something could fail, from the thread that was busiest with each call.
+def points_of(trace: Path, workspace: Path) -> Counter[str]:
+    """How often the thread that was busiest with a call made it: so many points there are at which it could fail.
 
-    Opens count in the snapshots' directory only; elsewhere Python opens modules whenever it likes.
+    Opens and reads count in the workspace only; elsewhere Python opens modules whenever it likes.
     """
     counts: Counter[tuple[str, str]] = Counter()
     for line in trace.read_text(errors="replace").splitlines():
-        call = re.match(r"(\d+) +(\w+)\(([^ ]*)", line)
-        if call and (call[2] != OPENS or f"<{root}/workspace/sessions>" in call[3]):
+        call = re.match(r"(\d+) +(\w+)\((.*)", line)
+        if call and (call[2] not in (OPENS, *READS) or f"{workspace}" in call[3]):
             counts[call[1], call[2]] += 1
-    busiest: dict[str, int] = {}
+    busiest: Counter[str] = Counter()
     for (_, name), number in counts.items():
-        busiest[name] = max(number, busiest.get(name, 0))
-    return [Point(name, number) for name, last in sorted(busiest.items()) for number in range(1, last + 1)]
+        busiest[name] = max(number, busiest[name])
+    return busiest
+
+
+def synced_again(trace: Path) -> Sequence[str]:
+    """The files of which a descriptor was synced again after its sync had failed: it may report success in vain (R5).
+
+    Directories may be: what is synced of them is the file system's log, and a failure of that ends it as a whole. So
+    may SQLite's files: it writes all of it again before it syncs again.
+    """
+    failed: dict[str, str] = {}
+    found = []
+    for line in trace.read_text(errors="replace").splitlines():
+        call = re.match(r"\d+ +(\w+)\((\d+)<([^>]*)>", line)
+        if call is None:
+            continue
+        name, descriptor, path = call[1], call[2], call[3]
+        if name == "close":
+            failed.pop(descriptor, None)
+        elif descriptor in failed and not Path(path).is_dir() and not Path(path).name.startswith("sessions.db"):
+            found.append(path)
+        elif "(INJECTED)" in line:
+            failed[descriptor] = path
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +15,9 @@ import pytest
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import StoreFull
 from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
+from tests.crash.account import Account
 from tests.crash.filesystem import MEBIBYTE, MountSpace
-from tests.crash.verifier import Ledger, verify
-from tests.crash.writer import described
 
 pytestmark = [pytest.mark.root, pytest.mark.anyio]
 
@@ -34,31 +30,6 @@ HEALED_WITHIN_S = 11.0
 def disk(space: MountSpace) -> Iterator[Path]:
     with space.memory(4 * MEBIBYTE) as path:
         yield path
-
-
-class Account:
-    """Messages that were acknowledged, for the verifier."""
-
-    def __init__(self) -> None:
-        self.lines: list[dict[str, Any]] = []
-
-    async def say(self, session: Session, size: int = 2000) -> MessageEntry:
-        entry = await session.add_message(Message.user(f"{len(self.lines)} {os.urandom(8).hex()} ".ljust(size, "x")))
-        self.lines.append({"kind": "entry", **described(session, entry)})
-        return entry
-
-    async def say_until_refused(self, session: Session) -> StoreFull:
-        for _ in range(10_000):
-            try:
-                await self.say(session)
-            except StoreFull as error:
-                return error
-        raise AssertionError("the full disk never refused a message")
-
-    async def assert_kept(self, workspace: Path) -> None:
-        ledger = Ledger()
-        assert ledger.learn(self.lines) > 0
-        assert (await verify(workspace, ledger)).problems == []
 
 
 def fill(directory: Path) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.evidence import Evidence
 from tests.crash.launcher import Launcher
 from tests.crash.trials import Crashes, mixed_moments
 
@@ -21,13 +22,15 @@ def launcher() -> Iterator[Launcher]:
 
 @pytest.mark.parametrize("store", ["sqlite:", "jsonl:", "none:"])
 def test_no_kill_takes_what_was_acknowledged(launcher: Launcher, tmp_path: Path, store: str) -> None:
-    crashes = Crashes(launcher, tmp_path / "workspace", tmp_path, store=store, seed=f"kill {store}")
+    crashes = Crashes(launcher, tmp_path / "workspace", tmp_path, Evidence(tmp_path), store=store, seed=f"kill {store}")
     for moment in mixed_moments(f"kill {store}", KILLS):
         assert crashes.run(moment) == []
     assert crashes.tally.acknowledged > KILLS * 20, "hardly anything was acknowledged: this proved nothing"
 
 
 def test_a_writer_that_is_left_alone_closes_well_and_has_saved_everything(launcher: Launcher, tmp_path: Path) -> None:
-    crashes = Crashes(launcher, tmp_path / "workspace", tmp_path, store="sqlite:", seed="left alone")
+    crashes = Crashes(
+        launcher, tmp_path / "workspace", tmp_path, Evidence(tmp_path), store="sqlite:", seed="left alone"
+    )
     assert crashes.run("closed") == []
     assert (tmp_path / "00000.jsonl").read_bytes().endswith(b'{"kind": "closed"}\n')

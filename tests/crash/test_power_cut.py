@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.evidence import Evidence
 from tests.crash.filesystem import LoopFilesystem
 from tests.crash.injection import count_injected, lying_about_syncs
 from tests.crash.launcher import Launcher
-from tests.crash.trials import Crashes, mixed_moments
+from tests.crash.trials import RECOVERING, Crashes, mixed_moments
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
@@ -39,6 +40,7 @@ def crashes_on(
         launcher,
         filesystem.path / name,
         scratch / name,
+        Evidence(scratch / "evidence"),
         filesystem=filesystem,
         store=store,
         seed=f"{filesystem.kind} {store} {name}",
@@ -57,12 +59,23 @@ def test_no_power_cut_takes_an_acknowledged_message(
     assert crashes.tally.acknowledged > CUTS * 20, "hardly anything was acknowledged: this proved nothing"
 
 
+@pytest.mark.parametrize("filesystem", ["ext4-noauto_da_alloc", "xfs"], indirect=True)
+@pytest.mark.parametrize("store", DURABLE)
+def test_power_cuts_during_recovery_from_a_power_cut_take_nothing(
+    filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path, store: str
+) -> None:
+    crashes = crashes_on(filesystem, launcher, store, tmp_path)
+    for _ in range(CUTS // 4):
+        assert crashes.run(RECOVERING) == []
+    assert crashes.tally.in_recovery > 0, "no cut hit a recovery: this proved nothing"
+
+
 @pytest.mark.parametrize("filesystem", KINDS, indirect=True)
 @pytest.mark.parametrize("store", DURABLE)
 def test_a_power_cut_during_the_very_first_start_does_no_harm(
     filesystem: LoopFilesystem, launcher: Launcher, tmp_path: Path, store: str
 ) -> None:
-    for number in range(CUTS):
+    for number in range(CUTS // 2):
         crashes = crashes_on(filesystem, launcher, store, tmp_path, name=str(number))
         assert crashes.run("creating") == []
 
@@ -87,3 +100,6 @@ def test_a_writer_whose_syncs_do_nothing_is_caught(
     problems = crashes.run("talking")
     assert count_injected(tmp_path / "workspace" / "00000.trace"), "nothing was injected"
     assert problems, "nothing was lost: these cuts would not notice a missing sync"
+    (evidence,) = (tmp_path / "evidence").iterdir()
+    assert (evidence / "workspace").is_dir()
+    assert (evidence / "problems.txt").read_text().splitlines() == problems[:-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,9 +65,14 @@ class Verdict(NamedTuple):
 
 
 class Ledger:
-    """Everything that was promised so far and still holds."""
+    """Everything that was promised so far and still holds.
+
+    Attributes:
+        damaged: files that the test damaged, by name, with their bytes: they may be set aside, and must not be lost.
+    """
 
     def __init__(self) -> None:
+        self.damaged: dict[str, bytes] = {}
         self.promises: dict[Life, dict[int, Promise]] = defaultdict(dict)
         self.leaving: set[Life] = set()
         self.deleted: set[Life] = set()
@@ -110,10 +115,11 @@ async def verify(workspace: Path, ledger: Ledger, *, store: str = "sqlite:") -> 
     """Open the directory twice and compare it with the ledger, which then adopts what was found."""
     promises = sum(map(len, ledger.promises.values()))
     try:
-        found, problems = await _open_and_look(workspace, store)
+        found, problems = await _open_and_look(workspace, store, ledger.damaged)
         files = _snapshot_files(workspace)
-        problems += _stray_files(workspace)
-        again, more_problems = await _open_and_look(workspace, store)
+        problems += _stray_files(workspace, ledger.damaged)
+        problems += _lost_evidence(workspace, ledger.damaged)
+        again, more_problems = await _open_and_look(workspace, store, ledger.damaged)
     except (SessionsError, OSError) as error:
         return Verdict([f"it did not open again: {type(error).__name__}: {error}"], 0, 0, promises)
     problems += more_problems
@@ -124,7 +130,7 @@ async def verify(workspace: Path, ledger: Ledger, *, store: str = "sqlite:") -> 
     return Verdict(problems, len(found), sum(len(one.transcript) for one in found.values()), promises)
 
 
-async def _open_and_look(workspace: Path, store: str) -> tuple[dict[str, Found], list[str]]:
+async def _open_and_look(workspace: Path, store: str, damaged: Collection[str]) -> tuple[dict[str, Found], list[str]]:
     async with SessionManager(workspace, settings=SessionSettings(store=store)) as manager:
         found = {}
         for summary in await manager.list():
@@ -135,7 +141,8 @@ async def _open_and_look(workspace: Path, store: str) -> tuple[dict[str, Found],
         problems = (await manager.check()).problems
         health = manager.health()
     problems += [f"health: {problem}" for problem in health.problems]
-    return found, [*problems, *(f"set aside: {name}" for name in manager.recovery.quarantined)]
+    set_aside = [name for name in manager.recovery.quarantined if _original_name(name) not in damaged]
+    return found, [*problems, *(f"set aside: {name}" for name in set_aside)]
 
 
 def _look(session: Session, transcript: list[Entry], *, capacity: int) -> Found:
@@ -242,8 +249,8 @@ def _window_problems(one: Found, capacity: int = SessionSettings().window) -> li
     return problems
 
 
-def _stray_files(workspace: Path) -> list[str]:
-    """Files and directories that others may read, leftovers, and whatever was set aside."""
+def _stray_files(workspace: Path, damaged: Collection[str]) -> list[str]:
+    """Files and directories that others may read, leftovers, and whatever was set aside without being damaged."""
     problems = []
     for path in [workspace, *workspace.rglob("*")]:
         mode = stat.S_IMODE(path.lstat().st_mode)
@@ -253,9 +260,20 @@ def _stray_files(workspace: Path) -> list[str]:
             problems.append(f"{name}: its mode is {mode:04o} instead of {wanted:04o}")
         if is_temporary(path.name):
             problems.append(f"{name}: was left behind")
-        if path.is_file() and path.parent.name == "quarantine":
+        if path.is_file() and path.parent.name == "quarantine" and _original_name(path.name) not in damaged:
             problems.append(f"{name}: was set aside without need")
     return problems
+
+
+def _lost_evidence(workspace: Path, damaged: Mapping[str, bytes]) -> list[str]:
+    """Damaged files of which there is no whole copy any more (rule R18)."""
+    kept = {(_original_name(path.name), path.read_bytes()) for path in (workspace / "quarantine").glob("*")}
+    return [f"{name}: the damaged file is lost" for name, data in damaged.items() if (name, data) not in kept]
+
+
+def _original_name(quarantined: str) -> str:
+    """What a file in quarantine, or the reason beside it, was called before."""
+    return quarantined.removesuffix(".reason").split("-", 2)[-1]
 
 
 def _snapshot_files(workspace: Path) -> dict[str, bytes]:

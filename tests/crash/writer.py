@@ -53,7 +53,8 @@ def main(orders: Mapping[str, Any]) -> int:
 
 async def talk(orders: Mapping[str, Any], acknowledgements: Acknowledgements) -> None:
     """Let all tasks talk, each `steps` times (None: until killed), and close."""
-    settings = SessionSettings(store=orders["store"], flush_interval_s=float(orders["flush_interval_s"]))
+    settings = SessionSettings(store=orders["store"], **orders["settings"])
+    acknowledgements.write("opening")
     async with SessionManager(orders["workspace"], settings=settings) as manager:
         acknowledgements.write("open")
         talkers = [

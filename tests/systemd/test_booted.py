@@ -5,168 +5,33 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
-import shutil
-import signal
-import socket
 import stat
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Self
 
 import pytest
 
-from tests.systemd.booted import PROJECT, UNITS, BootedSystem, reason_not_to_boot
+from tests.systemd.booted import UNITS, BootedSystem
+from tests.systemd.service import (
+    CONVERSATION,
+    HELD_SOCKET,
+    SERVICE,
+    SOCKET,
+    STATE,
+    UnixConnection,
+    ask,
+    ask_on,
+    connection_to,
+    eventually,
+    private_files,
+    said,
+    say,
+    set_up,
+)
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(60)]
-
-TIER = "TIER D (booted systemd)"
-SERVICE = "miniclaw-sessions.service"
-SOCKET = "miniclaw-sessions.socket"
-STATE = Path("/var/lib/miniclaw-sessions")
-OWN_SOCKET = Path("/run/miniclaw-sessions/miniclaw.sock")
-HELD_SOCKET = Path("/run/miniclaw-sessions.sock")
-CONVERSATION = "/v1/sessions/telegram_42/messages"
-
-
-# --- fixtures --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def _booted() -> Iterator[BootedSystem | str]:
-    reason = reason_not_to_boot()
-    if reason is not None:
-        yield reason
-        return
-    with BootedSystem() as system:
-        yield system
-
-
-@pytest.fixture
-def system(skip_loudly: Callable[[str, str], NoReturn], _booted: BootedSystem | str) -> Iterator[BootedSystem]:
-    """A booted systemd with the shipped units installed, stopped and without state."""
-    if isinstance(_booted, str):
-        skip_loudly(TIER, _booted)
-    since = _booted.run("date", "+@%s.%N").strip()
-    _booted.install_units()
-    _booted.write("/etc/miniclaw-sessions/miniclaw.toml", (PROJECT / "config/miniclaw.toml").read_text())
-    yield _booted
-    # Shown when the test failed.
-    print(_booted.run("journalctl", f"--since={since}", "--output=short-precise", "--no-hostname"))  # noqa: T201
-    _booted.systemctl("stop", SOCKET, SERVICE, status=None)
-    _booted.systemctl("reset-failed")
-    _booted.run("rm", "-rf", str(STATE), f"/var/lib/private/{STATE.name}", "/etc/credstore/miniclaw-sessions.token")
-    for unit in (SERVICE, SOCKET):
-        _booted.remove_drop_ins(unit)
-
-
-@pytest.fixture
-def _tracing(skip_loudly: Callable[[str, str], NoReturn]) -> None:
-    if shutil.which("strace") is None:
-        skip_loudly(TIER, "strace is not installed")
-
-
-class Reply(NamedTuple):
-    status: int
-    body: Any
-
-
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=15)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-
-def ask(system: BootedSystem, method: str, path: str, body: Any = None, *, by: Path = OWN_SOCKET) -> Reply:
-    """One request on a connection of its own, as root of the booted system."""
-    with contextlib.closing(connection_to(system, by)) as connection:
-        return ask_on(connection, method, path, body, keep=False)
-
-
-def connection_to(system: BootedSystem, path: Path) -> UnixConnection:
-    return UnixConnection(system.root / str(path).lstrip("/"))
-
-
-def ask_on(connection: UnixConnection, method: str, path: str, body: Any = None, *, keep: bool) -> Reply:
-    """One request; if the reply announces the end of the connection, the next one opens another."""
-    headers = {} if keep else {"Connection": "close"}
-    if body is not None:
-        headers["Content-Type"] = "application/json"
-    connection.request(method, path, None if body is None else json.dumps(body), headers)
-    response = connection.getresponse()
-    return Reply(response.status, json.loads(response.read()))
-
-
-def say(system: BootedSystem, text: str, *, by: Path = OWN_SOCKET) -> None:
-    """Appends a user's message to the test's conversation and waits for its acknowledgement."""
-    reply = ask(system, "POST", CONVERSATION, {"role": "user", "content": text}, by=by)
-    assert reply.status == 201, reply
-
-
-def said(system: BootedSystem, *, by: Path = OWN_SOCKET) -> list[str]:
-    """The texts of the test's conversation."""
-    reply = ask(system, "GET", CONVERSATION, by=by)
-    assert reply.status == 200, reply
-    return [message["content"] for message in reply.body["messages"]]
-
-
-def eventually(condition: Callable[[], bool], what: str, limit_s: float = 20.0) -> None:
-    """Waits for something that another process does."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {limit_s} s"
-        time.sleep(0.05)
-
-
-def set_up(system: BootedSystem, **settings: str) -> None:
-    """Adds settings to the service's environment or, with a lower-case name, directives to its unit."""
-    lines = [f"Environment={k}={v}" if k.isupper() else f"{k}={v}" for k, v in settings.items()]
-    system.drop_in(SERVICE, "test", "\n".join(["[Service]", *lines, ""]))
-
-
-def restarted(system: BootedSystem, times: int = 1) -> Callable[[], bool]:
-    def check() -> bool:
-        shown = system.show(SERVICE, "NRestarts", "ActiveState")
-        return shown == {"NRestarts": str(times), "ActiveState": "active"}
-
-    return check
-
-
-def private_files(system: BootedSystem) -> dict[str, os.stat_result]:
-    """Everything in the state directory, itself included."""
-    top = system.path(STATE)
-    return {str(path.relative_to(top)): path.lstat() for path in (top, *top.rglob("*"))}
-
-
-@contextlib.contextmanager
-def wedged_on_rename(pid: int) -> Iterator[None]:
-    """Holds each thread of a process as soon as it renames a file, which only writing snapshots does.
-
-    Like a thread that hangs in a dead disk it cannot even be killed; at the end of the block the disk is back.
-    """
-    inject = "inject=rename,renameat,renameat2:delay_enter=60000000"
-    command = ["strace", "-f", "-qq", "-e", "trace=rename,renameat,renameat2", "-e", inject, "-p", str(pid)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as tracer:
-        try:
-            status = Path(f"/proc/{pid}/status")
-            eventually(lambda: "TracerPid:\t0\n" not in status.read_text(), "strace attaches")
-            yield
-        finally:
-            tracer.kill()
-
-
-def in_state(system: BootedSystem, state: str) -> Callable[[], bool]:
-    return lambda: system.show(SERVICE, "SubState")["SubState"] == state
 
 
 # --- starting and stopping -------------------------------------------------------------------------------------------
@@ -229,52 +94,6 @@ def test_a_wrong_configuration_is_reported_once_and_not_retried(system: BootedSy
 
     shown = system.show(SERVICE, "ExecMainStatus", "ActiveState", "NRestarts")
     assert shown == {"ExecMainStatus": "78", "ActiveState": "failed", "NRestarts": "0"}
-
-
-# --- failing ---------------------------------------------------------------------------------------------------------
-
-
-def test_after_a_kill_the_daemon_comes_back_and_the_conversation_goes_on(system: BootedSystem) -> None:
-    set_up(system, RestartSec="100ms")
-    system.systemctl("start", SERVICE)
-    say(system, "before the kill")
-
-    os.kill(system.main_pid(SERVICE), signal.SIGKILL)
-    eventually(restarted(system), "the restart")
-
-    say(system, "after the kill")
-    assert said(system) == ["before the kill", "after the kill"]
-
-
-@pytest.mark.usefixtures("_tracing")
-def test_a_daemon_that_answers_but_cannot_save_is_aborted_and_restarted(system: BootedSystem) -> None:
-    set_up(system, RestartSec="100ms", WatchdogSec="2", MINICLAW_SESSIONS_FLUSH_INTERVAL_S="0.2")
-    system.systemctl("start", SERVICE)
-
-    with wedged_on_rename(system.main_pid(SERVICE)):
-        say(system, "acknowledged, but its snapshot hangs")
-        assert ask(system, "GET", "/v1/sessions").status == 200
-        eventually(in_state(system, "stop-watchdog"), "the watchdog's SIGABRT")
-    eventually(restarted(system), "the watchdog's restart")
-
-    assert "Failed with result 'watchdog'" in system.run("journalctl", f"UNIT={SERVICE}", "--output=cat")
-    assert said(system) == ["acknowledged, but its snapshot hangs"]
-
-
-@pytest.mark.usefixtures("_tracing")
-def test_a_final_flush_that_hangs_is_killed_at_the_limit_and_loses_nothing(system: BootedSystem) -> None:
-    set_up(system, TimeoutStopSec="2", MINICLAW_SESSIONS_SHUTDOWN_TIMEOUT_S="60")
-    system.systemctl("start", SERVICE)
-    say(system, "acknowledged")
-
-    with wedged_on_rename(system.main_pid(SERVICE)):
-        system.systemctl("stop", "--no-block", SERVICE)
-        eventually(in_state(system, "stop-sigkill"), "SIGKILL at the limit", limit_s=10)
-    eventually(in_state(system, "failed"), "the end")
-
-    assert system.show(SERVICE, "Result")["Result"] == "timeout"
-    system.systemctl("start", SERVICE)
-    assert said(system) == ["acknowledged"]
 
 
 # --- the socket unit -------------------------------------------------------------------------------------------------
