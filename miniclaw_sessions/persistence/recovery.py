@@ -52,9 +52,6 @@ READ_AHEAD = 4
 BATCH = 500
 """How many sessions are settled before their missing entries are written and progress is told."""
 
-LISTED_AT_ONCE = 10_000
-"""How many names are read from the store before progress is told."""
-
 log = get_logger(__name__)
 
 
@@ -173,12 +170,7 @@ class Recovery:
     async def _learn_names(self, names: Sequence[str]) -> None:
         """Which sessions there are; those that only a file knows are given to the store, as if it had been lost."""
         asleep = self.report.asleep
-        stored = 0
-        async for stored_head in self._store.heads():
-            asleep[stored_head.head.session_id] = None
-            stored += 1
-            if stored % LISTED_AT_ONCE == 0:
-                self._on_progress(Progress("listing", stored, max(stored, len(names))))
+        asleep.update(dict.fromkeys(await self._store.session_ids()))
         strange = []
         for name in names:
             session_id = name.removesuffix(SUFFIX)

@@ -108,6 +108,10 @@ class Store(Protocol):
         """All sessions, in order of session_id."""
         ...
 
+    async def session_ids(self) -> list[str]:
+        """The ids of all sessions, in order: all that a start with a million of them needs to know."""
+        ...
+
     async def head(self, session_id: str) -> StoredHead | None:
         """One session, or None."""
         ...

@@ -60,6 +60,10 @@ class EncryptedStore:
         async for stored in self._store.heads():
             yield stored
 
+    async def session_ids(self) -> list[str]:
+        """The inner store's."""
+        return await self._store.session_ids()
+
     async def head(self, session_id: str) -> StoredHead | None:
         """The inner store's."""
         return await self._store.head(session_id)

@@ -73,6 +73,11 @@ class MemoryStore:
             if (stored := await self.head(session_id)) is not None:
                 yield stored
 
+    async def session_ids(self) -> list[str]:
+        """The ids of all sessions, in order."""
+        await checkpoint()
+        return sorted(self._sessions)
+
     async def head(self, session_id: str) -> StoredHead | None:
         """One session, or None."""
         await checkpoint()

@@ -44,6 +44,10 @@ class NoStore:
         for stored in no_sessions:
             yield stored
 
+    async def session_ids(self) -> list[str]:
+        """No sessions."""
+        return []
+
     async def head(self, session_id: str) -> StoredHead | None:  # noqa: ARG002 - the contract's parameter
         """None."""
         return None

@@ -14,7 +14,7 @@ from miniclaw_sessions.errors import StoreConflict, StoreError, StoreUnavailable
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
 
 T = TypeVar("T")
-Method = Literal["append", "heads", "head", "read", "read_newest", "find", "delete", "check"]
+Method = Literal["append", "heads", "session_ids", "head", "read", "read_newest", "find", "delete", "check"]
 
 
 class FaultyStore:
@@ -115,6 +115,10 @@ class FaultyStore:
             yield stored
         if after is not None:
             raise after
+
+    async def session_ids(self) -> list[str]:
+        """The real store's, but for the faults."""
+        return await self._call("session_ids", self._store.session_ids)
 
     async def head(self, session_id: str) -> StoredHead | None:
         """The real store's, but for the faults."""

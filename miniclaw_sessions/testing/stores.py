@@ -83,6 +83,7 @@ async def an_unknown_session_is_absent(stores: StoreMaker) -> None:
     """Reading what does not exist gives nothing, deleting it does nothing."""
     async with stores.new() as store:
         _expect([stored async for stored in store.heads()] == [], "a new store has no sessions")
+        _expect(await store.session_ids() == [], "a new store has no ids of sessions")
         _expect(await store.head("telegram_1") is None, "an unknown session has no head")
         _expect(await store.read("telegram_1") == [], "an unknown session has no entries")
         _expect(await store.read_newest("telegram_1", 50) == [], "an unknown session has no newest entries")
@@ -142,6 +143,7 @@ async def names_from_strangers_do_not_mix(stores: StoreMaker) -> None:
             )
         listed = [stored.head.session_id async for stored in store.heads()]
         _expect(listed == sorted(head.session_id for head in heads), "sessions are listed in order of session_id")
+        _expect(await store.session_ids() == listed, "their ids are listed in the same order")
 
 
 async def bytes_come_back_as_they_were(stores: StoreMaker) -> None:

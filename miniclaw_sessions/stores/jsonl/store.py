@@ -108,6 +108,11 @@ class JSONLStore:
             if transcript is not None:
                 yield StoredHead(transcript.head, transcript.last_sequence)
 
+    async def session_ids(self) -> list[str]:
+        """The ids of all sessions, in order, from memory."""
+        await checkpoint()
+        return sorted(self._opened().known)
+
     async def head(self, session_id: str) -> StoredHead | None:
         """One session, or None; from memory."""
         await checkpoint()

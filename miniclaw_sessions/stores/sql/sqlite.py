@@ -121,6 +121,10 @@ class SQLiteStore:
                 yield stored
             after = page[-1].head.session_id
 
+    async def session_ids(self) -> list[str]:
+        """The ids of all sessions, in order, read at once."""
+        return await self._read(statements.session_ids)
+
     async def head(self, session_id: str) -> StoredHead | None:
         """One session, or None."""
         return await self._read(partial(statements.head, session_id=session_id))

@@ -103,6 +103,7 @@ _HEADS: Select[int, str, str, str, str, datetime, int] = select(
     SessionRow.created_at,
     _NEWEST_PLACED,
 )
+_SESSION_IDS = select(SessionRow.session_id).order_by(SessionRow.session_id)
 _HEAD = _HEADS.where(SessionRow.session_id == bindparam("session_id"))
 _HEADS_AFTER = _HEADS.where(SessionRow.session_id > bindparam("after")).order_by(SessionRow.session_id).limit(PAGE)
 _POSITIONS = select(SessionRow.session_id, SessionRow.id, SessionRow.incarnation, _NEWEST_PLACED).where(
@@ -294,6 +295,11 @@ def heads_after(connection: Connection, session_id: str) -> list[StoredHead]:
     rows = connection.execute(_HEADS_AFTER, {"after": session_id}).all()
     tail = _newest_in_tail(connection) if rows else {}
     return [_stored_head(row, tail) for row in rows]
+
+
+def session_ids(connection: Connection) -> list[str]:
+    """The ids of all sessions, in order."""
+    return list(connection.execute(_SESSION_IDS).scalars())
 
 
 def head(connection: Connection, session_id: str) -> StoredHead | None:
