@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import appends, checkpoints, imports, memory, trees, turns
+from benchmarks import appends, checkpoints, encryption, imports, memory, scale, trees, turns
 from benchmarks.workload import Row
 
 BENCHMARKS = {
@@ -23,6 +23,8 @@ BENCHMARKS = {
     "imports": imports.measure,
     "trees": trees.measure,
     "turns": turns.measure,
+    "encryption": encryption.measure,
+    "scale": scale.measure,
 }
 
 
