@@ -107,4 +107,4 @@ def _reduce_colours(path: Path) -> None:
     from PIL import Image  # noqa: PLC0415 - comes with matplotlib
 
     with Image.open(path) as picture:
-        picture.convert("RGB").quantize(128).save(path, optimize=True)
+        picture.convert("RGB").quantize(64).save(path, optimize=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -15,8 +17,8 @@ from benchmarks import charts
 from benchmarks.soak_events import Event
 from benchmarks.soak_samples import Sample
 
-MOST_POINTS = 2400
-"""In one line: more would only make the picture larger."""
+MOST_POINTS = 400
+"""In one line; of a longer run each is the mean of several seconds."""
 
 
 LOWEST_MS = 0.1
@@ -25,8 +27,8 @@ LOWEST_MS = 0.1
 _PANELS: tuple[tuple[str, dict[str, str], bool], ...] = (
     ("Memory, MB", {"rss_mb": "resident", "pss_mb": "proportional", "own_mb": "heap and stacks"}, False),
     ("Open descriptors and threads", {"descriptors": "descriptors", "threads": "threads"}, False),
-    ("Event loop's delay, ms", {"loop_ms": "mean of each second"}, True),
-    ("Acknowledgement of a message, ms", {"p99_ms": "p99 of each second", "p50_ms": "median"}, True),
+    ("Event loop's delay, ms", {"loop_ms": "mean"}, True),
+    ("Acknowledgement of a message, ms", {"p99_ms": "p99", "p50_ms": "median"}, True),
     ("Entries not yet acknowledged", {"unsaved": "entries"}, False),
 )
 """Title, the lines with their names, and whether the scale is logarithmic."""
@@ -39,16 +41,17 @@ def draw(path: Path, title: str, subtitle: str, samples: Sequence[Sample], event
     for panel, (name, lines, is_logarithmic) in zip(axes, _PANELS, strict=False):
         panel.set_title(name)
         for colour, (field, label) in zip(charts.SERIES, lines.items(), strict=False):
-            panel.plot(
-                *_line(samples, field, LOWEST_MS if is_logarithmic else 0.0), color=colour, label=label, linewidth=1.1
-            )
+            value = partial(_mean, field, LOWEST_MS if is_logarithmic else 0.0)
+            panel.plot(*_line(samples, value), color=colour, label=label, linewidth=1.1)
         if is_logarithmic:
             panel.set_yscale("log")
             panel.yaxis.set_major_formatter("{x:g}")
         else:
             panel.set_ylim(bottom=0)
         panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    _draw_rate(axes[-1], samples)
+    axes[-1].set_title("Messages acknowledged per second")
+    axes[-1].plot(*_line(samples, _rate), color=charts.OURS, linewidth=1.1)
+    axes[-1].set_ylim(bottom=0)
     for panel in axes:
         _mark(panel, events)
     _explain_marks(axes[-1])
@@ -58,32 +61,28 @@ def draw(path: Path, title: str, subtitle: str, samples: Sequence[Sample], event
     charts.save(figure, path)
 
 
-def _line(samples: Sequence[Sample], field: str, lowest: float) -> tuple[list[float], list[float]]:
-    """Minutes and values, none below `lowest`, with a gap between two lives."""
-    step = math.ceil(len(samples) / MOST_POINTS) or 1
-    minutes, values, life = [], [], 0
-    for sample in samples[::step]:
-        if life and sample.life != life:
-            minutes.append(sample.at / 60)
-            values.append(math.nan)
-        life = sample.life
-        value = getattr(sample, field)
-        minutes.append(sample.at / 60)
-        values.append(math.nan if value is None else max(float(value), lowest))
+def _line(samples: Sequence[Sample], value: Callable[[list[Sample]], float]) -> tuple[list[float], list[float]]:
+    """Minutes and values, with a gap between two lives."""
+    step = math.ceil(len(samples) / MOST_POINTS)
+    minutes, values = [], []
+    for _, samples_of_life in groupby(samples, key=lambda sample: sample.life):
+        life = list(samples_of_life)
+        for start in range(0, len(life), step):
+            minutes.append(life[start].at / 60)
+            values.append(value(life[start : start + step + 1]))
+        minutes.append(life[-1].at / 60)
+        values.append(math.nan)
     return minutes, values
 
 
-def _draw_rate(panel: Axes, samples: Sequence[Sample]) -> None:
-    panel.set_title("Messages acknowledged per second")
-    step = math.ceil(len(samples) / MOST_POINTS) or 1
-    chosen = samples[::step]
-    minutes = [sample.at / 60 for sample in chosen[1:]]
-    rates = [
-        (now.acknowledged - before.acknowledged) / (now.at - before.at) if now.life == before.life else math.nan
-        for before, now in pairwise(chosen)
-    ]
-    panel.plot(minutes, rates, color=charts.OURS, linewidth=1.1)
-    panel.set_ylim(bottom=0)
+def _mean(field: str, lowest: float, group: list[Sample]) -> float:
+    known = [float(value) for sample in group if (value := getattr(sample, field)) is not None]
+    return max(fmean(known), lowest) if known else math.nan
+
+
+def _rate(group: list[Sample]) -> float:
+    first, last = group[0], group[-1]
+    return (last.acknowledged - first.acknowledged) / (last.at - first.at) if last is not first else math.nan
 
 
 def _mark(panel: Axes, events: Sequence[Event]) -> None:
