@@ -32,7 +32,9 @@ ONLY_BY_NAME = {"scale"}
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(BENCHMARKS)}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(BENCHMARKS)} (default: all but scale)"
+    )
     parser.add_argument(
         "--directory", type=Path, help="where to write; choose the disk that matters (default: a temporary one)"
     )
