@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 from pathlib import Path
 
 import anyio
 
 from benchmarks.checkpoints import SETTINGS, _fill
-from benchmarks.workload import Row, fresh, in_process, message
+from benchmarks.workload import Row, collector_watched, fresh, in_process, message
 from miniclaw_sessions import SessionManager
 
 
@@ -34,15 +33,6 @@ def _resident() -> int:
 
 def _run(place: Path) -> tuple[int, float]:
     """Open them all as the daemon does, then append for a while with the collector watched."""
-    pauses: list[float] = []
-    begun = 0.0
-
-    def watch(phase: str, _: dict[str, int]) -> None:
-        nonlocal begun
-        if phase == "start":
-            begun = time.perf_counter()
-        else:
-            pauses.append(time.perf_counter() - begun)
 
     async def main() -> tuple[int, float]:
         async with SessionManager(fresh(place.parent, "warm-up"), store="sqlite:", settings=SETTINGS):
@@ -52,14 +42,13 @@ def _run(place: Path) -> tuple[int, float]:
             used = _resident() - before
             gc.freeze()
             gc.set_threshold(50_000, 20, 100)
-            gc.callbacks.append(watch)
-            summaries = await manager.list()
-            for number in range(200_000 if len(summaries) > 5_000 else 20_000):
-                session = await manager.find(summaries[number % len(summaries)].session_id)
-                session.append(message(number))
-                if number % 1_000 == 0:
-                    await session.saved()
-            gc.callbacks.remove(watch)
+            with collector_watched() as pauses:
+                summaries = await manager.list()
+                for number in range(200_000 if len(summaries) > 5_000 else 20_000):
+                    session = await manager.find(summaries[number % len(summaries)].session_id)
+                    session.append(message(number))
+                    if number % 1_000 == 0:
+                        await session.saved()
             return used, max(pauses, default=0.0)
 
     return anyio.run(main)

@@ -14,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ from benchmarks.checkpoints import SETTINGS, _fill, _run_bare_flush, _run_bare_r
 from benchmarks.daemon import Daemon
 from benchmarks.memory import _resident
 from benchmarks.unix_http import Connection
-from benchmarks.workload import Row, fresh, in_process, message
+from benchmarks.workload import Row, collector_watched, fresh, in_process, message
 from miniclaw_sessions import SessionManager, SessionSettings
 
 
@@ -137,7 +136,7 @@ async def _measured_live(place: Path, settings: SessionSettings) -> dict[str, fl
         gc.set_threshold(50_000, 50, 100)  # as the daemon does
         delays = Delays()
         tasks.start_soon(delays.watch)
-        with _collector_watched() as pauses:
+        with collector_watched() as pauses:
             await _append_to_all(manager)
         _, numbers["delay"] = delays.take()
         numbers["pause"] = max(pauses, default=0.0) * 1e3
@@ -155,26 +154,6 @@ async def _append_to_all(manager: SessionManager) -> None:
         sessions[number % len(sessions)].append(message(number))
         if number % 100 == 99:
             await sessions[number % len(sessions)].saved()
-
-
-@contextmanager
-def _collector_watched() -> Iterator[list[float]]:
-    """How long each run of the garbage collector took, seconds."""
-    pauses: list[float] = []
-    begun = 0.0
-
-    def watch(phase: str, _: dict[str, int]) -> None:
-        nonlocal begun
-        if phase == "start":
-            begun = time.perf_counter()
-        else:
-            pauses.append(time.perf_counter() - begun)
-
-    gc.callbacks.append(watch)
-    try:
-        yield pauses
-    finally:
-        gc.callbacks.remove(watch)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

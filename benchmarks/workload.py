@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,3 +55,23 @@ def fresh(directory: Path, name: str) -> Path:
         number += 1
     path.mkdir(parents=True)
     return path
+
+
+@contextmanager
+def collector_watched() -> Iterator[list[float]]:
+    """How long each run of the garbage collector took, seconds."""
+    pauses: list[float] = []
+    begun = 0.0
+
+    def watch(phase: str, _: dict[str, int]) -> None:
+        nonlocal begun
+        if phase == "start":
+            begun = time.perf_counter()
+        else:
+            pauses.append(time.perf_counter() - begun)
+
+    gc.callbacks.append(watch)
+    try:
+        yield pauses
+    finally:
+        gc.callbacks.remove(watch)

@@ -120,7 +120,8 @@ class Residents:
     def add(self, session: Session) -> bool:
         """A session is awake; whether no more than `limit` are."""
         self._asleep.pop(session.session_id, None)
-        self._held.pop(session.session_id, None)
+        if self._held:  # at the start it is empty, and each look costs
+            self._held.pop(session.session_id, None)
         self._awake[session.session_id] = session
         return len(self._awake) <= self.limit or self.shrink(LOOK)
 
