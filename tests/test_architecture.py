@@ -13,8 +13,6 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 import miniclaw_sessions
 
 PACKAGE = "miniclaw_sessions"
@@ -167,10 +165,6 @@ def ours(file: Path, *, at_its_top: bool = False) -> set[Path]:
     return {MODULES[name] for name in imported_by(file, at_its_top=at_its_top) if name in MODULES}
 
 
-def by_name(files: list[Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("file", files, ids=relative)
-
-
 # --- the import table ------------------------------------------------------------------------------------------------
 
 
@@ -184,20 +178,27 @@ def test_every_room_has_its_place_in_the_table() -> None:
     assert {room_of(file) for file in FILES} <= known
 
 
-@by_name(FILES)
-def test_imports_go_one_way(file: Path) -> None:
-    room = room_of(file)
-    for other in ours(file):
-        target = room_of(other)
-        assert target == room or layer_of(target) < layer_of(room), f"{relative(file)} imports {relative(other)}"
+def arrows() -> Iterator[tuple[Path, Path]]:
+    """Every import of one room from another: the file that imports, and the file that is imported."""
+    return ((file, other) for file in FILES for other in ours(file) if room_of(other) != room_of(file))
 
 
-@by_name(FILES)
-def test_nobody_enters_a_room_that_is_not_for_him(file: Path) -> None:
-    for other in ours(file):
-        target = room_of(other)
-        allowed = ONLY_FOR.get(target)
-        assert allowed is None or room_of(file) in {target, *allowed}, f"{relative(file)} imports {relative(other)}"
+def test_imports_go_one_way() -> None:
+    upwards = [
+        f"{relative(file)} imports {relative(other)}"
+        for file, other in arrows()
+        if layer_of(room_of(other)) >= layer_of(room_of(file))
+    ]
+    assert upwards == []
+
+
+def test_nobody_enters_a_room_that_is_not_for_him() -> None:
+    entered = [
+        f"{relative(file)} imports {relative(other)}"
+        for file, other in arrows()
+        if room_of(file) not in ONLY_FOR.get(room_of(other), {room_of(file)})
+    ]
+    assert entered == []
 
 
 def test_there_are_no_cycles() -> None:
@@ -205,20 +206,22 @@ def test_there_are_no_cycles() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
-@by_name([file for file in FILES if room_of(file) in PURE])
-def test_the_pure_rooms_do_no_io(file: Path) -> None:
-    heads = {name.split(".")[0] for name in imported_by(file)}
-    assert not heads & IMPURE_MODULES
+def impurities(file: Path) -> set[str]:
+    """What a file imports, calls or awaits that is not for plain functions and values."""
     nodes = list(ast.walk(tree_of(file)))
-    assert not {node.id for node in nodes if isinstance(node, ast.Name)} & {"open", "print", "input"}
-    assert not any(isinstance(node, (ast.AsyncFunctionDef, ast.Await)) for node in nodes)
+    found = {name.split(".")[0] for name in imported_by(file)} & IMPURE_MODULES
+    found |= {node.id for node in nodes if isinstance(node, ast.Name)} & {"open", "print", "input"}
+    return found | {"await" for node in nodes if isinstance(node, (ast.AsyncFunctionDef, ast.Await))}
 
 
-@by_name(FILES)
-def test_no_file_is_named_after_nothing(file: Path) -> None:
+def test_the_pure_rooms_do_no_io() -> None:
+    impure = {relative(file): impurities(file) for file in FILES if room_of(file) in PURE}
+    assert {name: found for name, found in impure.items() if found} == {}
+
+
+def test_no_file_is_named_after_nothing() -> None:
     nothing = {"utils", "util", "helpers", "helper", "types", "constants", "common", "misc", "base_classes"}
-    assert file.stem not in nothing
-    assert file.parent.name not in nothing
+    assert [relative(file) for file in FILES if nothing & {file.stem, file.parent.name}] == []
 
 
 # --- the clock and the disk ------------------------------------------------------------------------------------------
@@ -255,10 +258,9 @@ def test_only_the_disk_syncs_renames_and_links() -> None:
 # --- size and words --------------------------------------------------------------------------------------------------
 
 
-@by_name(FILES)
-def test_a_file_fits_in_a_head(file: Path) -> None:
-    lines = len(file.read_text(encoding="utf-8").splitlines())
-    assert lines <= LONG_FILES.get(relative(file), 600)
+def test_a_file_fits_in_a_head() -> None:
+    lengths = {relative(file): len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
+    assert {name: lines for name, lines in lengths.items() if lines > LONG_FILES.get(name, 600)} == {}
 
 
 def test_long_files_are_still_long() -> None:
@@ -266,17 +268,18 @@ def test_long_files_are_still_long() -> None:
         assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) > 600, f"{name} is no longer an exception"
 
 
-@by_name(FILES)
-def test_a_function_fits_on_a_screen(file: Path) -> None:
-    for node in ast.walk(tree_of(file)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert lines <= 60, f"{node.name} in {relative(file)} has {lines} lines"
+def lengths_of_functions(file: Path) -> dict[str, int]:
+    nodes = [node for node in ast.walk(tree_of(file)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return {f"{relative(file)}::{n.name}": (n.end_lineno or n.lineno) - n.lineno + 1 for n in nodes}
 
 
-@by_name(FILES)
-def test_every_file_says_what_it_is_for(file: Path) -> None:
-    assert ast.get_docstring(tree_of(file)), f"{relative(file)} has no docstring"
+def test_a_function_fits_on_a_screen() -> None:
+    lengths = {name: lines for file in FILES for name, lines in lengths_of_functions(file).items()}
+    assert {name: lines for name, lines in lengths.items() if lines > 60} == {}
+
+
+def test_every_file_says_what_it_is_for() -> None:
+    assert [relative(file) for file in FILES if not ast.get_docstring(tree_of(file))] == []
 
 
 # --- the front door --------------------------------------------------------------------------------------------------
@@ -289,10 +292,9 @@ def test_the_front_door_shows_exactly_the_public_names() -> None:
     assert all(isinstance(node, (ast.Expr, ast.ImportFrom)) for node in body), "the front door only imports"
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC_NAMES))
-def test_every_public_name_is_there_and_documented(name: str) -> None:
-    public = getattr(miniclaw_sessions, name)
-    assert isinstance(public, (int, float)) or public.__doc__
+def test_every_public_name_is_there_and_documented() -> None:
+    public = {name: getattr(miniclaw_sessions, name) for name in sorted(PUBLIC_NAMES)}
+    assert [name for name, value in public.items() if not isinstance(value, (int, float)) and not value.__doc__] == []
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

@@ -40,9 +40,9 @@ def offences(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(ROOT).as_posix())
-def test_no_file_runs_what_it_reads(file: Path) -> None:
-    assert offences(file.read_text(encoding="utf-8")) == []
+def test_no_file_runs_what_it_reads() -> None:
+    found = {file.relative_to(ROOT).as_posix(): offences(file.read_text(encoding="utf-8")) for file in FILES}
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import re
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
-import pytest
+import msgspec
 
 import miniclaw_sessions
 
@@ -18,23 +16,14 @@ PACKAGE = Path(miniclaw_sessions.__file__).parent
 RULES = [*(f"R{number}" for number in range(1, 35)), *(f"S{number}" for number in range(1, 30))]
 
 
-class Line(NamedTuple):
-    rule: str
+class Rule(msgspec.Struct, forbid_unknown_fields=True):
     gist: str
     kept_in: list[str]
     held_by: list[str]
+    remark: str = ""
 
 
-def read_table() -> list[Line]:
-    found = []
-    for text in (TESTS / "RULES.md").read_text(encoding="utf-8").splitlines():
-        if re.match(r"\| [RS]\d+ ", text):
-            rule, gist, kept_in, held_by, _ = (cell.strip() for cell in text.strip("|").split("|"))
-            found.append(Line(rule, gist, re.findall(r"`([^`]+)`", kept_in), re.findall(r"`([^`]+)`", held_by)))
-    return found
-
-
-TABLE = read_table()
+TABLE = msgspec.toml.decode((TESTS / "rules.toml").read_bytes(), type=dict[str, Rule])
 
 
 @cache
@@ -59,16 +48,16 @@ def is_there(file: Path, names: list[str]) -> bool:
     return file.is_file() and (not names or ".".join(names) in names_in(file))
 
 
-def test_every_rule_has_one_line_in_order() -> None:
-    assert [line.rule for line in TABLE] == RULES
-    assert all(line.gist and line.kept_in and line.held_by for line in TABLE)
+def test_every_rule_stands_in_the_table_in_order() -> None:
+    assert list(TABLE) == RULES
+    assert [name for name, rule in TABLE.items() if not (rule.gist and rule.kept_in and rule.held_by)] == []
 
 
-@pytest.mark.parametrize("line", TABLE, ids=lambda line: line.rule)
-def test_what_keeps_the_rule_and_what_holds_it_exist(line: Line) -> None:
-    kept_in = [reference.split("::") for reference in line.kept_in]
-    gone = [names for file, *names in kept_in if not is_there(PACKAGE / file, names) and not (ROOT / file).is_file()]
-    assert gone == []
-    held_by = [reference.split("::") for reference in line.held_by]
-    assert [names for file, *names in held_by if not is_there(TESTS / file, names)] == []
-    assert all(names[-1].startswith("test_") for _, *names in held_by)
+def test_what_keeps_a_rule_and_what_holds_it_exist() -> None:
+    kept_in = {reference for rule in TABLE.values() for reference in rule.kept_in}
+    held_by = {reference for rule in TABLE.values() for reference in rule.held_by}
+    places = {reference: reference.split("::") for reference in kept_in | held_by}
+    gone = [name for name in kept_in if not is_there(PACKAGE / places[name][0], places[name][1:])]
+    assert sorted(name for name in gone if not (ROOT / name).is_file()) == []
+    assert sorted(name for name in held_by if not is_there(TESTS / places[name][0], places[name][1:])) == []
+    assert sorted(name for name in held_by if not places[name][-1].startswith("test_")) == []
