@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import hmac
 import os
 import struct
 import zlib
@@ -51,6 +52,7 @@ _KEY_BYTES = 32
 _SALT_BYTES = 16
 _NONCE_BYTES = 12
 _HEX_DIGITS = 2 * _KEY_BYTES
+_DIGEST_DIGITS = 32
 _HEADER = struct.Struct(f">4sB8s{_SALT_BYTES}s{_NONCE_BYTES}sI")
 _LENGTH = struct.Struct(">I")
 _OPENING_KEYS = 1024  # each run of the process has sealed with a key of its own
@@ -100,6 +102,7 @@ class KeyRing:
         self._first = _fingerprint(keys[0])
         self._cipher, self._derive, self._does_not_open = _cryptography()
         self._opening = lru_cache(maxsize=_OPENING_KEYS)(self._derived)
+        self._digesting = lru_cache(maxsize=_OPENING_KEYS)(self._digest_key)
         self._sealing = self._new_sealing()
 
     @classmethod
@@ -167,6 +170,15 @@ class KeyRing:
         except self._does_not_open:
             raise DamagedSeal(f"{what} is damaged, or is not what was written in its place: it does not open") from None
 
+    def digests(self, text: str, place: str) -> list[str]:
+        """What stands for a text where it is to be found again but not read: one for each key, the sealing one first.
+
+        Without the key nobody can tell whether it is the digest of a text that he guesses. In another place, such as
+        another session, the same text has other digests.
+        """
+        data = f"{len(place)} {place}{text}".encode("utf-8", "surrogatepass")
+        return [hmac.digest(self._digesting(key_id), data, "sha256").hex()[:_DIGEST_DIGITS] for key_id in self._keys]
+
     def is_current(self, sealed: bytes) -> bool:
         """Whether it is sealed with the first key, as far as its header tells."""
         if not is_sealed(sealed):
@@ -179,6 +191,9 @@ class KeyRing:
     def _new_sealing(self) -> _Sealing:
         salt = os.urandom(_SALT_BYTES)
         return _Sealing(salt, self._derived(self._first, salt))
+
+    def _digest_key(self, key_id: bytes) -> bytes:
+        return self._derive(self._keys[key_id], b"miniclaw-sessions idempotency")
 
     def _derived(self, key_id: bytes, salt: bytes) -> AESGCM:
         return self._cipher(self._derive(self._keys[key_id], salt))

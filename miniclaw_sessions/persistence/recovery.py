@@ -35,10 +35,10 @@ from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.branch import rejoined
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
 from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
-from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
+from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, LeafMove, place_of_parent
 from miniclaw_sessions.protocol.keys import is_session_id
-from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredHead, stored_entry
 from miniclaw_sessions.stores.branches import bring_window_up
 from miniclaw_sessions.stores.reading import read_all
 from miniclaw_sessions.stores.soundness import RESTORED
@@ -386,7 +386,7 @@ def _missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, 
     conversation.last_sequence = conversation.state_sequence = marker.sequence
     entries = [*(entry for entry in left if entry.sequence > last), marker]
     head = SessionHead(snapshot.key.session_id, snapshot.key, snapshot.incarnation, snapshot.created_at)
-    return Append(head, [StoredEntry(entry.sequence, entry.id, encode_entry(entry)) for entry in entries])
+    return Append(head, [stored_entry(entry) for entry in entries])
 
 
 def _entries_of(snapshot: Snapshot) -> list[Entry]:

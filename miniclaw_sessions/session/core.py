@@ -26,7 +26,7 @@ from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, EntryBas
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.session.reading import SessionEntries
-from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry
+from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry, stored_entry
 from miniclaw_sessions.stores.branches import bring_window_up
 
 if TYPE_CHECKING:
@@ -355,7 +355,7 @@ class SessionCore:
 
     def _accept(self, entry: Entry, encoded: bytes) -> None:
         self.evicted += self._conversation.apply(entry)
-        self._services.committer.submit(self._log, StoredEntry(entry.sequence, entry.id, encoded))
+        self._services.committer.submit(self._log, stored_entry(entry, encoded))
         self._changed()
 
     def _check_entry(self, entry: EntryBase, size: int) -> None:

@@ -10,9 +10,9 @@ from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.branch import rejoined
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.committer import SessionLog
-from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
+from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import Entry
-from miniclaw_sessions.stores.base import Store, StoredEntry
+from miniclaw_sessions.stores.base import Store, StoredEntry, stored_entry
 from miniclaw_sessions.stores.reading import PAGE
 
 
@@ -54,4 +54,4 @@ class SessionEntries:
         if self._store.keeps_entries:
             return self._log.pending
         entries = rejoined(self._conversation.branch().entries)
-        return [StoredEntry(entry.sequence, entry.id, encode_entry(entry)) for entry in entries]
+        return [stored_entry(entry) for entry in entries]

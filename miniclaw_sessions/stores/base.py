@@ -24,11 +24,13 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import msgspec
 
 from miniclaw_sessions.errors import StoreError
+from miniclaw_sessions.protocol.encoding import encode_entry
+from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.keys import SessionKey
 
 
@@ -52,11 +54,61 @@ class StoredHead(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredEntry(msgspec.Struct, frozen=True, gc=False):
-    """One entry as the store keeps it; `encoded` is its JSON."""
+    """One entry as the store keeps it; `encoded` is its JSON.
+
+    `idempotency_key` is the sender's own id of it, where one was given, to be found by
+    `Store.find_by_idempotency_key`.
+    """
 
     sequence: int
     entry_id: str
     encoded: bytes
+    idempotency_key: str | None = None
+
+
+def stored_entry(entry: Entry, encoded: bytes | None = None) -> StoredEntry:
+    """An entry as stores keep it.
+
+    Args:
+        entry: with its sequence.
+        encoded: its JSON, where it is known already.
+
+    Raises:
+        InvalidMessage: it holds something that JSON cannot.
+    """
+    encoded = encode_entry(entry) if encoded is None else encoded
+    return StoredEntry(entry.sequence, entry.id, encoded, getattr(entry, "idempotency_key", None))
+
+
+def idempotency_key_in(encoded: bytes) -> str | None:
+    """The idempotency key that an entry's JSON states, or None; also when it is no JSON."""
+    if _KEY_FIELD not in encoded:
+        return None
+    try:
+        key = _states_key.decode(encoded).idempotency_key
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return key if isinstance(key, str) else None
+
+
+class _StatesKey(msgspec.Struct, frozen=True):
+    idempotency_key: Any = None
+
+
+_KEY_FIELD = b'"idempotency_key"'
+_states_key = msgspec.json.Decoder(_StatesKey)
+
+_DAMAGED = b"damaged: "
+
+
+def damaged(stored: StoredEntry) -> StoredEntry:
+    """The same entry with bytes that nobody can take for what was said: they contradict their checksum."""
+    return msgspec.structs.replace(stored, encoded=_DAMAGED + stored.encoded)
+
+
+def is_damaged(encoded: bytes) -> bool:
+    """Whether `damaged` made these bytes."""
+    return encoded.startswith(_DAMAGED)
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
@@ -126,6 +178,10 @@ class Store(Protocol):
 
     async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
         """The entry with this id, or None. May look at every entry of the session: for people's requests, not loops."""
+        ...
+
+    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
+        """The oldest entry with this idempotency key, or None; cheap enough to be asked before every append."""
         ...
 
     async def delete(self, session_id: str) -> bool:

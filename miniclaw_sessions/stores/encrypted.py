@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 from miniclaw_sessions.encryption import DamagedSeal, KeyRing, is_sealed, of_entry
 from miniclaw_sessions.errors import InvalidMessage, KeyMismatch, StoreError
 from miniclaw_sessions.protocol.encoding import decode_entry
-from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, idempotency_key_in
 from miniclaw_sessions.stores.reading import read_all
 from miniclaw_sessions.stores.soundness import TranscriptCheck
 
@@ -81,6 +81,14 @@ class EncryptedStore:
         stored = await self._store.find(session_id, entry_id)
         return None if stored is None else open_entry(self._keys, session_id, stored)
 
+    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
+        """The oldest entry with this key, or None; the inner store knows it by a digest that needs the secret key."""
+        for digest in self._keys.digests(key, session_id):
+            stored = await self._store.find_by_idempotency_key(session_id, digest)
+            if stored is not None:
+                return open_entry(self._keys, session_id, stored)
+        return None
+
     async def delete(self, session_id: str) -> bool:
         """The inner store's."""
         return await self._store.delete(session_id)
@@ -118,7 +126,9 @@ def encrypted(store: Store, keys: KeyRing | None) -> Store:
 def seal_entry(keys: KeyRing, session_id: str, stored: StoredEntry) -> StoredEntry:
     """The entry with its content encrypted."""
     place = of_entry(session_id, stored.sequence, stored.entry_id)
-    return StoredEntry(stored.sequence, stored.entry_id, keys.seal(stored.encoded, place))
+    key = stored.idempotency_key
+    digest = None if key is None else keys.digests(key, session_id)[0]
+    return StoredEntry(stored.sequence, stored.entry_id, keys.seal(stored.encoded, place), digest)
 
 
 def open_entry(keys: KeyRing, session_id: str, stored: StoredEntry) -> StoredEntry:
@@ -136,7 +146,7 @@ def open_entry(keys: KeyRing, session_id: str, stored: StoredEntry) -> StoredEnt
         content = keys.open(stored.encoded, place, f"entry {stored.sequence} of session {session_id}")
     except DamagedSeal:
         return stored
-    return StoredEntry(stored.sequence, stored.entry_id, content)
+    return StoredEntry(stored.sequence, stored.entry_id, content, idempotency_key_in(content))
 
 
 def _is_entry(encoded: bytes) -> bool:

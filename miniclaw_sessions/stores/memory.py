@@ -101,6 +101,11 @@ class MemoryStore:
         await checkpoint()
         return next((entry for entry in self._entries(session_id) if entry.entry_id == entry_id), None)
 
+    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
+        """The oldest entry with this key, or None."""
+        await checkpoint()
+        return next((entry for entry in self._entries(session_id) if entry.idempotency_key == key), None)
+
     async def delete(self, session_id: str) -> bool:
         """Forget a session; whether there was one."""
         await checkpoint()

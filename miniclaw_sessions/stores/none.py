@@ -70,6 +70,10 @@ class NoStore:
         """Nothing."""
         return None
 
+    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:  # noqa: ARG002 - same
+        """Nothing."""
+        return None
+
     async def delete(self, session_id: str) -> bool:  # noqa: ARG002 - same
         """There was none."""
         return False

@@ -14,7 +14,18 @@ from miniclaw_sessions.errors import StoreConflict, StoreError, StoreUnavailable
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
 
 T = TypeVar("T")
-Method = Literal["append", "heads", "session_ids", "head", "read", "read_newest", "find", "delete", "check"]
+Method = Literal[
+    "append",
+    "heads",
+    "session_ids",
+    "head",
+    "read",
+    "read_newest",
+    "find",
+    "find_by_idempotency_key",
+    "delete",
+    "check",
+]
 
 
 class FaultyStore:
@@ -135,6 +146,10 @@ class FaultyStore:
     async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
         """The real store's, but for the faults."""
         return await self._call("find", lambda: self._store.find(session_id, entry_id))
+
+    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
+        """The real store's, but for the faults."""
+        return await self._call("find_by_idempotency_key", lambda: self._store.find_by_idempotency_key(session_id, key))
 
     async def delete(self, session_id: str) -> bool:
         """The real store's, but for the faults."""

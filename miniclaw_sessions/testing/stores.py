@@ -18,11 +18,10 @@ import anyio
 import anyio.lowlevel
 
 from miniclaw_sessions.errors import StoreConflict
-from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead, stored_entry
 
 StoreFactory = Callable[[], Store]
 """Makes a store, not yet opened, that holds nothing."""
@@ -224,6 +223,41 @@ async def one_conflict_does_not_fail_its_neighbours(stores: StoreMaker) -> None:
             _expect(await store.read(f"telegram_{chat_id}") == entries, "a conflict concerns its own session only")
 
 
+async def an_entry_is_found_by_its_idempotency_key(stores: StoreMaker) -> None:
+    """However many came since, in its own session only, the oldest one that has it; also after reopening."""
+    odd = ["", "a b", 'quote " and \\', "ä你\u2028", "x" * 512, "%_", "1"]
+    keyed = [_entry(sequence, f"entry-{sequence}", "keyed", key) for sequence, key in enumerate(odd, 1)]
+    again = _entry(len(odd) + 1, "again", "keyed", "a b")
+    others = sample_entries(len(odd) + 2, _MANY)
+
+    async def expect_found(store: Store) -> None:
+        for key, entry in zip(odd, keyed, strict=True):
+            found = await store.find_by_idempotency_key("telegram_1", key)
+            _expect(found == entry, "an entry is found by its idempotency key, the oldest one that has it")
+            _expect(await store.find_by_idempotency_key("telegram_2", key) is None, "a key counts in its session only")
+        for unknown in ("a", "A B", "entry-1", "telegram_1"):
+            _expect(await store.find_by_idempotency_key("telegram_1", unknown) is None, "an unknown key is not found")
+        _expect(await store.find_by_idempotency_key("telegram_3", "1") is None, "an unknown session has no keys")
+
+    async with stores.new() as store:
+        await _append(store, sample_head(1), [*keyed, again])
+        await _append(store, sample_head(2), [_entry(1, "entry-1", "keyed", "another")])
+        await expect_found(store)
+        await _append(store, sample_head(1), others)
+        await expect_found(store)
+        _expect(await store.read("telegram_1", limit=1) == keyed[:1], "reading gives the key back")
+        _expect(await store.check() == [], "keys are sound")
+        await store.delete("telegram_2")
+        found = await store.find_by_idempotency_key("telegram_2", "another")
+        _expect(found is None, "the keys of a deleted session are gone")
+        await _append(store, sample_head(2, incarnation="second"), [_entry(1, "other", "other", "another")])
+        found = await store.find_by_idempotency_key("telegram_2", "another")
+        _expect(found is not None and found.entry_id == "other", "the keys of a deleted session are free")
+    if stores.reopen is not None:
+        async with stores.reopen(store) as store:
+            await expect_found(store)
+
+
 async def a_deleted_session_is_gone(stores: StoreMaker) -> None:
     """With all its entries and for good; its neighbours stay, and its name may be used again, from 1."""
     async with stores.new() as store:
@@ -334,6 +368,7 @@ STORE_CHECKS: tuple[StoreCheck, ...] = (
     sequences_ascend,
     another_incarnation_is_refused,
     one_conflict_does_not_fail_its_neighbours,
+    an_entry_is_found_by_its_idempotency_key,
     a_deleted_session_is_gone,
     many_sessions_are_listed_in_order,
     calls_may_overlap,
@@ -349,15 +384,16 @@ async def _append(store: Store, head: SessionHead, entries: Iterable[StoredEntry
     _expect(outcomes == [None], f"an append is acknowledged, not answered with {outcomes}")
 
 
-def _entry(sequence: int, entry_id: str, text: str) -> StoredEntry:
+def _entry(sequence: int, entry_id: str, text: str, idempotency_key: str | None = None) -> StoredEntry:
     entry = MessageEntry(
         id=entry_id,
         parent_id=None,
         timestamp=_START + timedelta(seconds=sequence),
         sequence=sequence,
         message=Message.user(text),
+        idempotency_key=idempotency_key,
     )
-    return StoredEntry(sequence, entry_id, encode_entry(entry))
+    return stored_entry(entry)
 
 
 def _expect(kept: bool, promise: str) -> None:

@@ -17,6 +17,7 @@ import textwrap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
@@ -35,7 +36,9 @@ from miniclaw_sessions.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from miniclaw_sessions.stores.base import Append, StoredEntry
+from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.stores.base import Append, StoredEntry, is_damaged, stored_entry
 from miniclaw_sessions.stores.sql import files, migrations, sqlite
 from miniclaw_sessions.stores.sql.models import Base
 from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
@@ -336,7 +339,10 @@ async def test_what_a_crash_left_out_of_the_index_is_brought_there_when_the_stor
         ("DELETE FROM places WHERE session = 1 AND sequence = 2", "telegram_1: 1 entries are not where"),
         ("UPDATE places SET position = 3 WHERE session = 1 AND sequence = 2", "telegram_1: 1 entries are not where"),
         ("INSERT INTO places VALUES (1, 6, 77)", "1 places without an entry"),
-        ("INSERT INTO entries SELECT 99, session, sequence, entry_id, encoded FROM entries", "1 entries are not where"),
+        (
+            "INSERT INTO entries SELECT 99, session, sequence, entry_id, encoded, NULL, NULL FROM entries",
+            "1 entries are not where",
+        ),
     ],
 )
 async def test_an_index_that_contradicts_the_log_is_reported(damage: str, problem: str, path: Path) -> None:
@@ -350,7 +356,7 @@ async def test_an_index_that_contradicts_the_log_is_reported(damage: str, proble
 async def test_two_entries_at_one_sequence_are_damage_and_neither_is_overwritten(path: Path) -> None:
     await filled(path, sessions=2)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("INSERT INTO entries VALUES (99, 1, 5, 'another', '{}')")
+        other.execute("INSERT INTO entries VALUES (99, 1, 5, 'another', '{}', NULL, NULL)")
     async with SQLiteStore(path) as store:
         with pytest.raises(StoreCorrupt, match=r"places\.session, places\.sequence"):
             await store.delete("telegram_2")
@@ -694,3 +700,63 @@ async def test_kill_9_in_the_middle_of_appends_loses_nothing_that_was_acknowledg
                 assert len(entries) >= last
                 assert entries == sample_entries(1, len(entries))
             assert await store.check() == []
+
+
+# --- idempotency keys ------------------------------------------------------------------------------------------------
+
+
+def keyed_entries(*keys: str | None) -> list[StoredEntry]:
+    return [
+        stored_entry(
+            MessageEntry(
+                id=f"entry-{sequence}",
+                parent_id=None,
+                timestamp=datetime(2026, 1, 1, tzinfo=UTC),
+                sequence=sequence,
+                message=Message.user("hello"),
+                idempotency_key=key,
+            )
+        )
+        for sequence, key in enumerate(keys, 1)
+    ]
+
+
+async def test_the_keys_of_a_database_of_the_first_version_are_found(path: Path) -> None:
+    entries = keyed_entries("a", None, "b", "a")
+    async with SQLiteStore(path) as store:
+        await store.append([Append(sample_head(), entries)])
+    connection = sqlite3.connect(path)
+    connection.executescript(
+        "DROP TABLE idempotency_keys; ALTER TABLE entries DROP COLUMN idempotency_key;"
+        "ALTER TABLE entries DROP COLUMN checksum; UPDATE alembic_version SET version_num = '0001';"
+    )
+    connection.close()
+    async with SQLiteStore(path) as store:
+        assert await store.find_by_idempotency_key("telegram_1", "a") == entries[0]
+        assert await store.find_by_idempotency_key("telegram_1", "b") == entries[2]
+        assert await store.find_by_idempotency_key("telegram_1", "c") is None
+        assert await store.read("telegram_1") == entries
+        assert await store.check() == []
+
+
+async def test_an_index_of_keys_that_lost_one_is_reported(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await store.append([Append(sample_head(), keyed_entries("a", "b"))])
+    connection = sqlite3.connect(path)
+    connection.execute("DELETE FROM idempotency_keys WHERE idempotency_key = 'a'")
+    connection.commit()
+    connection.close()
+    async with SQLiteStore(path) as store:
+        assert await store.check() == ["1 idempotency keys are not found by the index, or belong to no entry"]
+
+
+async def test_a_flipped_bit_in_a_row_is_noticed(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await store.append([Append(sample_head(), keyed_entries("a", "b"))])
+    data = path.read_bytes()
+    assert data.count(b"hello") == 2
+    path.write_bytes(data.replace(b"hello", b"hellp", 1))
+    async with SQLiteStore(path) as store:
+        damaged = [entry for entry in await store.read("telegram_1") if is_damaged(entry.encoded)]
+        assert len(damaged) == len(await store.check()) == 1
+        assert b"hellp" in damaged[0].encoded

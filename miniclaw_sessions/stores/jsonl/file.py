@@ -26,6 +26,7 @@ from miniclaw_sessions.stores.jsonl.lines import (
     entry_in,
     head_in,
     head_without_header,
+    states_key,
 )
 from miniclaw_sessions.stores.jsonl.placing import Placing
 
@@ -37,6 +38,7 @@ NEAR = 64 * 1024
 _HEADER_BYTES = 64 * 1024  # channel and chat id have 4,096 bytes each, of which JSON may make six times as many
 _FIRST_BLOCK = 4 * 1024
 _BLOCK = 64 * 1024
+_SEARCHED_BYTES = 1024 * 1024
 
 
 class Rest(enum.Enum):
@@ -221,6 +223,34 @@ def _begin_before(fd: int, transcript: Transcript, end: int, is_early_enough: Ca
             if is_early_enough(lowest):
                 chosen = offset, lowest - 1
     return transcript.start, 0
+
+
+def entry_with_key(fd: int, transcript: Transcript, key: str) -> StoredEntry | None:
+    """The first entry with this idempotency key, or None; looks for its bytes, about 1 ms for each MB."""
+    needle = states_key(key)
+    offset, held = transcript.start, b""
+    while offset < transcript.length:
+        block = os.pread(fd, min(_SEARCHED_BYTES, transcript.length - offset), offset)
+        if not block:
+            return None
+        held += block
+        offset += len(block)
+        begin = 0
+        while (hit := held.find(needle, begin)) >= 0:
+            line = _line_around(fd, transcript, offset - len(held) + hit)
+            entry = entry_in(line)
+            if entry is not None and entry.idempotency_key == key:
+                return entry
+            begin = hit + 1
+        held = held[-len(needle) :]
+    return None
+
+
+def _line_around(fd: int, transcript: Transcript, offset: int) -> bytes:
+    begin = next(iter(lines_before(fd, transcript.start, offset)), (offset, b""))[0]
+    with os.fdopen(fd, "rb", closefd=False) as file:
+        file.seek(begin)
+        return file.readline(LONGEST_LINE)
 
 
 def entries_after(fd: int, transcript: Transcript, after: int) -> Iterator[StoredEntry]:

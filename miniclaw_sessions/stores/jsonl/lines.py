@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -67,11 +67,13 @@ class _Says(msgspec.Struct, frozen=True, gc=False):
     id: str
     sequence: Sequence64
     type: str = ""
+    idempotency_key: Any = None
 
 
 class _Opaque(msgspec.Struct, frozen=True, tag=_OPAQUE, tag_field="type", omit_defaults=True):
     id: str
     sequence: Sequence64
+    idempotency_key: str | None = None
     json: msgspec.Raw = msgspec.Raw()
     base64: bytes = b""
 
@@ -170,15 +172,23 @@ def _line_of(entry: StoredEntry) -> bytes:
     """The first form of the entry that reads back as exactly this entry."""
     with suppress(UnicodeEncodeError, OverflowError):
         for line in _forms(entry):
-            if b"\n" not in line and len(line) < LONGEST_LINE and entry_in(line) == entry:
+            if b"\n" not in line and len(line) < LONGEST_LINE and _is(entry, entry_in(line)):
                 return line
     raise StoreError(f"cannot store an entry at sequence {entry.sequence}: a line of JSON cannot hold it")
 
 
 def _forms(entry: StoredEntry) -> Iterator[bytes]:
     yield entry.encoded
-    yield _encoder.encode(_Opaque(entry.entry_id, entry.sequence, json=msgspec.Raw(entry.encoded)))
-    yield _encoder.encode(_Opaque(entry.entry_id, entry.sequence, base64=entry.encoded))
+    who = entry.entry_id, entry.sequence, entry.idempotency_key
+    yield _encoder.encode(_Opaque(*who, json=msgspec.Raw(entry.encoded)))
+    yield _encoder.encode(_Opaque(*who, base64=entry.encoded))
+
+
+def _is(entry: StoredEntry, read: StoredEntry | None) -> bool:
+    """Whether an entry comes back as it is; an idempotency key that only its JSON states may come with it."""
+    if read is None or (read.sequence, read.entry_id, read.encoded) != (entry.sequence, entry.entry_id, entry.encoded):
+        return False
+    return entry.idempotency_key in (None, read.idempotency_key)
 
 
 def entry_in(line: bytes) -> StoredEntry | None:
@@ -187,8 +197,14 @@ def entry_in(line: bytes) -> StoredEntry | None:
     try:
         says = _says_decoder.decode(text)
         if says.type != _OPAQUE:
-            return StoredEntry(says.sequence, says.id, text)
+            key = says.idempotency_key
+            return StoredEntry(says.sequence, says.id, text, key if isinstance(key, str) else None)
         opaque = _opaque_decoder.decode(text)
     except _UNREADABLE:
         return None
-    return StoredEntry(opaque.sequence, opaque.id, bytes(opaque.json) or opaque.base64)
+    return StoredEntry(opaque.sequence, opaque.id, bytes(opaque.json) or opaque.base64, opaque.idempotency_key)
+
+
+def states_key(key: str) -> bytes:
+    """What stands in every line of an entry with this idempotency key, as we write it."""
+    return b'"idempotency_key":' + _encoder.encode(key)

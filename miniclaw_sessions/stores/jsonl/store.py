@@ -7,6 +7,7 @@ sessions are, and where they end, is kept in memory; listing them reads nothing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,7 +21,7 @@ from anyio.lowlevel import checkpoint
 from miniclaw_sessions.errors import StoreCorrupt, StoreError, StoreUnavailable
 from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead
 from miniclaw_sessions.stores.jsonl.failures import failing
-from miniclaw_sessions.stores.jsonl.file import place_of, place_of_newest
+from miniclaw_sessions.stores.jsonl.file import entry_with_key, place_of, place_of_newest
 from miniclaw_sessions.stores.jsonl.finding import damaged_files
 from miniclaw_sessions.stores.jsonl.stream import Stream
 from miniclaw_sessions.stores.jsonl.transcripts import Transcripts
@@ -158,6 +159,23 @@ class JSONLStore:
                     if entry.entry_id == entry_id:
                         return entry
         return None
+
+    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
+        """The oldest entry with this key, or None; looks through the file for its bytes, about 1 ms for each MB."""
+        async with self._turns:
+            return await to_thread.run_sync(self._find_by_key, session_id, key)
+
+    def _find_by_key(self, session_id: str, key: str) -> StoredEntry | None:
+        transcripts = self._opened()
+        with failing("read", self._path):
+            transcript = transcripts.find(session_id)
+            if transcript is None:
+                return None
+            fd = transcripts.open_to_read(transcript.name)
+            try:
+                return entry_with_key(fd, transcript, key)
+            finally:
+                os.close(fd)
 
     async def delete(self, session_id: str) -> bool:
         """Remove a session's file and what crashes had left of it; whether there was a session.

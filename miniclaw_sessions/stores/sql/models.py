@@ -77,7 +77,10 @@ class SessionRow(Base):
 
 
 class EntryRow(Base):
-    """One entry of a session, where it was committed; `encoded` is its JSON, byte for byte."""
+    """One entry of a session, where it was committed; `encoded` is its JSON, byte for byte.
+
+    `checksum` is that of the row (`statements.checksum_of`); rows of older versions have none.
+    """
 
     __tablename__ = "entries"
 
@@ -86,6 +89,8 @@ class EntryRow(Base):
     sequence: Mapped[int]
     entry_id: Mapped[str]
     encoded: Mapped[bytes]
+    idempotency_key: Mapped[str | None]
+    checksum: Mapped[int | None]
 
 
 class PlaceRow(Base):
@@ -97,6 +102,17 @@ class PlaceRow(Base):
     session: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     sequence: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     position: Mapped[int]
+
+
+class KeyRow(Base):
+    """Where in its session the oldest entry with an idempotency key is; filled together with `places`."""
+
+    __tablename__ = "idempotency_keys"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012 - as SQLAlchemy declares it
+
+    session: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    idempotency_key: Mapped[str] = mapped_column(primary_key=True)
+    sequence: Mapped[int]
 
 
 class PlacedRow(Base):

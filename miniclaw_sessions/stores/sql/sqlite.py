@@ -142,6 +142,10 @@ class SQLiteStore:
         """The entry with this id, or None; looks through the session's entries, about 1 us each."""
         return await self._read(partial(statements.entry_with_id, session_id=session_id, entry_id=entry_id))
 
+    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
+        """The oldest entry with this key, or None; through an index."""
+        return await self._read(partial(statements.entry_with_key, session_id=session_id, key=key))
+
     async def delete(self, session_id: str) -> bool:
         """Remove a session and overwrite what it said with zeros; whether there was one.
 

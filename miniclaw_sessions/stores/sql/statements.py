@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache, partial
 from typing import Any
+from zlib import crc32
 
 import msgspec
 from sqlalchemy import (
@@ -34,15 +35,18 @@ from sqlalchemy import (
 from miniclaw_sessions.errors import StoreConflict, StoreError
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.appending import entries_to_add
-from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead, damaged
 from miniclaw_sessions.stores.soundness import TranscriptCheck
-from miniclaw_sessions.stores.sql.models import EntryRow, PlacedRow, PlaceRow, SessionRow
+from miniclaw_sessions.stores.sql.models import EntryRow, KeyRow, PlacedRow, PlaceRow, SessionRow
 
 PAGE = 500
 """Rows that are read, or named in one statement, at a time."""
 
 ROWS_PER_INSERT = 64
 """New entries in one statement; the driver keeps one prepared for each smaller number too."""
+
+
+Value = int | str | bytes | None
 
 
 class Position(msgspec.Struct, gc=False):
@@ -111,34 +115,46 @@ _POSITIONS = select(SessionRow.session_id, SessionRow.id, SessionRow.incarnation
 )
 _NEW_SESSIONS = insert(SessionRow).returning(SessionRow.session_id, SessionRow.id)
 
-_ENTRIES = union_all(
-    select(PlaceRow.sequence, EntryRow.entry_id, EntryRow.encoded)
+_REST = (EntryRow.entry_id, EntryRow.encoded, EntryRow.idempotency_key, EntryRow.checksum, EntryRow.session)
+_PLACED_ENTRIES = (
+    select(PlaceRow.sequence, *_REST)
     .join(EntryRow, EntryRow.position == PlaceRow.position)
-    .where(PlaceRow.session == _ROW_OF, PlaceRow.sequence > bindparam("after")),
-    select(EntryRow.sequence, EntryRow.entry_id, EntryRow.encoded).where(
-        _IN_TAIL, EntryRow.session == _ROW_OF, EntryRow.sequence > bindparam("after")
-    ),
+    .where(PlaceRow.session == _ROW_OF)
+)
+_ENTRIES_IN_TAIL = select(EntryRow.sequence, *_REST).where(_IN_TAIL, EntryRow.session == _ROW_OF)
+_ENTRIES = union_all(
+    _PLACED_ENTRIES.where(PlaceRow.sequence > bindparam("after")),
+    _ENTRIES_IN_TAIL.where(EntryRow.sequence > bindparam("after")),
 )
 _OLDEST_FIRST = _ENTRIES.order_by(PlaceRow.sequence).limit(bindparam("limit"))
 _NEWEST_FIRST = _ENTRIES.order_by(PlaceRow.sequence.desc()).limit(bindparam("limit"))
 _NO_LIMIT = -1
 _WITH_ID = union_all(
-    *(
-        part.where(EntryRow.entry_id == bindparam("entry_id"))
-        for part in (
-            select(PlaceRow.sequence, EntryRow.entry_id, EntryRow.encoded)
-            .join(EntryRow, EntryRow.position == PlaceRow.position)
-            .where(PlaceRow.session == _ROW_OF),
-            select(EntryRow.sequence, EntryRow.entry_id, EntryRow.encoded).where(_IN_TAIL, EntryRow.session == _ROW_OF),
-        )
-    )
+    *(part.where(EntryRow.entry_id == bindparam("entry_id")) for part in (_PLACED_ENTRIES, _ENTRIES_IN_TAIL))
 ).limit(1)
+_IS_KEY = KeyRow.idempotency_key == bindparam("key")
+_WITH_KEY = _PLACED_ENTRIES.where(
+    PlaceRow.sequence == select(KeyRow.sequence).where(KeyRow.session == _ROW_OF, _IS_KEY).scalar_subquery()
+)
+_WITH_KEY_IN_TAIL = (
+    _ENTRIES_IN_TAIL.where(EntryRow.idempotency_key == bindparam("key")).order_by(EntryRow.sequence).limit(1)
+)
 
 _PLACE = insert(PlaceRow).from_select(
     ["session", "sequence", "position"],
     select(EntryRow.session, EntryRow.sequence, EntryRow.position)
     .where(EntryRow.position > bindparam("placed"))
     .order_by(EntryRow.session, EntryRow.sequence),
+)
+_PLACE_KEYS = (
+    insert(KeyRow)
+    .prefix_with("OR IGNORE", dialect="sqlite")  # the oldest one stays
+    .from_select(
+        ["session", "idempotency_key", "sequence"],
+        select(EntryRow.session, EntryRow.idempotency_key, EntryRow.sequence)
+        .where(EntryRow.position > bindparam("placed"), EntryRow.idempotency_key.is_not(None))
+        .order_by(EntryRow.session, EntryRow.sequence),
+    )
 )
 _MISPLACED = (
     select(SessionRow.session_id, func.count())
@@ -159,6 +175,19 @@ _PLACES_OF_NOTHING = (
     .select_from(PlaceRow)
     .outerjoin(EntryRow, EntryRow.position == PlaceRow.position)
     .where(EntryRow.position.is_(None))
+)
+_KEYS_OF_NOTHING = select(
+    select(func.count())
+    .select_from(EntryRow)
+    .outerjoin(KeyRow, and_(KeyRow.session == EntryRow.session, KeyRow.idempotency_key == EntryRow.idempotency_key))
+    .where(not_(_IN_TAIL), EntryRow.idempotency_key.is_not(None), KeyRow.sequence.is_(None))
+    .scalar_subquery()
+    + select(func.count())
+    .select_from(KeyRow)
+    .outerjoin(PlaceRow, and_(PlaceRow.session == KeyRow.session, PlaceRow.sequence == KeyRow.sequence))
+    .outerjoin(EntryRow, EntryRow.position == PlaceRow.position)
+    .where(EntryRow.idempotency_key.is_distinct_from(KeyRow.idempotency_key))
+    .scalar_subquery()
 )
 
 # --- appending -------------------------------------------------------------------------------------------------------
@@ -198,16 +227,18 @@ def _new_entries(connection: Connection, item: Append, position: Position | None
     )
 
 
-def _rows(accepted: Sequence[tuple[SessionHead, Sequence[StoredEntry]]], known: Known) -> list[int | str | bytes]:
+def _rows(accepted: Sequence[tuple[SessionHead, Sequence[StoredEntry]]], known: Known) -> list[Value]:
     """The values of all new rows, one after the other; where their sessions and the log end moves along."""
-    values: list[int | str | bytes] = []
+    values: list[Value] = []
     end = known.end or 0
     for head, entries in accepted:
         position = known.positions[head.session_id]
         row = position.row
         for entry in entries:
             end += 1
-            values += (end, row, entry.sequence, entry.entry_id, entry.encoded)
+            key = entry.idempotency_key
+            checksum = checksum_of(row, entry.sequence, entry.entry_id, key, entry.encoded)
+            values += (end, row, entry.sequence, entry.entry_id, entry.encoded, key, checksum)
         if entries:
             position.last_sequence = entries[-1].sequence
     known.end = end
@@ -258,7 +289,7 @@ def _create(connection: Connection, heads: Sequence[SessionHead], known: Known) 
         known.positions[head.session_id] = Position(rows[head.session_id], head.incarnation, 0)
 
 
-def _insert(connection: Connection, values: Sequence[int | str | bytes]) -> None:
+def _insert(connection: Connection, values: Sequence[Value]) -> None:
     """Add rows to `entries`, given as one flat sequence of their values."""
     columns = len(EntryRow.__table__.columns)
     step = ROWS_PER_INSERT * columns
@@ -283,6 +314,7 @@ def place(connection: Connection, known: Known) -> None:
     _look_up(connection, (), known)
     if known.unplaced:
         connection.execute(_PLACE, {"placed": known.placed})
+        connection.execute(_PLACE_KEYS, {"placed": known.placed})
         connection.execute(update(PlacedRow).values(up_to=known.end))
         known.placed = known.end or 0
 
@@ -312,19 +344,43 @@ def entries_after(connection: Connection, session_id: str, after: int, limit: in
     """The entries after a sequence, oldest first, at most `limit` of them."""
     limit = _NO_LIMIT if limit is None else limit
     rows = connection.execute(_OLDEST_FIRST, {"session_id": session_id, "after": after, "limit": limit})
-    return [StoredEntry(*row) for row in rows]
+    return [_stored_entry(*row) for row in rows]
 
 
 def newest_entries(connection: Connection, session_id: str, limit: int) -> list[StoredEntry]:
     """The newest entries, oldest first."""
     rows = connection.execute(_NEWEST_FIRST, {"session_id": session_id, "after": 0, "limit": limit}).all()
-    return [StoredEntry(*row) for row in reversed(rows)]
+    return [_stored_entry(*row) for row in reversed(rows)]
 
 
 def entry_with_id(connection: Connection, session_id: str, entry_id: str) -> StoredEntry | None:
     """The entry of a session that has this id, or None."""
     row = connection.execute(_WITH_ID, {"session_id": session_id, "entry_id": entry_id}).one_or_none()
-    return None if row is None else StoredEntry(*row)
+    return None if row is None else _stored_entry(*row)
+
+
+def entry_with_key(connection: Connection, session_id: str, key: str) -> StoredEntry | None:
+    """The oldest entry of a session that has this idempotency key, or None."""
+    wanted = {"session_id": session_id, "key": key}
+    row = (
+        connection.execute(_WITH_KEY, wanted).one_or_none()
+        or connection.execute(_WITH_KEY_IN_TAIL, wanted).one_or_none()
+    )
+    return None if row is None else _stored_entry(*row)
+
+
+def checksum_of(row: int, sequence: int, entry_id: str, key: str | None, encoded: bytes) -> int:
+    """The CRC-32 of all that a row of `entries` says, where it is left out."""
+    return crc32(encoded, crc32(f"{row} {sequence} {entry_id} {key or ''}".encode()))
+
+
+def _stored_entry(  # noqa: PLR0913, PLR0917 - the columns
+    sequence: int, entry_id: str, encoded: bytes, key: str | None, checksum: int | None, row: int
+) -> StoredEntry:
+    stored = StoredEntry(sequence, entry_id, encoded, key)
+    if checksum is None or checksum == checksum_of(row, sequence, entry_id, key, encoded):
+        return stored
+    return damaged(stored)
 
 
 def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping[int, int]) -> StoredHead:
@@ -343,6 +399,7 @@ def delete_session(connection: Connection, session_id: str, known: Known) -> boo
     positions = select(PlaceRow.position).where(PlaceRow.session == _ROW_OF)
     connection.execute(delete(EntryRow).where(EntryRow.position.in_(positions)), of_session)
     connection.execute(delete(PlaceRow).where(PlaceRow.session == _ROW_OF), of_session)
+    connection.execute(delete(KeyRow).where(KeyRow.session == _ROW_OF), of_session)
     removed = connection.execute(delete(SessionRow).where(SessionRow.session_id == bindparam("session_id")), of_session)
     known.positions.pop(session_id, None)
     return removed.rowcount > 0
@@ -358,6 +415,8 @@ def check_database(connection: Connection) -> list[str]:
         f"session {session_id}: {count} entries are not where the index has them"
         for session_id, count in connection.execute(_MISPLACED)
     ]
+    if count := connection.execute(_KEYS_OF_NOTHING).scalar_one():
+        problems.append(f"{count} idempotency keys are not found by the index, or belong to no entry")
     if count := connection.execute(_PLACES_OF_NOTHING).scalar_one():
         problems.append(f"the index has {count} places without an entry")
     return problems

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """All versions of the schema, oldest first."""
 
 
