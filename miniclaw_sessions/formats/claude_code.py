@@ -341,7 +341,7 @@ class _Reader:
             self._owners[item.id] = owner
         if _is_side(line):
             self._side_id = item.id
-        else:
+        elif not isinstance(item, Custom) or item.parent_id == self.facts.leaf_id:  # a hook may end on a branch left
             self.facts.leaf_id = item.id
         self._queue.append(item)
 

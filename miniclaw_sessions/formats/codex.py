@@ -289,6 +289,7 @@ class _Reader:
         if isinstance(turns, int) and turns > 0 and self._turns:
             self._chain.last_id = self._turns[-min(turns, len(self._turns))]
             del self._turns[-turns:]
+            self._model = self._effort = self._context = None  # what said them may be among the turns: say them again
 
     def _note_time(self, line: Mapping[str, Any]) -> None:
         moment = instant(line.get("timestamp"))

@@ -8,9 +8,10 @@ moment, ready to be written; folding the later entries over it gives the later c
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
 from datetime import datetime
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -148,6 +149,7 @@ class Conversation:
         conversation.compaction = snapshot.compaction
         conversation.totals = copy(snapshot.totals)
         conversation.lacks_messages = not snapshot.complete
+        conversation.lacks_branch = not _is_one_branch(snapshot.entries)
         conversation.last_sequence = conversation.state_sequence = snapshot.last_sequence
         conversation.idempotency_keys = dict(snapshot.idempotency_keys) or None
         conversation.extra = dict(snapshot.extra) or None
@@ -183,6 +185,8 @@ class Conversation:
             self.updated_at = entry.timestamp
         if entry.timestamp > self.last_accessed:  # noqa: PLR1730 - same
             self.last_accessed = entry.timestamp
+        if entry.parent_id != self.leaf_id and moves_leaf(entry) and not isinstance(entry, LeafMove):
+            self._change_branch(entry)
         if isinstance(entry, MessageEntry):
             self.leaf_id = entry.id
             self.leaf_sequence = entry.sequence
@@ -229,6 +233,18 @@ class Conversation:
         self.window.clear()
         self.compaction = None
         self.lacks_branch = move.target_id is not None
+
+    def _change_branch(self, entry: Entry) -> None:
+        """The entry follows another than the leaf: the files of other programs tell a branch in this way alone.
+
+        What the window has from before the parent is of both branches; the store knows the rest.
+        """
+        place = place_of_parent(entry)
+        self.window.keep_to(place)
+        if self.compaction is not None and self.compaction.sequence > place:
+            self.compaction = None
+        self.state_sequence = entry.sequence
+        self.lacks_branch = True
 
     def _compact(self, compaction: Compaction) -> None:
         self.totals.events += 1
@@ -307,6 +323,14 @@ class Conversation:
     def _set_metadata(self, changes: Mapping[str, Any]) -> None:
         merged = {**(self._metadata or {}), **changes}
         self._metadata = {name: value for name, value in merged.items() if value is not None} or None
+
+
+def _is_one_branch(entries: Sequence[MessageEntry]) -> bool:
+    """Whether each can follow the one before; a window of an older version may hold messages of several branches."""
+    return all(
+        child.parent_id is not None and (child.parent_sequence is None or child.parent_sequence >= parent.sequence)
+        for parent, child in pairwise(entries)
+    )
 
 
 def _sum(usage: Usage, other: Usage, sign: int) -> Usage:

@@ -90,6 +90,11 @@ class Window:
         if self._entries and self._entries[0].sequence < sequence:
             self._fill(tuple(entry for entry in self._entries if entry.sequence >= sequence))
 
+    def keep_to(self, sequence: int) -> None:
+        """Forget the messages that are younger than this place."""
+        if self._entries and self._entries[-1].sequence > sequence:
+            self._fill(tuple(entry for entry in self._entries if entry.sequence <= sequence))
+
     def clear(self) -> None:
         """Forget all messages, and that any ever left."""
         self._entries.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from contextlib import aclosing
 
 import msgspec
 
@@ -20,6 +21,7 @@ from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import BranchSummary, MessageEntry
 from miniclaw_sessions.stores.base import Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.branches import walk_up
 from miniclaw_sessions.stores.reading import read_all
 
 
@@ -115,6 +117,27 @@ class Check:
             if kept is not None and not _agree(kept, stored):
                 self._problems.append(f"{session_id}: message {stored.sequence} differs from the store's")
         self._problems += [f"{session_id}: message {sequence} is not in the store" for sequence in sorted(expected)]
+        if snapshot is not None and not await self._is_one_branch(snapshot):
+            self._problems.append(
+                f"{session_id}: the window holds messages of a branch that was left; remove the session's snapshot "
+                "while nothing runs, and the next start makes it anew from the store"
+            )
+
+    async def _is_one_branch(self, snapshot: Snapshot) -> bool:
+        """Whether every message of the window stands on the way from the leaf to the root, as far as that is known."""
+        places = [entry.sequence for entry in snapshot.entries]
+        if snapshot.leaf_id is None or not places:
+            return True
+        path = walk_up(self._store, snapshot.key.session_id, snapshot.leaf_id, snapshot.leaf_sequence, [])
+        async with aclosing(path):
+            async for entry in path:
+                if places[-1] > entry.sequence:
+                    return False
+                if places[-1] == entry.sequence:
+                    places.pop()
+                if not places:
+                    break
+        return True
 
 
 def _agree(kept: MessageEntry, stored: StoredEntry) -> bool:

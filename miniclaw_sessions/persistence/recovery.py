@@ -281,12 +281,13 @@ class Recovery:
             last = stored.last_sequence if stored is not None else 0
             dirty = last != conversation.last_sequence and self._store.keeps_entries
             is_behind = last > conversation.last_sequence
-            if is_behind or (conversation.lacks_messages and last == conversation.last_sequence > 0):
+            lacks = conversation.lacks_messages or conversation.lacks_branch
+            if is_behind or (lacks and last == conversation.last_sequence > 0):
                 await catch_up(conversation, self._store)
                 self.report.brought_up += 1
                 dirty = True
             else:
-                conversation.lacks_messages = False  # nobody has them
+                conversation.lacks_messages = conversation.lacks_branch = False  # nobody has them
                 if dirty:
                     self._missing.append(_missing_entries(snapshot, conversation, last, self._clock))
         self.report.messages += len(conversation.window)

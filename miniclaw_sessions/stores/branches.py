@@ -7,7 +7,7 @@ sequence numbers, so that no damage can make it run in a circle.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 import msgspec
@@ -56,7 +56,7 @@ async def read_branch(
 
 async def walk_up(
     source: EntrySource, session_id: str, entry_id: str, sequence: int, problems: list[str]
-) -> AsyncIterator[Entry]:
+) -> AsyncGenerator[Entry, None]:
     """The entry, its parent, and so on to the root.
 
     Args:
