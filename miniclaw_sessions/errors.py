@@ -3,7 +3,7 @@
     SessionsError
     ├── opening        ConfigError, DirectoryInUse, SnapshotUnreadable, QuarantineFull, SchemaTooNew
     │                  KeyMismatch (ConfigError and StoreError) ── WrongKey, KeyNeeded, NotEncrypted
-    ├── looking up     SessionNotFound, EntryNotFound            (also LookupError)
+    ├── looking up     SessionNotFound, EntryNotFound, AmbiguousName   (also LookupError)
     ├── creating       SessionLimit
     ├── appending      InvalidKey, InvalidMessage                (also ValueError)
     │                  UnsafeCompaction                         (also ValueError)
@@ -17,8 +17,9 @@
     │                  ├── StoreCorrupt
     │                  └── SchemaTooNew
     ├── answering      AgentError, ModelError ── ContextOverflow, IterationLimit
-    └── dispatching    Busy ── ChatBusy, TooManyTurns
-                       MessageUnderWay, TurnCutOff
+    ├── dispatching    Busy ── ChatBusy, TooManyTurns
+    │                  MessageUnderWay, TurnCutOff
+    └── talking        Unreachable
 
 Each message says what was attempted, on what, and what to do next. None of them carries message text.
 """
@@ -100,6 +101,15 @@ class EntryNotFound(SessionsError, LookupError):
         self.session_id = session_id
         self.entry_id = entry_id
         super().__init__(f"session {session_id!r} has no entry {entry_id!r}")
+
+
+class AmbiguousName(SessionsError, LookupError):
+    """A part of a name means several sessions; `candidates` are the ids of some of them."""
+
+    def __init__(self, text: str, candidates: Sequence[str]) -> None:
+        self.text = text
+        self.candidates = list(candidates)
+        super().__init__(f"{text!r} could mean {', '.join(self.candidates)}; write more of it")
 
 
 # --- appending -------------------------------------------------------------------------------------------------------
@@ -274,3 +284,10 @@ class MessageUnderWay(SessionsError):
 
 class TurnCutOff(SessionsError):
     """The answer was cut off: nobody waited any longer, or the program stops. What was complete is saved."""
+
+
+# --- talking to the daemon -------------------------------------------------------------------------------------------
+
+
+class Unreachable(SessionsError):
+    """Nobody answers for the workspace, or the connection broke and the request cannot be repeated safely."""

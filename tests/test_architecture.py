@@ -32,6 +32,8 @@ LAYERS: list[set[str]] = [
     {"sweeper", "importing"},
     {"exporting"},
     {"manager"},
+    {"api"},
+    {"client"},
     {"agent", "__init__"},
     {"providers", "adapters", "testing", "channels"},
     {"gateway"},
@@ -63,7 +65,8 @@ IMPURE_MODULES = {
 CLOCKS: dict[str, str] = {
     "clock.py": "it is the clock",
     "gateway/notify.py": "how often systemd is told is measured on the machine's own clock, which systemd uses too",
-    "gateway/api.py": "how long the process has been up is a fact about the machine",
+    "api/context.py": "how long the process has been up is a fact about the machine",
+    "api/service.py": "same",
     "gateway/replies.py": "the id of an internal error joins a reply to a log record and nothing else",
     "cli/sessions.py": "how long ago something was is shown to a person",
 }

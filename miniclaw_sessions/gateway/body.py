@@ -17,7 +17,7 @@ import anyio
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from miniclaw_sessions.gateway.replies import RequestError
+from miniclaw_sessions.api.error_table import RequestError
 
 MAX_DEPTH = 32
 """Levels of nesting; the interpreter's own limit differs between its versions."""

@@ -10,11 +10,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from miniclaw_sessions.agent.events import TurnSuspended
+from miniclaw_sessions.api.error_table import RequestError
 from miniclaw_sessions.channels.base import Accepted, Answered, Incoming, NotAnswered, Outgoing
 from miniclaw_sessions.channels.http import Asked, HttpChannel
 from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.gateway.documents import event_document
-from miniclaw_sessions.gateway.replies import RequestError, as_request_error, json_reply
+from miniclaw_sessions.gateway.replies import as_reply, json_reply
 from miniclaw_sessions.gateway.requests import (
     Chat,
     checked_idempotency_key,
@@ -114,6 +115,6 @@ def _encode(outgoing: Outgoing | None) -> bytes:
     if outgoing is None or isinstance(outgoing, Accepted):
         return b": still here\n\n"
     if isinstance(outgoing, NotAnswered):
-        refused = as_request_error(outgoing.error)
+        refused = as_reply(outgoing.error)
         return server_sent_event("error", {"message": refused.message, "type": refused.kind, **refused.details})
     return server_sent_event(*event_document(outgoing.event))

@@ -6,24 +6,27 @@ of 500, and whatever else goes wrong is answered with an opaque id that the log 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import structlog
+from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.routing import Router
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from miniclaw_sessions.api.context import Context
+from miniclaw_sessions.api.error_table import RequestError
+from miniclaw_sessions.api.table import OPERATIONS
 from miniclaw_sessions.channels.http import HttpChannel
 from miniclaw_sessions.config import ListenSettings
-from miniclaw_sessions.gateway.api import Api
+from miniclaw_sessions.gateway import metrics
+from miniclaw_sessions.gateway.binding import routes_of
 from miniclaw_sessions.gateway.chat import ChatApi
 from miniclaw_sessions.gateway.metrics import LoopDelay, RequestCounts, make_registry
-from miniclaw_sessions.gateway.replies import RequestError, as_request_error, error_reply
+from miniclaw_sessions.gateway.replies import as_reply, error_reply
 from miniclaw_sessions.gateway.security import AccessPolicy, refusal
-from miniclaw_sessions.gateway.sessions import ServedSessions
-from miniclaw_sessions.gateway.transfer_api import TransferApi
-from miniclaw_sessions.gateway.tree_api import TreeApi
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.session.compacting import Summarizer
 
@@ -47,14 +50,22 @@ def make_app(
         summarizer: who summarises for compactions.
     """
     requests, delay = RequestCounts(), LoopDelay()
-    sessions = ServedSessions(manager, limits)
+    registry = make_registry(manager.statistics, requests, delay)
     routes = [
-        *Api(sessions, make_registry(manager.statistics, requests, delay)).routes(),
-        *TreeApi(sessions, summarizer).routes(),
-        *TransferApi(sessions).routes(),
+        *routes_of(OPERATIONS, Context(manager, summarizer=summarizer), limits),
         *ChatApi(channel, limits).routes(),
+        Route("/metrics", _metrics_of(registry)),
     ]
     return Gateway(Router(routes, redirect_slashes=False), policy, requests, delay)
+
+
+def _metrics_of(registry: CollectorRegistry) -> Callable[[Request], Awaitable[Response]]:
+    async def show_metrics(request: Request) -> Response:
+        """Numbers for Prometheus."""
+        request.scope["operation"] = "metrics"
+        return Response(metrics.render(registry), media_type=metrics.CONTENT_TYPE)
+
+    return show_metrics
 
 
 class Gateway:
@@ -83,8 +94,8 @@ class Gateway:
         except Exception as error:  # noqa: BLE001 - this is the edge: whatever happens becomes a reply
             await exchange.fail(error)
         finally:
-            endpoint: Any = routed.get("endpoint")
-            self._requests.count(getattr(endpoint, "__name__", "none"), exchange.status)
+            name = str(routed.get("operation") or getattr(routed.get("endpoint"), "__name__", "none"))
+            self._requests.count(name, exchange.status)
 
     def _admit(self, scope: Scope) -> None:
         if scope.get("state", {}).get("trusted") is True:
@@ -129,7 +140,7 @@ class Exchange:
 
     async def fail(self, error: Exception) -> None:
         """Reply with the error, or break the connection if the reply has begun."""
-        refused = _from_starlette(error) if isinstance(error, HTTPException) else as_request_error(error)
+        refused = _from_starlette(error) if isinstance(error, HTTPException) else as_reply(error)
         if self.status:
             self._scope["state"]["abort"]()
         else:

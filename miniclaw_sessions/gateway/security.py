@@ -12,7 +12,7 @@ import hmac
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from miniclaw_sessions.gateway.replies import RequestError
+from miniclaw_sessions.api.error_table import RequestError
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import orjson
 import structlog
 from anyio.lowlevel import checkpoint
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from miniclaw_sessions.api.operation import PIECE_BYTES
+
 log = structlog.get_logger(__name__)
 
-PIECE_BYTES = 65_536
-"""About how much of a long reply is sent at a time."""
+T = TypeVar("T")
 
 
 class ByteStream(Response):
@@ -32,9 +34,10 @@ class ByteStream(Response):
         media_type: str,
         *,
         stall_s: float,
+        status: int = 200,
         at_end: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(None, 200, {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}, media_type)
+        super().__init__(None, status, {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}, media_type)
         del self.headers["content-length"]
         self._chunks = chunks
         self._stall_s = stall_s
@@ -87,24 +90,34 @@ async def with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncGenerator
         yield chunk
 
 
-async def document_in_pieces(
-    fields: dict[str, Any], name: str, items: Iterable[bytes], *, brackets: bytes = b"[]"
-) -> AsyncGenerator[bytes, None]:
-    """A JSON document with one long field, made while it is sent: all at once would not fit, or keep others waiting.
+async def sliced(encoded: bytes) -> AsyncGenerator[bytes, None]:
+    """A long document in pieces."""
+    for start in range(0, len(encoded), PIECE_BYTES):
+        yield encoded[start : start + PIECE_BYTES]
 
-    Args:
-        fields: the other fields; at least one.
-        name: the long field's.
-        items: its items as JSON; in an object, with their keys.
-        brackets: `[]` or `{}`.
+
+async def while_client_waits(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What may take as long as the session is large, or the model is slow: it ends when the client goes away.
+
+    The request's body must have been read.
+
+    Raises:
+        ClientDisconnect: the client has gone, and the work was cancelled.
     """
-    piece = bytearray(orjson.dumps(fields)[:-1] + b',"%s":' % name.encode() + brackets[:1])
-    for place, item in enumerate(items):
-        piece += b"," + item if place else item
-        if len(piece) >= PIECE_BYTES:
-            yield bytes(piece)
-            piece.clear()
-    yield bytes(piece + brackets[1:] + b"}")
+    done: list[T] = []
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(cancel_when_gone, request.receive, tasks.cancel_scope, name="client watch")
+        try:
+            done.append(await work)
+        except Exception as error:  # noqa: BLE001 - raised again below: a task group would wrap it
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    if not done:
+        raise ClientDisconnect
+    return done[0]
 
 
 def server_sent_event(name: str, data: Any) -> bytes:

@@ -13,9 +13,9 @@ from urllib.parse import quote
 import anyio
 import pytest
 
+from miniclaw_sessions.api.error_table import RequestError
 from miniclaw_sessions.config import ListenSettings, SessionSettings
 from miniclaw_sessions.gateway.body import MAX_DEPTH, MAX_ELEMENTS, parse_strictly
-from miniclaw_sessions.gateway.replies import RequestError
 from miniclaw_sessions.protocol.encoding import decode_entry
 from tests.bad_input.texts import REFUSED_AS_CONTENT, REFUSED_AS_ID, TEXTS
 

@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from miniclaw_sessions.api.transfer import file_name
 from miniclaw_sessions.config import ListenSettings, SessionSettings
 from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.formats.registry import FORMATS, READABLE, WRITABLE
-from miniclaw_sessions.gateway.transfer_api import MAX_IMPORTS, file_name
+from miniclaw_sessions.gateway.binding import MAX_UPLOADS
 
 pytestmark = pytest.mark.anyio
 
@@ -441,7 +442,7 @@ async def test_an_import_that_is_under_way_is_nobodys_session(served: Any, half_
 
 
 async def test_too_many_imports_at_once_are_turned_away(served: Any) -> None:
-    streams = [await begin_upload(served, b'{"a":') for _ in range(MAX_IMPORTS)]
+    streams = [await begin_upload(served, b'{"a":') for _ in range(MAX_UPLOADS)]
     reply = await send(served, RESUMED.read_bytes())
     check_refusal(reply, 503, "too_many_imports")
     assert int(reply.headers["retry-after"]) > 0

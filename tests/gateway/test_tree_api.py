@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.api.tree import MAX_BRANCH
 from miniclaw_sessions.config import ListenSettings, SessionSettings
 from miniclaw_sessions.errors import StoreUnavailable
-from miniclaw_sessions.gateway.tree_api import MAX_BRANCH
 from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import Custom, MessageEntry
@@ -218,7 +218,7 @@ async def test_what_is_no_message_can_be_added_and_is_acknowledged(served: Any) 
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
-        ({"type": "message", "message": user("x")}, "invalid_request"),
+        ({"type": "message", "message": {"content": "no role"}}, "invalid_message"),
         ({"type": "leaf", "target_id": None}, "invalid_request"),
         ({"type": "model_change", "provider": "p"}, "invalid_request"),
         ({"type": "session_info", "name": None}, "invalid_request"),
@@ -242,7 +242,7 @@ async def test_a_turn_is_saved_whole_with_its_usage(served: Any) -> None:
     turn = [user("find it"), call("c1"), result("c1"), assistant("found")]
     reply = await accepted(served, "turns", {"messages": turn, "usage": {"input_tokens": 7, "cost": 0.5}}, status=201)
     session = await shown(served)
-    assert reply == {"entries": 4, "leaf_id": session["leaf_id"]}
+    assert reply == {"entries": 4, "leaf_id": session["leaf_id"], "duplicate": False}
     assert (session["event_count"], session["message_count"], session["committed_sequence"]) == (1, 4, 4)
     assert (session["usage"]["input_tokens"], session["usage"]["cost"]) == (7, 0.5)
     await accepted(served, "turns", {"messages": [user("bye")]}, status=201)
@@ -598,9 +598,8 @@ async def test_every_route_is_counted_under_a_name_of_its_own(served: Any) -> No
     metrics = (await served.unix.get("/metrics")).text
     for name in ("show_tree", "show_branch", "show_entry", "show_context", "export_session"):
         assert f'miniclaw_http_requests_total{{route="{name}",status="404"}} 1.0' in metrics
-    for name in ("add_entry", "go_to", "set_label", "fork_session", "compact_session"):
-        assert f'route="{name}",status="404"' in metrics
-    assert 'route="save_turn",status="422"' in metrics
+    for name in ("append_entries", "go_to", "set_label", "fork_session", "compact_session", "save_turn"):
+        assert f'route="{name}",status="422"' in metrics
 
 
 class TestSmallLimits:

@@ -1,0 +1,96 @@
+"""What handlers work with: the manager, who answers chats, who summarises, and what is remembered between requests."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
+from miniclaw_sessions.errors import ConfigError, SessionNotFound
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.compacting import Summarizer
+
+REMEMBERED_DELETIONS = 1_000
+"""How many keys of deletions are remembered, so that a repeated one is answered as the first was."""
+
+
+class Chats(Protocol):
+    """Who answers what is said in a chat."""
+
+    def ask(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
+        """Hand a message over and follow its answer; leaving the block early does not undo what was saved."""
+        ...
+
+    async def stop(self, session: Session) -> bool:
+        """End the session's open turn; False when there is none."""
+        ...
+
+
+class Context:
+    """One open manager, for those who do something with it.
+
+    Attributes:
+        manager: whose sessions they are.
+        summarizer: who summarises where nobody brings a summary; None: nobody.
+        chats: who answers; None: nobody.
+        started: the monotonic second at which it was made.
+    """
+
+    def __init__(
+        self, manager: SessionManager, *, summarizer: Summarizer | None = None, chats: Chats | None = None
+    ) -> None:
+        self.manager = manager
+        self.summarizer = summarizer
+        self.chats = chats
+        self.started = time.monotonic()
+        self._deletions: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    async def find(self, session_id: str) -> Session:
+        """The session with this id; does not renew its time to live.
+
+        Raises:
+            SessionNotFound, InvalidKey: there is none, or the text is no session id.
+        """
+        return await self.manager.find(session_id)
+
+    async def find_or_create(self, session_id: str) -> Session:
+        """The session with this id, made if there is none; renews its time to live.
+
+        Raises:
+            InvalidKey, SessionLimit: there is none, and none can be made.
+        """
+        try:
+            key = (await self.manager.find(session_id)).key
+        except SessionNotFound:
+            key = SessionKey.parse(session_id)
+        return await self.manager.get_or_create(key.channel, key.chat_id)
+
+    def answering(self) -> Chats:
+        """Who answers chats.
+
+        Raises:
+            ConfigError: nobody does.
+        """
+        if self.chats is None:
+            raise ConfigError("nobody answers chats here; start the daemon, or open the workspace with an assistant")
+        return self.chats
+
+    def was_deleted(self, session_id: str, idempotency_key: str | None) -> bool:
+        """Whether a session was deleted with this key before."""
+        return idempotency_key is not None and (session_id, idempotency_key) in self._deletions
+
+    def note_deletion(self, session_id: str, idempotency_key: str | None) -> None:
+        """Remember a deletion."""
+        if idempotency_key is not None:
+            self._deletions[session_id, idempotency_key] = None
+            if len(self._deletions) > REMEMBERED_DELETIONS:
+                self._deletions.popitem(last=False)
+
+    def without_paths(self, sentences: list[str]) -> list[str]:
+        """Sentences for strangers: they do not learn where the workspace is."""
+        return [sentence.replace(str(self.manager.workspace), "<workspace>") for sentence in sentences]

@@ -1,0 +1,153 @@
+"""Errors over a wire: the one table from an error to its HTTP status, and back from a reply to the same error.
+
+No reply carries a path, a stack trace or the text of a message (rule S26). Errors that are the server's own affair are
+answered with a fixed sentence, because their text may name files.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from miniclaw_sessions import errors
+
+RETRY_AFTER_S = 2
+"""What a client that was turned away for now should wait, seconds."""
+
+OUR_FAULT = 500
+MODELS_FAULT = 502
+UNREACHABLE = 503
+_LATER = (503, 507)
+_NOT_NOW = "the message store cannot be reached or written now; nothing is lost, try again later"
+
+STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
+    # class: (status, the sentence for strangers; None: the error's own)
+    errors.SessionNotFound: (404, None),
+    errors.EntryNotFound: (404, None),
+    errors.AmbiguousName: (409, None),
+    errors.SessionLimit: (429, "there are too many sessions; delete some, or raise sessions.max_sessions"),
+    errors.InvalidKey: (400, None),
+    errors.InvalidMessage: (422, None),
+    errors.UnsafeCompaction: (422, None),
+    errors.ImportRefused: (422, None),
+    errors.SessionExists: (409, None),
+    errors.DuplicateMessage: (409, None),
+    errors.TurnInProgress: (409, None),
+    errors.LeafMoved: (409, None),
+    errors.NothingToResume: (409, None),
+    errors.MessageUnderWay: (409, None),
+    errors.ChatBusy: (429, None),
+    errors.TooManyTurns: (503, None),
+    errors.TurnCutOff: (503, None),
+    errors.SessionDeleted: (410, None),
+    errors.ManagerClosed: (503, "the daemon is stopping"),
+    errors.StoreFull: (507, "the disk is full; appends are refused until space returns"),
+    errors.UnsavedLimit: (503, "too much is waiting to be saved; try again later"),
+    errors.StoreUnavailable: (503, _NOT_NOW),
+    errors.StoreConflict: (409, "another process appended to this session at the same time; try again"),
+    errors.StoreError: (500, "the message store failed; the daemon's log has the details"),
+    errors.SnapshotUnreadable: (503, _NOT_NOW),
+    errors.AgentError: (MODELS_FAULT, None),
+    errors.SessionsError: (500, "the request failed; the daemon's log has the details"),
+}
+
+
+class RequestError(errors.SessionsError):
+    """A request that is refused, or failed, for a reason that has no class of its own.
+
+    Attributes:
+        status: the HTTP status.
+        kind: the error's name for programs, in snake_case (`type` in the reply).
+        param: the field or header that is wrong, where one is.
+        headers: further response headers.
+        details: further fields of the error object.
+        close: whether the connection must end with the reply, because the request was not read to its end.
+    """
+
+    def __init__(  # noqa: PLR0913 - one argument per field of the reply
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+        details: dict[str, Any] | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.message = message
+        self.param = param
+        self.headers = headers or {}
+        self.details = details or {}
+        self.close = close
+
+
+def invalid(sentence: str, param: str | None = None) -> RequestError:
+    """The error for a request whose fields are not what they must be."""
+    return RequestError(422, "invalid_request", sentence, param=param)
+
+
+def as_request_error(error: Exception) -> RequestError | None:
+    """The reply to an error; None where it is none that the table knows."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, TimeoutError):
+        retry = {"Retry-After": str(RETRY_AFTER_S)}
+        return RequestError(503, "timeout", "the request took too long; it may still be completed", headers=retry)
+    for kind in type(error).__mro__:
+        if kind in STATUS:
+            status, sentence = STATUS[kind]
+            is_for_now = status in _LATER or isinstance(error, errors.Busy)
+            retry = {"Retry-After": str(RETRY_AFTER_S)} if is_for_now else {}
+            details = {name: getattr(error, name) for name in _DETAILS if getattr(error, name, None) is not None}
+            return RequestError(
+                status, snake_case(type(error).__name__), sentence or str(error), headers=retry, details=details
+            )
+    return None
+
+
+_DETAILS = ("session_id", "entry_id", "candidates", "provider_message")
+"""The attributes of errors that go with them."""
+
+
+def error_document(error: RequestError) -> dict[str, Any]:
+    """The error as it is sent."""
+    about = {"message": error.message, "type": error.kind, "code": None, "param": error.param}
+    return {"error": {**about, **error.details}}
+
+
+def error_of(status: int, document: Any) -> errors.SessionsError:
+    """The error that a reply tells of, as the class that was raised on the other side."""
+    about = document.get("error") if isinstance(document, dict) else None
+    about = about if isinstance(about, dict) else {}
+    sentence = str(about.get("message") or f"the server answered with HTTP status {status}")
+    kind = str(about.get("type") or "")
+    details = {name: value for name, value in about.items() if name not in ("message", "type", "code", "param")}
+    known = _classes().get(kind)
+    if known is None:
+        return RequestError(status, kind, sentence, param=about.get("param"), details=details)
+    error = known.__new__(known)
+    Exception.__init__(error, sentence)  # not the class's own: its sentence is the other side's
+    for name, value in details.items():
+        setattr(error, name, value)
+    return error
+
+
+def _classes() -> dict[str, type[errors.SessionsError]]:
+    """The classes of errors by their names on the wire."""
+    found: dict[str, type[errors.SessionsError]] = {}
+    waiting: list[type[errors.SessionsError]] = [errors.SessionsError]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if kind.__module__ == errors.__name__:
+            found[snake_case(kind.__name__)] = kind
+    return found
+
+
+def snake_case(name: str) -> str:
+    """A class name as clients know it: SessionNotFound is session_not_found."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

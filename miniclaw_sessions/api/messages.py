@@ -1,0 +1,406 @@
+"""What was said, and anything else that is logged: read it a page at a time, append to it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from typing import Annotated, Any, cast
+
+import msgspec
+from msgspec import Meta
+
+from miniclaw_sessions.api.context import Context
+from miniclaw_sessions.api.error_table import invalid
+from miniclaw_sessions.api.operation import PIECE_BYTES, Stream, document_in_pieces, operation, shaped
+from miniclaw_sessions.api.sessions import ONE, OneSession
+from miniclaw_sessions.api.shapes import (
+    MAX_MESSAGES_PER_REQUEST,
+    AppendedEntry,
+    AppendedReply,
+    EntriesAppendedReply,
+    EntriesReply,
+    MessagesReply,
+    NewCustom,
+    NewEntries,
+    NewEntry,
+    NewLabel,
+    NewMessage,
+    NewModelChange,
+    NewSessionInfo,
+    NewThinkingLevel,
+    SaveTurn,
+    TurnReply,
+)
+from miniclaw_sessions.errors import InvalidMessage, LeafMoved, StoreCorrupt
+from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry, message_from_dict, message_to_dict
+from miniclaw_sessions.protocol.entries import (
+    METADATA,
+    Custom,
+    Entry,
+    Label,
+    MessageEntry,
+    ModelChange,
+    SessionInfo,
+    ThinkingLevelChange,
+)
+from miniclaw_sessions.protocol.messages import Message, Usage
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.stores.base import StoredEntry
+from miniclaw_sessions.stores.branches import walk_up
+
+MAX_PAGE = 1000
+MAX_IDEMPOTENCY_KEY_LENGTH = 255
+Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
+Sequence_ = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+class ShowMessages(msgspec.Struct, frozen=True):
+    """The newest messages; those of the branch before an entry's sequence; or those after one."""
+
+    session_id: str
+    limit: Limit = 50
+    before: Sequence_ | None = None
+    after: Sequence_ | None = None
+
+
+@operation("GET", f"{ONE}/messages", reply=MessagesReply)
+async def show_messages(context: Context, request: ShowMessages) -> Stream:
+    """Messages, oldest first: the window, behind the summary of what was compacted.
+
+    With `before` or `after`, a page of the whole branch, nothing compacted.
+    """
+    session = await context.find(request.session_id)
+    if request.before is not None and request.after is not None:
+        raise invalid("send before or after, not both", param="before")
+    if request.before is not None:
+        entries, more = await _messages_before(session, request.before, request.limit)
+        return _messages_reply(map(entry_document, entries), earlier=more, later=True)
+    if request.after is not None:
+        entries, more = await _messages_after(session, request.after, request.limit)
+        return _messages_reply(map(entry_document, entries), earlier=request.after > 0, later=more)
+    shown: list[Message | MessageEntry] = [*session.summary(), *session.entries()]
+    documents = (_document(one) for one in shown[-request.limit :])
+    return _messages_reply(documents, earlier=len(shown) > request.limit or session.evicted > 0, later=False)
+
+
+def _messages_reply(documents: Iterator[dict[str, Any]], *, earlier: bool, later: bool) -> Stream:
+    about = {"earlier": earlier, "later": later}
+    return Stream(document_in_pieces(about, "messages", map(msgspec.json.encode, documents)))
+
+
+def _document(shown: Message | MessageEntry) -> dict[str, Any]:
+    if isinstance(shown, MessageEntry):
+        return entry_document(shown)
+    return {**message_document(shown), "summary": True}
+
+
+def message_document(message: Message) -> dict[str, Any]:
+    """A message like its stored form, but with its content also where that is empty."""
+    return {"content": "", **message_to_dict(message)}
+
+
+def entry_document(entry: MessageEntry) -> dict[str, Any]:
+    """A message with its entry's id and sequence, which win over fields of these names in the message."""
+    return {**message_document(entry.message), "id": entry.id, "sequence": entry.sequence}
+
+
+async def _messages_before(session: Session, before: int, limit: int) -> tuple[list[MessageEntry], bool]:
+    """The newest messages of a branch before the entry at this place, and whether there are earlier ones."""
+    found: list[MessageEntry] = []
+    async for entry in _walk_back(session, before):
+        if isinstance(entry, MessageEntry) and entry.sequence < before:
+            found.append(entry)
+            if len(found) > limit:
+                break
+    return found[:limit][::-1], len(found) > limit
+
+
+async def _messages_after(session: Session, after: int, limit: int) -> tuple[list[MessageEntry], bool]:
+    """The oldest messages of the current branch after a place, and whether there are later ones."""
+    found: deque[MessageEntry] = deque(maxlen=limit + 1)
+    async for entry in _walk_back(session, None):
+        if entry.sequence <= after:
+            break
+        if isinstance(entry, MessageEntry):
+            found.append(entry)
+    oldest_first = list(found)[::-1]
+    return oldest_first[:limit], len(oldest_first) > limit
+
+
+async def _walk_back(session: Session, place: int | None) -> AsyncIterator[Entry]:
+    """The entries of the branch that ends at a place, newest first; None: of the current one."""
+    source = session._source()  # noqa: SLF001 - until sessions walk themselves
+    leaf_id, at = session.leaf_id, session._conversation.leaf_sequence  # noqa: SLF001 - same
+    if place is not None and place <= session.last_sequence:
+        page = await source.read(session.session_id, after=max(place - 1, 0), limit=1)
+        leaf_id, at = (page[0].entry_id, page[0].sequence) if page else (leaf_id, at)
+    if leaf_id is not None:
+        async for entry in walk_up(source, session.session_id, leaf_id, at, []):
+            yield entry
+
+
+class ShowEntries(msgspec.Struct, frozen=True):
+    """A page of the transcript: after a sequence, or the newest ones before one."""
+
+    session_id: str
+    limit: Limit = 100
+    after: Sequence_ | None = None
+    before: Sequence_ | None = None
+
+
+@operation("GET", f"{ONE}/entries", reply=EntriesReply)
+async def show_entries(context: Context, request: ShowEntries) -> Stream:
+    """A page of everything that was logged, in the order of logging, oldest first; `before` walks backwards."""
+    session = await context.find(request.session_id)
+    if request.before is not None and request.after is not None:
+        raise invalid("send before or after, not both", param="before")
+    after, limit = request.after or 0, request.limit
+    if request.before is not None:
+        after = max(request.before - 1 - limit, 0)
+        limit = max(min(limit, request.before - 1 - after), 0)
+    page = await _read_after(session, after, limit) if limit else []
+    last = page[-1].sequence if page else after
+    about = {"next": last if last < session.last_sequence else None, "previous": after + 1 if after and page else None}
+    return Stream(document_in_pieces(about, "entries", _readable(page)))
+
+
+async def _read_after(session: Session, after: int, limit: int) -> list[StoredEntry]:
+    return await session._source().read(session.session_id, after=after, limit=limit)  # noqa: SLF001 - as above
+
+
+def _readable(page: Sequence[StoredEntry]) -> Iterator[bytes]:
+    """Entries as they are stored; a damaged one is left out."""
+    for stored in page:
+        with suppress(InvalidMessage):
+            yield encode_entry(msgspec.structs.replace(decode_entry(stored.encoded), sequence=stored.sequence))
+
+
+class OneEntry(msgspec.Struct, frozen=True):
+    """A request about one entry."""
+
+    session_id: str
+    entry_id: str
+
+
+@operation("GET", f"{ONE}/entries/{{entry_id}}", reply=msgspec.Raw)
+async def show_entry(context: Context, request: OneEntry) -> msgspec.Raw:
+    """One entry, as it is stored."""
+    session = await context.find(request.session_id)
+    try:
+        return msgspec.Raw(encode_entry(await session.get_entry(request.entry_id)))
+    except InvalidMessage as error:  # the store's fault, and not the client's
+        raise StoreCorrupt(f"entry {request.entry_id!r} of session {session.session_id} is damaged") from error
+
+
+@operation("GET", f"{ONE}/transcript")
+async def show_transcript(context: Context, request: OneSession) -> Stream:
+    """Every entry, one per line, oldest first."""
+    session = await context.find(request.session_id)  # one that does not exist is known before the reply begins
+    return Stream(_transcript_lines(context, session.session_id), "application/x-ndjson")
+
+
+async def _transcript_lines(context: Context, session_id: str) -> AsyncGenerator[bytes, None]:
+    chunk = bytearray()
+    async for entry in context.manager.read_transcript(session_id):
+        chunk += encode_entry(entry) + b"\n"
+        if len(chunk) >= PIECE_BYTES:
+            yield bytes(chunk)
+            chunk.clear()
+    yield bytes(chunk)
+
+
+# --- appending -------------------------------------------------------------------------------------------------------
+
+
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
+    """What an append may demand of the place where it goes: the leaf (empty: the root), the newest entry's sequence."""
+
+    session_id: str
+    if_leaf: str | None = None
+    if_sequence: Sequence_ | None = None
+    idempotency_key: str | None = None
+
+    def check(self, session: Session, keys: Sequence[str | None] = ()) -> None:
+        """Refuse, unless the session is as expected, or this was appended before; nothing is waited for afterwards.
+
+        Raises:
+            LeafMoved: it is not.
+        """
+        leaf_is = self.if_leaf is None or self.if_leaf == (session.leaf_id or "")
+        sequence_is = self.if_sequence is None or self.if_sequence == session.last_sequence
+        if leaf_is and sequence_is:
+            return
+        if keys and all(key is not None and session.find_duplicate(key) is not None for key in keys):
+            return
+        raise LeafMoved(
+            f"session {session.session_id} went on meanwhile, or elsewhere (leaf {session.leaf_id}, newest entry "
+            f"{session.last_sequence}); nothing was appended: look at it and try again"
+        )
+
+
+class AddMessages(Expected, frozen=True, kw_only=True):
+    """A message; or `messages`, a list of them. A key stands for the whole request."""
+
+    body: dict[str, Any]
+
+
+@operation("POST", f"{ONE}/messages", reply=AppendedReply, status=201)
+async def add_messages(context: Context, request: AddMessages) -> AppendedReply:
+    """Append one message or several as a unit, and reply when they are acknowledged; the session is made if needed."""
+    incoming = incoming_messages(request.body, checked_idempotency_key(request.idempotency_key))
+    session = await context.find_or_create(request.session_id)
+    messages, keys = zip(*incoming, strict=True)
+    request.check(session, keys)
+    last = session.last_sequence
+    entries = await session.add_messages(messages, idempotency_keys=keys)
+    return AppendedReply(entries=_appended(entries, last), leaf_id=session.leaf_id)
+
+
+def _appended(entries: Sequence[Entry], last: int) -> list[AppendedEntry]:
+    reply = []
+    for entry in entries:
+        reply.append(AppendedEntry(id=entry.id, sequence=entry.sequence, duplicate=entry.sequence <= last))
+        last = max(last, entry.sequence)
+    return reply
+
+
+class SaveTurnRequest(Expected, frozen=True, kw_only=True):
+    """A turn; with a key, a repeated request appends nothing."""
+
+    body: SaveTurn
+
+
+@operation("POST", f"{ONE}/turns", reply=TurnReply, status=201)
+async def save_turn(context: Context, request: SaveTurnRequest) -> TurnReply:
+    """Append what was said in one turn, all of it or nothing; the session is made if there is none."""
+    messages, usage = _turn(request.body)
+    key = checked_idempotency_key(request.idempotency_key)
+    session = await context.find_or_create(request.session_id)
+    keys = [None if key is None else f"{key}:{place}" for place in range(len(messages))]
+    request.check(session, keys)
+    is_known = key is not None and session.find_duplicate(f"{key}:0") is not None
+    if usage is not None and all(message.usage is None for message in messages):
+        messages[-1] = msgspec.structs.replace(messages[-1], usage=usage)
+    session._services.committer.check_store()  # noqa: SLF001 - until save_turn takes a key
+    session.extend(messages, idempotency_keys=keys, continues=[place > 0 for place in range(len(messages))])
+    await session.saved()
+    return TurnReply(entries=len(messages), leaf_id=session.leaf_id, duplicate=is_known)
+
+
+def _turn(body: SaveTurn) -> tuple[list[Message], Usage | None]:
+    incoming = [_incoming_message(message, None) for message in body.messages]
+    if any(key is not None for _, key in incoming):
+        raise invalid("the messages of a turn have no idempotency keys; the turn has one", param="messages")
+    usage = None if body.usage is None else message_from_dict({"role": "assistant", "usage": body.usage}).usage
+    return [message for message, _ in incoming], usage
+
+
+class AppendEntries(Expected, frozen=True, kw_only=True):
+    """One entry, or `entries`, a list of them (`NewEntries`) that are accepted together or not at all."""
+
+    body: dict[str, Any]
+
+
+@operation("POST", f"{ONE}/entries", reply=EntriesAppendedReply, status=201)
+async def append_entries(context: Context, request: AppendEntries) -> EntriesAppendedReply:
+    """Append entries of any kind as a unit, and reply when they are acknowledged."""
+    key = checked_idempotency_key(request.idempotency_key)
+    wanted = _new_entries(request.body)
+    session = await context.find(request.session_id)
+    for label in wanted:
+        if isinstance(label, NewLabel):
+            await session.get_entry(label.target_id)
+    made = [_made(one) for one in wanted]
+    request.check(session, [key])
+    known = None if key is None else session.find_duplicate(key)
+    if known is not None:
+        same = AppendedEntry(id=known.id, sequence=known.sequence, duplicate=True)
+        return EntriesAppendedReply(id=known.id, entries=[same], leaf_id=session.leaf_id)
+    entries: list[Entry] = []
+    for kind, fields in made:
+        given = {**fields, "idempotency_key": key} if kind is MessageEntry and not entries else fields
+        made_now: Any = session._next(kind, entries, **given)  # noqa: SLF001 - until sessions make units
+        entries.append(decode_entry(encode_entry(made_now)))
+    last = session.last_sequence
+    session._services.committer.check_store()  # noqa: SLF001 - same
+    session._append_all(entries)  # noqa: SLF001 - same
+    await session.saved()
+    return EntriesAppendedReply(id=entries[-1].id, entries=_appended(entries, last), leaf_id=session.leaf_id)
+
+
+def _new_entries(body: dict[str, Any]) -> list[NewEntry]:
+    if isinstance(body.get("entries"), list):
+        return shaped(body, NewEntries).entries
+    one: NewEntry = shaped(body, cast("Any", NewEntry))  # mypy does not take a union for a type
+    return [one]
+
+
+def _made(wanted: NewEntry) -> tuple[type[Entry], dict[str, Any]]:
+    match wanted:
+        case NewMessage():
+            return MessageEntry, {"message": message_from_dict(wanted.message), "continues": wanted.continues}
+        case NewModelChange():
+            return ModelChange, {"provider": wanted.provider, "model_id": wanted.model_id}
+        case NewThinkingLevel():
+            return ThinkingLevelChange, {"thinking_level": wanted.thinking_level}
+        case NewSessionInfo():
+            return SessionInfo, {"name": wanted.name}
+        case NewLabel():
+            return Label, {"target_id": wanted.target_id, "label": wanted.label}
+        case NewCustom():
+            if wanted.custom_type == METADATA:
+                raise InvalidMessage(f"custom_type {METADATA!r} is the session's own; change metadata with PATCH")
+            return Custom, {"custom_type": wanted.custom_type, "data": wanted.data}
+
+
+def incoming_messages(data: dict[str, Any], header_key: str | None) -> list[tuple[Message, str | None]]:
+    """The messages of a request, one or a list, each with its idempotency key.
+
+    A key in the header stands for the whole request: in a list, each message's place is added to it.
+
+    Raises:
+        InvalidMessage: something is not a message.
+        RequestError: the list is empty or too long.
+    """
+    if not isinstance(many := data.get("messages"), list):
+        return [_incoming_message(data, header_key)]
+    if len(data) > 1 or not 0 < len(many) <= MAX_MESSAGES_PER_REQUEST:
+        sentence = f'"messages" must stand alone and hold 1 to {MAX_MESSAGES_PER_REQUEST} messages'
+        raise invalid(sentence, param="messages")
+    keys = [f"{header_key}:{place}" if header_key is not None else None for place in range(len(many))]
+    return [_incoming_message(one, key) for one, key in zip(many, keys, strict=True)]
+
+
+def _incoming_message(data: Any, default_key: str | None) -> tuple[Message, str | None]:
+    if not isinstance(data, dict):
+        raise InvalidMessage("a message must be a JSON object with role and content")
+    fields = dict(data)
+    key = checked_idempotency_key(fields.pop("idempotency_key", None))
+    return message_from_dict(fields), default_key if key is None else key
+
+
+def checked_idempotency_key(key: Any) -> str | None:
+    """An idempotency key, or None.
+
+    Raises:
+        RequestError: it is not a text of 1 to 255 characters.
+    """
+    if key is None or (isinstance(key, str) and 0 < len(key) <= MAX_IDEMPOTENCY_KEY_LENGTH):
+        return key
+    sentence = f"an idempotency key is a text of 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} characters"
+    raise invalid(sentence, param="idempotency_key")
+
+
+OPERATIONS = (
+    show_messages,
+    add_messages,
+    show_transcript,
+    show_entries,
+    append_entries,
+    show_entry,
+    save_turn,
+)

@@ -1,0 +1,176 @@
+"""What an operation is: a name, a method and a path, the shape of the request and of the reply, and a handler.
+
+The fields of a request are found by their names: those in the path's braces, `body`, and `idempotency_key`, which is a
+header; every other field is a query parameter. A field of type `Upload` takes the body as it comes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Generic, TypeVar, get_type_hints
+
+import msgspec
+import orjson
+
+from miniclaw_sessions.api.context import Context
+from miniclaw_sessions.api.error_table import invalid
+
+IDEMPOTENCY_KEY = "idempotency_key"
+BODY = "body"
+PIECE_BYTES = 65_536
+"""About how much of a long reply is made at a time."""
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R")
+T = TypeVar("T")
+Upload = AsyncIterator[bytes]
+"""A request's body of any size, piece by piece."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A reply that is made while it is sent; closing `chunks` ends what makes it.
+
+    Attributes:
+        chunks: its bytes, an async generator.
+        media_type: what they are.
+        file_name: what a browser calls the file that it saves.
+        at_end: called when the reply is over, however it ended.
+    """
+
+    chunks: AsyncGenerator[bytes, None]
+    media_type: str = "application/json"
+    file_name: str | None = None
+    at_end: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Operation(Generic[Q, R]):
+    """One operation, as a row of the table.
+
+    Attributes:
+        name: what it is called in the client, in metrics and in the API's description.
+        method, path: where it is over HTTP.
+        reply: the shape of the reply; `Stream` where it is no JSON document.
+        handler: does it.
+        status: the HTTP status of the reply, or a function that tells it from the reply.
+        changes: whether it may change something; a workspace that is only read refuses those.
+        patient: whether it takes as long as there is much to do, or a model is slow: it ends when its client goes away.
+            Everything else has the server's time for a request.
+    """
+
+    name: str
+    method: str
+    path: str
+    reply: Any
+    handler: Callable[[Context, Q], Awaitable[R | Stream]] = field(repr=False)
+    status: int | Callable[[Any], int] = 200
+    changes: bool = True
+    patient: bool = False
+
+    @cached_property
+    def request(self) -> type[Q]:
+        """The shape of the request."""
+        kind: type[Q] = get_type_hints(self.handler)["request"]
+        return kind
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The types of the request's fields, by name."""
+        return get_type_hints(self.request, include_extras=True)
+
+    @cached_property
+    def in_path(self) -> frozenset[str]:
+        """The fields that stand in the path."""
+        return frozenset(re.findall(r"{(\w+)}", self.path))
+
+    @cached_property
+    def in_query(self) -> tuple[str, ...]:
+        """The fields that are query parameters."""
+        return tuple(name for name in self.fields if name not in {*self.in_path, BODY, IDEMPOTENCY_KEY})
+
+    @property
+    def uploads(self) -> bool:
+        """Whether the body is taken piece by piece."""
+        return self.fields.get(BODY) == Upload
+
+    def status_of(self, reply: Any) -> int:
+        """The HTTP status of a reply."""
+        return self.status(reply) if callable(self.status) else self.status
+
+    @property
+    def about(self) -> str:
+        """What it does, in one paragraph."""
+        return (self.handler.__doc__ or "").strip()
+
+
+def operation(  # noqa: PLR0913 - one argument per column of the table
+    method: str,
+    path: str,
+    *,
+    reply: Any = Stream,
+    status: int | Callable[[Any], int] = 200,
+    changes: bool | None = None,
+    patient: bool = False,
+) -> Callable[[Callable[[Context, Q], Awaitable[Any]]], Operation[Q, Any]]:
+    """Make an operation of a handler, which gives it its name. What is asked with GET changes nothing."""
+
+    def made(handler: Callable[[Context, Q], Awaitable[Any]]) -> Operation[Q, Any]:
+        may_change = method != "GET" if changes is None else changes
+        name = handler.__name__
+        return Operation(name, method, path, reply, handler, status=status, changes=may_change, patient=patient)
+
+    return made
+
+
+def shaped(data: Any, kind: type[T], *, strict: bool = True, name: str | None = None) -> T:
+    """Parsed JSON as one of the shapes.
+
+    Args:
+        data: what came.
+        kind: what it should be.
+        strict: whether a text is no number, as in JSON; in a query everything is text.
+        name: what it is called, where it is a single value.
+
+    Raises:
+        RequestError: a field is missing, unknown or of a wrong type (422).
+    """
+    try:
+        return msgspec.convert(data, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        sentence, _, path = str(error).partition(" - at `$.")
+        raise invalid(sentence if name is None else f"{name}: {sentence}", name or path.rstrip("`") or None) from None
+
+
+async def document_in_pieces(
+    fields: dict[str, Any], name: str, items: AsyncIterator[bytes] | Iterable[bytes], *, brackets: bytes = b"[]"
+) -> AsyncGenerator[bytes, None]:
+    """A JSON document with one long field, made while it is sent: all at once would not fit, or keep others waiting.
+
+    Args:
+        fields: the other fields; at least one.
+        name: the long field's.
+        items: its items as JSON; in an object, with their keys.
+        brackets: `[]` or `{}`.
+    """
+    piece = bytearray(orjson.dumps(fields)[:-1] + b',"%s":' % name.encode() + brackets[:1])
+    comma = b""
+    async for item in _each(items):
+        piece += comma + item
+        comma = b","
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece + brackets[1:] + b"}")
+
+
+async def _each(items: AsyncIterator[bytes] | Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+    if isinstance(items, AsyncIterator):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item

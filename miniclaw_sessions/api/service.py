@@ -1,0 +1,74 @@
+"""The service as a whole: is it well, save everything, is everything sound, its numbers."""
+
+from __future__ import annotations
+
+import os
+import time
+from importlib.metadata import version
+
+import msgspec
+
+from miniclaw_sessions.api.context import Context
+from miniclaw_sessions.api.error_table import UNREACHABLE, RequestError
+from miniclaw_sessions.api.operation import operation
+from miniclaw_sessions.api.shapes import CheckReply, FlushReply, HealthReply
+from miniclaw_sessions.statistics import ManagerStatistics
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """A request that says nothing."""
+
+
+@operation("GET", "/health", reply=HealthReply, status=lambda reply: 200 if reply.status == "ok" else UNREACHABLE)
+async def health(context: Context, request: Nothing) -> HealthReply:
+    """Whether messages are accepted and saved."""
+    del request
+    health = context.manager.health()
+    return HealthReply(
+        status="ok" if health.ok else "failing",
+        problems=context.without_paths(health.problems),
+        version=version("miniclaw-sessions"),
+        pid=os.getpid(),
+        uptime_s=round(time.monotonic() - context.started, 3),
+        sessions=len(context.manager),
+        store=health.store,
+        store_state=health.store_state,
+    )
+
+
+@operation("GET", "/v1/statistics", reply=ManagerStatistics)
+async def statistics(context: Context, request: Nothing) -> ManagerStatistics:
+    """The manager's numbers."""
+    del request
+    return context.manager.statistics()
+
+
+@operation("POST", "/v1/flush", reply=FlushReply, patient=True)
+async def flush(context: Context, request: Nothing) -> FlushReply:
+    """Commit and write everything that is dirty; an error when not all of it could be written."""
+    del request
+    report = await context.manager.flush()
+    reply = FlushReply(
+        written=report.written, failed=report.failed, bytes_written=report.bytes_written, seconds=report.seconds
+    )
+    if report.failed:
+        sentence = f"{report.failed} sessions could not be written to their files; they stay in memory and in the store"
+        raise RequestError(UNREACHABLE, "flush_incomplete", sentence, details=msgspec.to_builtins(reply))
+    return reply
+
+
+@operation("POST", "/v1/check", reply=CheckReply, changes=False, patient=True)
+async def check(context: Context, request: Nothing) -> CheckReply:
+    """Compare snapshots and store; changes nothing."""
+    del request
+    report = await context.manager.check()
+    return CheckReply(
+        sound=report.sound,
+        sessions=report.sessions,
+        entries=report.entries,
+        problems=context.without_paths(report.problems),
+        notes=context.without_paths(report.notes),
+    )
+
+
+OPERATIONS = (health, statistics, flush, check)

@@ -1,0 +1,302 @@
+"""Sessions: list them, find one, make, change, clear, fork and delete it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from miniclaw_sessions.api.context import Context
+from miniclaw_sessions.api.error_table import invalid
+from miniclaw_sessions.api.operation import Stream, document_in_pieces, operation
+from miniclaw_sessions.api.shapes import (
+    CreateSession,
+    DeletedReply,
+    Fork,
+    OpenedReply,
+    ResolvedReply,
+    SessionReply,
+    SessionsReply,
+    UpdateSession,
+    UsageReply,
+)
+from miniclaw_sessions.errors import AmbiguousName, SessionNotFound
+from miniclaw_sessions.manager.residents import Place
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Usage
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.copying import MAX_CHAT_ID, PARENT_SESSION
+from miniclaw_sessions.statistics import SessionSummary
+
+MAX_PAGE = 1000
+"""Sessions in one reply."""
+
+MAX_NAME = 1024
+CANDIDATES = 10
+"""At most this many sessions are named where a text means several."""
+
+ONE = "/v1/sessions/{session_id}"
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_MAX_PLACE_DIGITS = 18
+_LATEST = datetime.max.replace(tzinfo=UTC) - _EPOCH
+_NOT_METADATA = frozenset({"self", "title", "agent_id", "model", "provider", "thinking_level"})
+
+
+class OneSession(msgspec.Struct, frozen=True):
+    """A request about one session."""
+
+    session_id: str
+
+
+# --- finding ---------------------------------------------------------------------------------------------------------
+
+
+class ListSessions(msgspec.Struct, frozen=True):
+    """A page: of one channel, behind the place that the page before calls next."""
+
+    channel: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 100
+    after: str | None = None
+
+
+@operation("GET", "/v1/sessions", reply=SessionsReply)
+async def list_sessions(context: Context, request: ListSessions) -> Stream:
+    """A page of sessions, the most recently used first. Creates and renews nothing."""
+    page = await context.manager.list(
+        channel=request.channel or None,
+        limit=request.limit + 1,
+        after=None if request.after is None else _parse_place(request.after),
+    )
+    place = _place(page[request.limit - 1]) if len(page) > request.limit else None
+    rows = map(msgspec.json.encode, page[: request.limit])
+    return Stream(document_in_pieces({"next": place}, "sessions", rows))
+
+
+class Resolve(msgspec.Struct, frozen=True):
+    """A session id, or a unique beginning or part of one, or of a title."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+
+
+@operation("GET", "/v1/resolve", reply=ResolvedReply)
+async def resolve(context: Context, request: Resolve) -> ResolvedReply:
+    """The one session that a text means: its id, else the beginning of one, else a part of one or of a title.
+
+    Raises:
+        SessionNotFound: it means none.
+        AmbiguousName: it means several.
+    """
+    rows = [row async for row in _matching(context, request.name)]
+    if not rows:
+        raise SessionNotFound(request.name)
+    if len(rows) > 1:
+        raise AmbiguousName(request.name, [row.session_id for row in rows[:CANDIDATES]])
+    return ResolvedReply(session_id=rows[0].session_id, title=rows[0].title)
+
+
+async def _matching(context: Context, name: str) -> AsyncIterator[SessionSummary]:
+    """The sessions in the best class that has any: the same id, a beginning of an id, or a part of id or title."""
+    rows = await context.manager.list()
+    wanted = name.casefold()
+    for matches in (
+        lambda row: row.session_id == name,
+        lambda row: row.session_id.casefold().startswith(wanted),
+        lambda row: wanted in row.session_id.casefold() or wanted in (row.title or "").casefold(),
+    ):
+        if found := [row for row in rows if matches(row)]:
+            for row in found:
+                yield row
+            return
+
+
+@operation("GET", ONE, reply=SessionReply)
+async def show_session(context: Context, request: OneSession) -> SessionReply:
+    """One session; its time to live is not renewed."""
+    return session_reply(await context.find(request.session_id))
+
+
+# --- making and changing ---------------------------------------------------------------------------------------------
+
+
+class CreateSessionRequest(msgspec.Struct, frozen=True):
+    """A key, and what a new session is given."""
+
+    body: CreateSession
+
+
+@operation("POST", "/v1/sessions", reply=OpenedReply, status=lambda reply: 201 if reply.created else 200)
+async def create_session(context: Context, request: CreateSessionRequest) -> OpenedReply:
+    """The session of a key, made if there is none; renews its time to live. A refused request makes nothing."""
+    wanted = request.body
+    metadata = _checked_metadata(wanted.metadata)
+    is_new = not await _exists(context, wanted.channel, wanted.chat_id)
+    session = await context.manager.get_or_create(wanted.channel, wanted.chat_id, agent_id=wanted.agent_id)
+    if is_new:
+        session.update(**({} if wanted.title is None else {"title": wanted.title}), **metadata)
+        await session.saved()
+    return OpenedReply(created=is_new, **msgspec.structs.asdict(session_reply(session)))
+
+
+class UpdateSessionRequest(msgspec.Struct, frozen=True):
+    """What is to change of a session."""
+
+    session_id: str
+    body: UpdateSession
+
+
+@operation("PATCH", ONE, reply=SessionReply)
+async def update_session(context: Context, request: UpdateSessionRequest) -> SessionReply:
+    """Change title, model and other metadata."""
+    session = await context.find(request.session_id)
+    changes = {**request.body.changes(), **_checked_metadata(request.body.metadata)}
+    if changes:
+        session.update(**changes)
+        await session.saved()
+    return session_reply(session)
+
+
+@operation("POST", f"{ONE}/clear", reply=SessionReply)
+async def clear_session(context: Context, request: OneSession) -> SessionReply:
+    """Empty the window; the transcript stays."""
+    session = await context.find(request.session_id)
+    session.clear()
+    await session.saved()
+    return session_reply(session)
+
+
+class ForkRequest(msgspec.Struct, frozen=True):
+    """What is to be copied, and where to."""
+
+    session_id: str
+    body: Fork
+    idempotency_key: str | None = None
+
+
+@operation("POST", f"{ONE}/fork", reply=SessionReply, status=201, patient=True)
+async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
+    """A new session with the whole tree, or with one branch. Repeated with the same key it gives the same session."""
+    session = await context.find(request.session_id)
+    target, leaf_id = request.body.session_id, request.body.leaf_id
+    if request.idempotency_key is not None:
+        target = target or _id_of_fork(session, request.idempotency_key)
+        if (made := await _fork_made_before(context, session, target)) is not None:
+            return session_reply(made)
+    if leaf_id is None:
+        return session_reply(await session.fork(target))
+    return session_reply(await session.create_branched_session(leaf_id, target))
+
+
+def _id_of_fork(session: Session, idempotency_key: str) -> str:
+    name = hashlib.sha256(f"{session.incarnation} {idempotency_key}".encode()).hexdigest()[:12]
+    return SessionKey.of(session.channel, f"{session.chat_id[:MAX_CHAT_ID]}.fork-{name}").session_id
+
+
+async def _fork_made_before(context: Context, source: Session, target: str) -> Session | None:
+    try:
+        session = await context.manager.find(target)
+    except SessionNotFound:
+        return None
+    return session if session.metadata.get(PARENT_SESSION) == source.session_id else None
+
+
+class DeleteSession(msgspec.Struct, frozen=True):
+    """Which session; with a key a repeated request is answered as the first was."""
+
+    session_id: str
+    idempotency_key: str | None = None
+
+
+@operation("DELETE", ONE, reply=DeletedReply)
+async def delete_session(context: Context, request: DeleteSession) -> DeletedReply:
+    """Forget a session and its transcript."""
+    if context.was_deleted(request.session_id, request.idempotency_key):
+        return DeletedReply(deleted=True)
+    if not await context.manager.delete(request.session_id):
+        raise SessionNotFound(request.session_id)
+    context.note_deletion(request.session_id, request.idempotency_key)
+    return DeletedReply(deleted=True)
+
+
+# --- replies ---------------------------------------------------------------------------------------------------------
+
+
+def session_reply(session: Session) -> SessionReply:
+    """Everything about a session but its messages."""
+    statistics = session.statistics()
+    return SessionReply(
+        session_id=session.session_id,
+        channel=session.channel,
+        chat_id=session.chat_id,
+        title=session.title,
+        agent_id=session.agent_id,
+        messages=statistics.messages,
+        window=statistics.window,
+        message_count=session.message_count,
+        event_count=session.event_count,
+        entries=session.last_sequence,
+        leaf_id=session.leaf_id,
+        usage=usage_reply(session.total_usage),
+        committed_sequence=session.committed_sequence,
+        dirty=statistics.dirty,
+        created_at=session.created_at,
+        last_accessed=session.last_accessed,
+        updated_at=session.updated_at,
+        incarnation=session.incarnation,
+        metadata=dict(session.metadata),
+    )
+
+
+def usage_reply(usage: Usage) -> UsageReply:
+    """Tokens, with their total."""
+    return UsageReply(
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        cache_read_tokens=usage.cache_read_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
+        total_tokens=usage.total,
+        cost=usage.cost,
+    )
+
+
+async def _exists(context: Context, channel: str, chat_id: str | int) -> bool:
+    try:
+        await context.manager.get(channel, chat_id)
+    except SessionNotFound:
+        return False
+    return True
+
+
+def _checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Free metadata, which must not use the names of real fields."""
+    if taken := sorted(_NOT_METADATA & metadata.keys()):
+        raise invalid(f"{taken[0]!r} is not free metadata", param=f"metadata.{taken[0]}")
+    return metadata
+
+
+def _place(summary: SessionSummary) -> str:
+    """Where a session stands in the list: a place that stays when others are used or deleted between two pages."""
+    return f"{(summary.last_accessed - _EPOCH) // timedelta(microseconds=1)}.{summary.session_id}"
+
+
+def _parse_place(text: str) -> Place:
+    number, _, session_id = text.partition(".")
+    if not (number.isascii() and number.isdigit() and len(number) <= _MAX_PLACE_DIGITS):
+        raise invalid("after must be what the page before calls next", param="after")
+    return Place(_EPOCH + min(timedelta(microseconds=int(number)), _LATEST), session_id)
+
+
+OPERATIONS = (
+    list_sessions,
+    resolve,
+    create_session,
+    show_session,
+    update_session,
+    delete_session,
+    clear_session,
+    fork_session,
+)

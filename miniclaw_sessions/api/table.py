@@ -1,0 +1,17 @@
+"""The table of all operations: whoever serves them, calls them or describes them goes through it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from miniclaw_sessions.api import messages, service, sessions, transfer, tree
+from miniclaw_sessions.api.operation import Operation
+
+OPERATIONS: tuple[Operation[Any, Any], ...] = (
+    *service.OPERATIONS,
+    *sessions.OPERATIONS,
+    *messages.OPERATIONS,
+    *tree.OPERATIONS,
+    *transfer.OPERATIONS,
+)
+"""Every operation, in the order in which an overview tells them."""

@@ -1,0 +1,137 @@
+"""Session files: in from every format, out in every format, both as streams of any size.
+
+Nothing is held: a file is read as fast as it can be stored, and written as fast as the client takes it. Whatever ends
+an import before it is complete, its client included, leaves nothing of it behind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from miniclaw_sessions.api.context import Context
+from miniclaw_sessions.api.error_table import RequestError
+from miniclaw_sessions.api.operation import PIECE_BYTES, Stream, Upload, operation
+from miniclaw_sessions.api.service import Nothing
+from miniclaw_sessions.api.sessions import ONE
+from miniclaw_sessions.api.shapes import FindingRow, FormatRow, FormatsReply, ImportReply
+from miniclaw_sessions.errors import ImportRefused
+from miniclaw_sessions.protocol.keys import MAX_SESSION_ID_LENGTH, SessionKey
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.formats.foreign import Format
+
+DEFAULT_FORMAT = "jsonl"
+UNNAMED = "upload"
+"""What an import is called that names neither itself nor its session."""
+
+_MAX_FILE_NAME = 120
+_TYPES = {
+    ".jsonl": "application/x-ndjson",
+    ".json": "application/json",
+    ".md": "text/markdown; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+}
+Name = Annotated[str, Meta(min_length=1, max_length=255)]
+
+
+@operation("GET", "/v1/formats", reply=FormatsReply)
+async def list_formats(context: Context, request: Nothing) -> FormatsReply:
+    """Every format by its name, and whether it is read and written."""
+    del context, request
+    from miniclaw_sessions.formats.registry import FORMATS, READABLE, WRITABLE  # noqa: PLC0415 - heavy
+
+    rows = [
+        FormatRow(name=one.name, about=one.about, suffix=one.suffix, read=one in READABLE, write=one in WRITABLE)
+        for one in FORMATS
+    ]
+    return FormatsReply(formats=rows)
+
+
+class ImportSession(msgspec.Struct, frozen=True):
+    """A file; its format is recognised unless it is named, and its session named by the file unless it is here."""
+
+    body: Upload
+    name: Name = UNNAMED
+    session_id: Annotated[str, Meta(min_length=1, max_length=MAX_SESSION_ID_LENGTH)] | None = None
+    format: Name | None = None
+    dry_run: bool = False
+
+
+@operation("POST", "/v1/import", reply=ImportReply, status=lambda reply: 200 if reply.dry_run else 201, patient=True)
+async def import_session(context: Context, request: ImportSession) -> ImportReply:
+    """A new session from a file, or a report of what it would become."""
+    report = await context.manager.import_stream(
+        request.body,
+        name=request.name,
+        key=None if request.session_id is None else SessionKey.parse(request.session_id),
+        form=None if request.format is None else _format(request.format),
+        dry_run=request.dry_run,
+    )
+    return ImportReply(
+        session_id=report.session_id,
+        format=report.format,
+        title=report.title,
+        entries=report.entries,
+        messages=report.messages,
+        repaired=report.repaired,
+        set_aside=report.set_aside,
+        findings=[FindingRow(line=one.line, outcome=one.outcome.value, text=one.text) for one in report.findings],
+        bytes_read=report.bytes_read,
+        dry_run=report.dry_run,
+    )
+
+
+class ExportSession(msgspec.Struct, frozen=True):
+    """Which session, in which format."""
+
+    session_id: str
+    format: Name = DEFAULT_FORMAT
+
+
+@operation("GET", f"{ONE}/export", patient=True)
+async def export_session(context: Context, request: ExportSession) -> Stream:
+    """A session as a file."""
+    session = await context.find(request.session_id)
+    form = _format_to_write(request.format)
+    name = file_name(session.session_id, form.suffix)
+    media_type = _TYPES.get(form.suffix, "application/octet-stream")
+    return Stream(_written(context, session.session_id, form), media_type, file_name=name)
+
+
+async def _written(context: Context, session_id: str, form: Format) -> AsyncGenerator[bytes, None]:
+    """The file in small pieces: a format without a tree is written in one."""
+    async for chunk in context.manager.export(session_id, form):
+        for start in range(0, len(chunk), PIECE_BYTES):
+            yield chunk[start : start + PIECE_BYTES]
+
+
+def file_name(session_id: str, suffix: str) -> str:
+    """What an exported file is called: safe in a header and on any disk, whatever the session is called."""
+    plain = re.sub(r"[^A-Za-z0-9@+=,._-]", "_", session_id)[:_MAX_FILE_NAME].lstrip(".-")
+    return f"{plain or 'session'}{suffix}"
+
+
+def _format_to_write(name: str) -> Format:
+    from miniclaw_sessions.formats.registry import WRITABLE  # noqa: PLC0415 - heavy
+
+    form = _format(name)
+    if form not in WRITABLE:
+        raise RequestError(422, "import_refused", f"the format {form.name} is only read", param="format")
+    return form
+
+
+def _format(name: str) -> Format:
+    from miniclaw_sessions.formats.registry import format_named  # noqa: PLC0415 - heavy
+
+    try:
+        return format_named(name)
+    except ImportRefused as error:
+        raise RequestError(422, "import_refused", str(error), param="format") from None
+
+
+OPERATIONS = (list_formats, import_session, export_session)

@@ -1,0 +1,188 @@
+"""A session's tree (document 003): look at it, go elsewhere in it, label, compact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from miniclaw_sessions.api.context import Context
+from miniclaw_sessions.api.error_table import RequestError, invalid
+from miniclaw_sessions.api.messages import Expected, message_document
+from miniclaw_sessions.api.operation import Stream, document_in_pieces, operation
+from miniclaw_sessions.api.sessions import ONE, OneSession, session_reply
+from miniclaw_sessions.api.shapes import (
+    BranchReply,
+    Compact,
+    CompactionReply,
+    ContextReply,
+    EntryIdReply,
+    GoTo,
+    MovedReply,
+    SetLabel,
+    TreeReply,
+)
+from miniclaw_sessions.history.compaction import count_tokens, tokens_of
+from miniclaw_sessions.history.transcript import Transcript
+from miniclaw_sessions.protocol.encoding import encode_entry, message_from_dict
+from miniclaw_sessions.protocol.entries import Custom, Entry, Label, LeafMove, moves_leaf
+from miniclaw_sessions.session import Session
+
+MAX_BRANCH = 10_000
+"""Entries of a branch in one reply."""
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+@operation("GET", f"{ONE}/tree", reply=TreeReply, patient=True)
+async def show_tree(context: Context, request: OneSession) -> Stream:
+    """Who follows whom, and the labels; what was said is in the transcript."""
+    transcript = await _shape_of(await context.find(request.session_id))
+    about = {
+        "session_id": transcript.session_id,
+        "leaf_id": transcript.leaf_id,
+        "labels": dict(transcript.labels),
+        "problems": transcript.problems,
+        "roots": _ids_of(transcript, None),
+    }
+    return Stream(document_in_pieces(about, "children", _encoded_children(transcript), brackets=b"{}"))
+
+
+async def _shape_of(session: Session) -> Transcript:
+    """The tree with entries that hold nothing: a transcript may be larger than the memory."""
+    transcript = Transcript(session_id=session.session_id)
+    async for entry in session.read_entries(transcript.problems):
+        transcript.add(_without_content(entry))
+    return transcript
+
+
+def _without_content(entry: Entry) -> Entry:
+    if isinstance(entry, LeafMove | Label):
+        return entry
+    kind = entry.custom_type if isinstance(entry, Custom) else ""  # which says whether it moves the leaf
+    return Custom(id=entry.id, parent_id=entry.parent_id, timestamp=entry.timestamp, custom_type=kind)
+
+
+def _encoded_children(transcript: Transcript) -> Iterator[bytes]:
+    """Who follows whom, one JSON pair for each entry that something follows.
+
+    Free metadata has no place in the tree, and is left out unless something follows it.
+    """
+    for entry in transcript.entries:
+        if children := _ids_of(transcript, entry.id):
+            yield orjson.dumps(entry.id) + b":" + orjson.dumps(children)
+
+
+def _ids_of(transcript: Transcript, parent_id: str | None) -> list[str]:
+    following = transcript.children(parent_id)
+    return [entry.id for entry in following if moves_leaf(entry) or transcript.children(entry.id)]
+
+
+class ShowBranch(msgspec.Struct, frozen=True):
+    """The branch that ends at an entry, or at the leaf."""
+
+    session_id: str
+    entry_id: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_BRANCH)] = 1000
+
+
+@operation("GET", f"{ONE}/branch", reply=BranchReply, patient=True)
+async def show_branch(context: Context, request: ShowBranch) -> Stream:
+    """The newest entries of one branch, from the root to an entry; its first one's parent ends the page before."""
+    session = await context.find(request.session_id)
+    path = await session.get_branch(request.entry_id, limit=request.limit + 1)
+    entries = map(encode_entry, path[-request.limit :])
+    return Stream(document_in_pieces({"truncated": len(path) > request.limit}, "entries", entries))
+
+
+@operation("GET", f"{ONE}/context", reply=ContextReply, patient=True)
+async def show_context(context: Context, request: OneSession) -> Stream:
+    """What may be sent to a model at the leaf."""
+    found = await (await context.find(request.session_id)).get_context()
+    about = {
+        "provider": found.provider,
+        "model": found.model,
+        "thinking_level": found.thinking_level,
+        "problems": list(found.problems),
+    }
+    messages = (orjson.dumps(message_document(message)) for message in found.messages)
+    return Stream(document_in_pieces(about, "messages", messages))
+
+
+# --- changing --------------------------------------------------------------------------------------------------------
+
+
+class GoToRequest(Expected, frozen=True, kw_only=True):
+    """Where the conversation is to go on."""
+
+    body: GoTo
+
+
+@operation("POST", f"{ONE}/branch", reply=MovedReply)
+async def go_to(context: Context, request: GoToRequest) -> MovedReply:
+    """Go back to an entry, or to the root, with or without a summary of what is left, and say something there."""
+    session = await context.find(request.session_id)
+    wanted = request.body
+    then = [message_from_dict(message) for message in wanted.then]
+    if wanted.summary and then:
+        raise invalid("send a summary or messages, not both", param="then")
+    request.check(session)
+    if wanted.summary:
+        await session.branch_with_summary(wanted.entry_id, wanted.summary)
+    else:
+        await session.branch(wanted.entry_id, then=then, if_leaf=request.if_leaf or None)
+    return MovedReply(leaf_id=session.leaf_id, session=session_reply(session))
+
+
+class SetLabelRequest(msgspec.Struct, frozen=True):
+    """A bookmark."""
+
+    session_id: str
+    body: SetLabel
+
+
+@operation("POST", f"{ONE}/labels", reply=EntryIdReply, status=201)
+async def set_label(context: Context, request: SetLabelRequest) -> EntryIdReply:
+    """Bookmark an entry, or remove its bookmark."""
+    session = await context.find(request.session_id)
+    return EntryIdReply(id=await session.set_label(request.body.entry_id, request.body.label))
+
+
+class CompactRequest(msgspec.Struct, frozen=True):
+    """What is to be kept, and by whose summary."""
+
+    session_id: str
+    body: Compact
+
+
+@operation("POST", f"{ONE}/compact", reply=CompactionReply, patient=True)
+async def compact_session(context: Context, request: CompactRequest) -> CompactionReply:
+    """Let a summary stand for the older part of the branch: the client's, or the model's."""
+    session = await context.find(request.session_id)
+    wanted = request.body
+    if wanted.summary is not None:
+        return await _compact_by_hand(session, wanted, wanted.summary)
+    if wanted.first_kept_entry_id is not None or wanted.tokens_before is not None:
+        raise invalid("this goes with a summary; send one", param="summary")
+    if context.summarizer is None:
+        raise RequestError(422, "no_model", "there is no model that could summarise; send a summary", param="summary")
+    outcome = await session.compact(context.summarizer, keep_tokens=wanted.keep_tokens)
+    return CompactionReply(**msgspec.to_builtins(outcome))
+
+
+async def _compact_by_hand(session: Session, wanted: Compact, summary: str) -> CompactionReply:
+    if not summary.strip():
+        raise invalid("the summary is empty; say something", param="summary")
+    before = wanted.tokens_before
+    if before is None:
+        before = tokens_of((await session.read_branch()).entries)
+    entry_id = await session.append_compaction(summary, wanted.first_kept_entry_id, before)
+    after = count_tokens((await session.get_context()).messages)
+    return CompactionReply(status="done", entry_id=entry_id, tokens_before=before, tokens_after=after)
+
+
+OPERATIONS = (show_tree, show_branch, go_to, show_context, set_label, compact_session)
