@@ -1,17 +1,131 @@
-"""The session layer of a chat gateway: conversations that survive restarts, crashes and power cuts."""
+"""The session layer of a chat gateway: conversations that survive restarts, crashes and power cuts.
 
-from miniclaw_sessions.config import SessionSettings as SessionSettings
-from miniclaw_sessions.errors import SessionNotFound as SessionNotFound
-from miniclaw_sessions.errors import SessionsError as SessionsError
-from miniclaw_sessions.errors import StoreError as StoreError
-from miniclaw_sessions.history.context import build_context as build_context
-from miniclaw_sessions.history.window import MAX_MESSAGES as MAX_MESSAGES
-from miniclaw_sessions.manager import SessionManager as SessionManager
-from miniclaw_sessions.persistence.flusher import PERSISTENCE_INTERVAL_SECS as PERSISTENCE_INTERVAL_SECS
-from miniclaw_sessions.protocol.keys import SessionKey as SessionKey
-from miniclaw_sessions.protocol.messages import Message as Message
-from miniclaw_sessions.protocol.messages import Role as Role
-from miniclaw_sessions.protocol.messages import ToolCall as ToolCall
-from miniclaw_sessions.protocol.messages import Usage as Usage
-from miniclaw_sessions.session import Session as Session
-from miniclaw_sessions.turn import Turn as Turn
+Everything below is imported from here: `from miniclaw_sessions import SessionManager, Message`. What a name stands for
+is loaded when it is first used, so that this import costs nothing and a program pays for what it uses.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:  # the same names as in _MODULES below, for editors and type checkers
+    from miniclaw_sessions.agent.loop import Agent as Agent
+    from miniclaw_sessions.agent.orchestration import AgentSession as AgentSession
+    from miniclaw_sessions.agent.tools import Tool as Tool
+    from miniclaw_sessions.config import SessionSettings as SessionSettings
+    from miniclaw_sessions.errors import AgentError as AgentError
+    from miniclaw_sessions.errors import ConfigError as ConfigError
+    from miniclaw_sessions.errors import ContextOverflow as ContextOverflow
+    from miniclaw_sessions.errors import DirectoryInUse as DirectoryInUse
+    from miniclaw_sessions.errors import DuplicateMessage as DuplicateMessage
+    from miniclaw_sessions.errors import EntryNotFound as EntryNotFound
+    from miniclaw_sessions.errors import ImportRefused as ImportRefused
+    from miniclaw_sessions.errors import InvalidKey as InvalidKey
+    from miniclaw_sessions.errors import InvalidMessage as InvalidMessage
+    from miniclaw_sessions.errors import IterationLimit as IterationLimit
+    from miniclaw_sessions.errors import LeafMoved as LeafMoved
+    from miniclaw_sessions.errors import ManagerClosed as ManagerClosed
+    from miniclaw_sessions.errors import ModelError as ModelError
+    from miniclaw_sessions.errors import NothingToResume as NothingToResume
+    from miniclaw_sessions.errors import SchemaTooNew as SchemaTooNew
+    from miniclaw_sessions.errors import SessionDeleted as SessionDeleted
+    from miniclaw_sessions.errors import SessionExists as SessionExists
+    from miniclaw_sessions.errors import SessionLimit as SessionLimit
+    from miniclaw_sessions.errors import SessionNotFound as SessionNotFound
+    from miniclaw_sessions.errors import SessionsError as SessionsError
+    from miniclaw_sessions.errors import StoreConflict as StoreConflict
+    from miniclaw_sessions.errors import StoreCorrupt as StoreCorrupt
+    from miniclaw_sessions.errors import StoreError as StoreError
+    from miniclaw_sessions.errors import StoreFull as StoreFull
+    from miniclaw_sessions.errors import StoreUnavailable as StoreUnavailable
+    from miniclaw_sessions.errors import TurnInProgress as TurnInProgress
+    from miniclaw_sessions.errors import UnsafeCompaction as UnsafeCompaction
+    from miniclaw_sessions.history.branch import Branch as Branch
+    from miniclaw_sessions.history.context import build_context as build_context
+    from miniclaw_sessions.history.transcript import TreeNode as TreeNode
+    from miniclaw_sessions.history.window import MAX_MESSAGES as MAX_MESSAGES
+    from miniclaw_sessions.importing import ImportReport as ImportReport
+    from miniclaw_sessions.manager import SessionManager as SessionManager
+    from miniclaw_sessions.persistence.checking import CheckReport as CheckReport
+    from miniclaw_sessions.persistence.flusher import PERSISTENCE_INTERVAL_SECS as PERSISTENCE_INTERVAL_SECS
+    from miniclaw_sessions.protocol.entries import BranchSummary as BranchSummary
+    from miniclaw_sessions.protocol.entries import Compaction as Compaction
+    from miniclaw_sessions.protocol.entries import Custom as Custom
+    from miniclaw_sessions.protocol.entries import Entry as Entry
+    from miniclaw_sessions.protocol.entries import Label as Label
+    from miniclaw_sessions.protocol.entries import MessageEntry as MessageEntry
+    from miniclaw_sessions.protocol.keys import SessionKey as SessionKey
+    from miniclaw_sessions.protocol.messages import ImagePart as ImagePart
+    from miniclaw_sessions.protocol.messages import Message as Message
+    from miniclaw_sessions.protocol.messages import OtherPart as OtherPart
+    from miniclaw_sessions.protocol.messages import Role as Role
+    from miniclaw_sessions.protocol.messages import TextPart as TextPart
+    from miniclaw_sessions.protocol.messages import ThinkingPart as ThinkingPart
+    from miniclaw_sessions.protocol.messages import ToolCall as ToolCall
+    from miniclaw_sessions.protocol.messages import Usage as Usage
+    from miniclaw_sessions.session import Session as Session
+    from miniclaw_sessions.session.compacting import CompactionOutcome as CompactionOutcome
+    from miniclaw_sessions.session.tree import SessionContext as SessionContext
+    from miniclaw_sessions.statistics import Health as Health
+    from miniclaw_sessions.statistics import ManagerStatistics as ManagerStatistics
+    from miniclaw_sessions.statistics import SessionSummary as SessionSummary
+    from miniclaw_sessions.stores.base import Store as Store
+    from miniclaw_sessions.turn import Turn as Turn
+
+_MODULES = {
+    # sessions
+    "SessionManager": "manager",
+    "Session": "session",
+    "Turn": "turn",
+    "SessionKey": "protocol.keys",
+    "SessionSettings": "config",
+    "build_context": "history.context",
+    # what is said
+    **dict.fromkeys(("Message", "Role", "ToolCall", "Usage"), "protocol.messages"),
+    **dict.fromkeys(("TextPart", "ImagePart", "ThinkingPart", "OtherPart"), "protocol.messages"),
+    # what is logged
+    **dict.fromkeys(("Entry", "MessageEntry", "Compaction", "BranchSummary", "Label", "Custom"), "protocol.entries"),
+    # what calls return
+    "SessionContext": "session.tree",
+    "Branch": "history.branch",
+    "TreeNode": "history.transcript",
+    "CompactionOutcome": "session.compacting",
+    "ImportReport": "importing",
+    "CheckReport": "persistence.checking",
+    **dict.fromkeys(("Health", "ManagerStatistics", "SessionSummary"), "statistics"),
+    # agents, and what they are made of
+    "Agent": "agent.loop",
+    "AgentSession": "agent.orchestration",
+    "Tool": "agent.tools",
+    "Store": "stores.base",
+    # what goes wrong
+    **dict.fromkeys(("SessionsError", "ConfigError", "DirectoryInUse", "SchemaTooNew", "ManagerClosed"), "errors"),
+    **dict.fromkeys(("SessionNotFound", "EntryNotFound", "SessionLimit", "SessionExists", "SessionDeleted"), "errors"),
+    **dict.fromkeys(("InvalidKey", "InvalidMessage", "DuplicateMessage", "UnsafeCompaction", "LeafMoved"), "errors"),
+    **dict.fromkeys(("TurnInProgress", "NothingToResume", "ImportRefused"), "errors"),
+    **dict.fromkeys(("StoreError", "StoreUnavailable", "StoreFull", "StoreConflict", "StoreCorrupt"), "errors"),
+    **dict.fromkeys(("AgentError", "ModelError", "ContextOverflow", "IterationLimit"), "errors"),
+    # the numbers of document 004
+    "MAX_MESSAGES": "history.window",
+    "PERSISTENCE_INTERVAL_SECS": "persistence.flusher",
+}
+
+__all__ = ["__version__", *_MODULES]  # noqa: PLE0604 - the table's keys are text
+
+
+def __getattr__(name: str) -> Any:
+    """Load what a public name stands for, once."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if isinstance(value, type) and not hasattr(value, "__struct_fields__"):
+        value.__module__ = (
+            __name__  # so a traceback says what to import; msgspec looks up a struct's types in its module
+        )
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

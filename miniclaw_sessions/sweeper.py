@@ -17,7 +17,7 @@ from anyio import to_thread
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionsError
-from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.persistence.archive import Archive, archive
 from miniclaw_sessions.persistence.expiry import ClockGuard, SweepReport, is_expired, is_idle
 from miniclaw_sessions.protocol.encoding import encode_entry

@@ -6,12 +6,16 @@ The rules are those of the design; an exception stands in a table here together 
 from __future__ import annotations
 
 import ast
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import msgspec
+import pytest
 
 import miniclaw_sessions
 
@@ -21,7 +25,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"clock", "config", "events", "statistics"},
+    {"clock", "config", "statistics"},
     {"protocol", "disk", "encryption"},
     {"history", "log"},
     {"formats"},
@@ -43,7 +47,6 @@ LAYERS: list[set[str]] = [
 """The rooms from bottom to top: a room imports from itself and from rooms below, never sideways or upwards."""
 
 ONLY_FOR: dict[str, set[str]] = {
-    "log": {"gateway", "cli"},  # how records look is a program's decision, not a library's
     "providers": {"gateway", "cli"},  # the agent knows what a model must offer, not who offers it
     "adapters": set(),  # imported by those who use the framework
     "testing": set(),  # for tests, ours and those of users
@@ -82,18 +85,6 @@ SYNCING: dict[str, str] = {
 LONG_FILES: dict[str, int] = {}
 """Files that may have more than 600 lines; a number here only ever falls."""
 
-PUBLIC_NAMES = {
-    # sessions
-    *("SessionManager", "Session", "Turn", "SessionSettings", "SessionKey"),
-    # what is said
-    *("Message", "Role", "ToolCall", "Usage"),
-    "build_context",
-    # errors
-    *("SessionsError", "SessionNotFound", "StoreError"),
-    # the numbers of document 004
-    *("MAX_MESSAGES", "PERSISTENCE_INTERVAL_SECS"),
-}
-
 NOT_LOADED = {
     *("sqlalchemy", "alembic", "aiosqlite", "asyncpg", "sqlite3", "starlette", "uvicorn", "httptools", "uvloop"),
     *(
@@ -109,6 +100,7 @@ NOT_LOADED = {
         "prometheus_client",
         "pydantic",
     ),
+    *("anyio", "asyncio", "msgspec", "orjson", "json", "tomllib", "logging"),
     *("opentelemetry", "cryptography", "structlog", "hypothesis", "pytest", "multiprocessing", "email", "unittest"),
     *(f"{PACKAGE}.gateway", f"{PACKAGE}.cli", f"{PACKAGE}.agent", f"{PACKAGE}.providers", f"{PACKAGE}.testing"),
     f"{PACKAGE}.channels",
@@ -288,25 +280,62 @@ def test_every_file_says_what_it_is_for() -> None:
 # --- the front door --------------------------------------------------------------------------------------------------
 
 
-def test_the_front_door_shows_exactly_the_public_names() -> None:
-    body = tree_of(ROOT / "__init__.py").body
-    shown = {alias.asname for node in body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert shown == PUBLIC_NAMES
-    assert all(isinstance(node, (ast.Expr, ast.ImportFrom)) for node in body), "the front door only imports"
+def test_type_checkers_see_the_public_names_where_they_are_loaded_from() -> None:
+    seen: dict[str, str | None] = {}
+    for block in filter(is_type_checking, tree_of(ROOT / "__init__.py").body):
+        for node in ast.walk(block):
+            if isinstance(node, ast.ImportFrom):
+                assert all(alias.asname == alias.name for alias in node.names)
+                seen |= {alias.name: node.module for alias in node.names}
+    assert seen == {name: f"{PACKAGE}.{module}" for name, module in miniclaw_sessions._MODULES.items()}
 
 
 def test_every_public_name_is_there_and_documented() -> None:
-    public = {name: getattr(miniclaw_sessions, name) for name in sorted(PUBLIC_NAMES)}
-    assert [name for name, value in public.items() if not isinstance(value, (int, float)) and not value.__doc__] == []
+    public = {name: getattr(miniclaw_sessions, name) for name in miniclaw_sessions.__all__}
+    values = {"__version__", "MAX_MESSAGES", "PERSISTENCE_INTERVAL_SECS", "Entry"}  # numbers, a text, a union
+    assert [name for name, value in public.items() if name not in values and not value.__doc__] == []
+    assert dir(miniclaw_sessions) == sorted({*dir(miniclaw_sessions), *public})
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = miniclaw_sessions.nonsense
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    program = f"import {PACKAGE}, sys; print(*sys.modules, sep='\\n')"
+def test_public_names_are_told_by_the_package_and_not_by_the_module_that_happens_to_hold_them() -> None:
+    public = [getattr(miniclaw_sessions, name) for name in miniclaw_sessions.__all__]
+    named = [one for one in public if isinstance(one, type) and not issubclass(one, msgspec.Struct)]
+    assert {one.__module__ for one in named} == {PACKAGE}
+    assert Exception in miniclaw_sessions.StoreFull.__mro__
+
+
+def test_what_every_public_name_brings_with_it_can_be_encoded_and_pickled() -> None:
+    """A class whose module is said to be another one must still find the types of its fields."""
+    for name in miniclaw_sessions.__all__:
+        one = getattr(miniclaw_sessions, name)
+        if isinstance(one, type) and issubclass(one, msgspec.Struct):
+            msgspec.inspect.type_info(one)
+        if isinstance(one, type):
+            assert pickle.loads(pickle.dumps(one)) is one
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has after a statement."""
+    program = f"{statement}; import sys; print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    assert PACKAGE in loaded
-    heavy = {name for name in loaded if any(name == lazy or name.startswith(f"{lazy}.") for lazy in NOT_LOADED)}
-    assert not heavy
+    return set(done.stdout.split())
+
+
+def of_these(loaded: set[str], heavy: set[str]) -> set[str]:
+    return {name for name in loaded if any(name == one or name.startswith(f"{one}.") for one in heavy)}
+
+
+def test_importing_the_package_loads_nothing_but_itself() -> None:
+    loaded = loaded_by(f"import {PACKAGE}")
+    assert {name for name in loaded if name.startswith(PACKAGE)} == {PACKAGE}
+    assert not of_these(loaded, NOT_LOADED)
+
+
+def test_using_a_manager_loads_nothing_that_it_may_not_need() -> None:
+    loaded = loaded_by(f"from {PACKAGE} import SessionManager, Message, StoreError")
+    assert not of_these(loaded, NOT_LOADED - {"anyio", "asyncio", "msgspec", "orjson", "json", "tomllib", "logging"})
 
 
 def test_importing_the_package_writes_nothing_and_warns_of_nothing() -> None:

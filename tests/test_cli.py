@@ -20,13 +20,9 @@ import anyio
 import pytest
 
 from miniclaw_sessions import Message, SessionManager, ToolCall
+from miniclaw_sessions.cli.app import COMMANDS
 from miniclaw_sessions.config import option_names
 from tests.command_line import NASTY, START_LIMIT_S, UNSAFE, Cli, Result, Terminal, own_home, running_daemon, shape
-
-COMMANDS = (
-    *("serve", "chat", "list", "show", "delete", "stats", "check", "config"),
-    *("tree", "branch", "label", "fork", "compact", "import", "export", "formats", "rekey", "decrypt"),
-)
 
 
 @pytest.fixture(autouse=True)
@@ -85,11 +81,17 @@ def test_help_names_every_command_and_says_what_the_exit_statuses_mean(cli: Cli)
     assert "Exit status: 0 done" in result.out
 
 
+def test_what_the_list_of_commands_says_is_what_each_says_itself(cli: Cli) -> None:
+    for name, (_, summary) in COMMANDS.items():
+        said = " ".join(cli(name, "--help").out.split())
+        assert summary.removesuffix(".") in said, name
+
+
 def test_no_command_at_all_shows_the_help(cli: Cli) -> None:
     assert cli() == cli("--help")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_commands_help_has_examples_and_the_shared_options(cli: Cli, name: str) -> None:
     result = cli(*(["config", "show"] if name == "config" else [name]), "--help")
     assert result.status == 0
@@ -119,13 +121,24 @@ def test_a_wrong_command_line_is_told_in_one_line_with_status_2(cli: Cli, argume
     assert "--help explains" in result.error
 
 
-def test_help_loads_nothing_heavy() -> None:
-    code = (
-        "import sys; from miniclaw_sessions.cli import main; main(['list', '--help']); "
-        "print([n for n in ('sqlalchemy', 'httpx2', 'starlette', 'uvicorn', 'aiofiles') if n in sys.modules])"
-    )
+def modules_after(*arguments: str) -> set[str]:
+    """What a fresh process has loaded when it has run a command line."""
+    code = f"import sys; from miniclaw_sessions.cli import main; main({list(arguments)}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_the_version_and_the_list_of_commands_load_no_command() -> None:
+    assert not {"typer", "rich", "asyncio", "msgspec", "structlog"} & modules_after("--version")
+    commands = {f"miniclaw_sessions.cli.{module}" for module, _ in COMMANDS.values()}
+    assert not {*commands, "asyncio", "sqlalchemy", "httpx2", "starlette", "structlog"} & modules_after("--help")
+
+
+def test_a_command_loads_no_other() -> None:
+    loaded = modules_after("list", "--help")
+    assert "miniclaw_sessions.cli.sessions" in loaded
+    assert not {"miniclaw_sessions.cli.chat", "miniclaw_sessions.cli.transfer", "miniclaw_sessions.cli.serve"} & loaded
+    assert not {"sqlalchemy", "starlette", "uvicorn", "structlog", "miniclaw_sessions.manager"} & loaded
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

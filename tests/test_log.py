@@ -14,7 +14,8 @@ import pytest
 import structlog
 
 from miniclaw_sessions.config import LogSettings, Secret
-from miniclaw_sessions.log import ACTIONS, REPEAT_INTERVAL_S, REPEATS, configure_logging
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.log.records import ACTIONS, REPEAT_INTERVAL_S, REPEATS, configure_logging
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.testing import FakeClock
 
@@ -48,7 +49,7 @@ class Log:
     def __init__(self, clock: FakeClock, stream: io.StringIO, **settings: Any) -> None:
         configure_logging(LogSettings(**settings), stream=stream, clock=clock)
         self.stream = stream
-        self.log = structlog.get_logger("test")
+        self.log = get_logger("test")
 
     @property
     def lines(self) -> list[str]:
@@ -257,7 +258,7 @@ def test_arguments_that_do_not_fit_their_format_do_not_hurt(service: Log) -> Non
         {"name": "somebody", "msg": "%d", "args": ("no number",), "levelno": logging.WARNING}
     )
     for handler in logging.getLogger().handlers:
-        if type(handler).__module__ == "miniclaw_sessions.log":
+        if type(handler).__module__ == "miniclaw_sessions.log.records":
             handler.emit(record)
     assert service.records[0]["event"] == "%d"
 
@@ -273,7 +274,7 @@ def test_configuring_twice_writes_every_record_once(clock: FakeClock, service: L
 
 
 def used_actions() -> set[str]:
-    sources = [path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "log.py"]
+    sources = [path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "records.py"]
     return {action for source in sources for action in re.findall(r'action="([^"]*)"', source)}
 
 
@@ -289,7 +290,7 @@ def test_every_log_call_has_an_action() -> None:
     calls = [
         f"{path.name}: {call}"
         for path in PACKAGE.rglob("*.py")
-        if path.name != "log.py"
+        if path.name != "records.py"
         for call in re.findall(
             r"\blog\.(?:debug|info|warning|error|critical|exception)\((?:[^()]|\([^()]*\))*\)", path.read_text()
         )

@@ -19,9 +19,9 @@ from miniclaw_sessions.agent.newest_branch import NewestBranch
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Content
 from miniclaw_sessions.errors import ConfigError, InvalidMessage, NothingToResume
-from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.branch import told
 from miniclaw_sessions.history.compaction import KEEP_TOKENS, TokenCounter, count_by_characters, count_tokens, tokens_of
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.session import Session

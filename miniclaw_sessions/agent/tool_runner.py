@@ -12,7 +12,7 @@ from miniclaw_sessions.agent.events import AgentEvent, PendingCall, ToolFinished
 from miniclaw_sessions.agent.hooks import Generation, Hooks
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.errors import ConfigError, InvalidMessage
-from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.encoding import parse_json
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session

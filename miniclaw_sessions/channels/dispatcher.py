@@ -47,7 +47,7 @@ from miniclaw_sessions.errors import (
     TurnCutOff,
     named,
 )
-from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
 

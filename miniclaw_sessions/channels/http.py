@@ -15,7 +15,7 @@ import anyio
 
 from miniclaw_sessions.channels.base import Answered, Incoming, NotAnswered, Outgoing, Person, Reason, Withdrawn
 from miniclaw_sessions.errors import ManagerClosed
-from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.log import get_logger
 
 log = get_logger(__name__)
 

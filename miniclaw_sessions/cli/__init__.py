@@ -22,6 +22,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from miniclaw_sessions import __version__
+
+PROGRAM = "miniclaw-sessions"
 INTERRUPTED = 130
 
 
@@ -31,14 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: without the program's name; those of this process by default.
     """
-    from miniclaw_sessions.cli.app import run  # noqa: PLC0415 - so that an interrupt during the import is handled too
-
     given = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character shows its code
     try:
-        status = run(given)
+        if given == ["--version"]:  # asked for by other programs, again and again
+            status = print_version()
+        else:
+            from miniclaw_sessions.cli.app import run  # noqa: PLC0415 - an interrupt during the import is handled too
+
+            status = run(given)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -50,3 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return tell(error, debug="--debug" in given)
     return status
+
+
+def print_version() -> int:
+    """Show the version; nothing else is loaded for it."""
+    print(f"{PROGRAM} {__version__}")  # noqa: T201 - this is the answer
+    return 0

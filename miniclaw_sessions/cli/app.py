@@ -1,19 +1,58 @@
-"""All commands in one application."""
+"""All commands in one table; the module of a command is loaded when the command is asked for, and no other."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from miniclaw_sessions.cli import chat, encryption, serve, sessions, settings, transfer, tree
+from miniclaw_sessions.cli import PROGRAM, print_version
 from miniclaw_sessions.cli.invocation import merged, shared_parameters
 
-PROGRAM = "miniclaw-sessions"
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "serve": ("serve", "Run the daemon until SIGTERM or Ctrl-C."),
+    "chat": ("chat", "Talk to the model; the conversation is kept."),
+    "list": ("sessions", "List the sessions, the most recently used first."),
+    "show": ("sessions", "Show a session: its facts and the messages of its window."),
+    "delete": ("sessions", "Delete a session with its transcript and its quarantined copies, for good."),
+    "stats": ("sessions", "Show the numbers of the daemon, or of the files if no daemon runs."),
+    "check": ("sessions", "Compare every snapshot with the store; repairs nothing."),
+    "tree": ("tree", "Draw a session's tree."),
+    "branch": ("tree", "Go back to an entry, or list the branches."),
+    "label": ("tree", "Bookmark an entry, or list the bookmarks."),
+    "fork": ("tree", "Copy a session into a new one."),
+    "compact": ("tree", "Let a summary stand for the older part of the conversation."),
+    "import": ("transfer", "Make sessions of other programs' files, or of our own exports."),
+    "export": ("transfer", "Write out a session."),
+    "formats": ("transfer", "List the formats of session files."),
+    "rekey": ("encryption", "Encrypt the workspace with the first key, or not at all."),
+    "decrypt": ("encryption", "Write what is in an encrypted file to standard output."),
+    "config": ("settings", "Show the configuration."),
+}
+"""For every command: the module in `miniclaw_sessions.cli` whose `app` has it, and what the list of commands says."""
+
+
+class _Commands(TyperGroup):
+    """The table as a group of commands; what is only listed is never loaded."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {name: TyperCommand(name, help=summary) for name, (_, summary) in COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Load the command that the arguments begin with."""
+        if args and args[0] in COMMANDS:
+            module = import_module(f"miniclaw_sessions.cli.{COMMANDS[args[0]][0]}")
+            self.commands[args[0]] = typer.main.get_group(module.app).commands[args[0]]
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
+    cls=_Commands,
     name=PROGRAM,
     help="Conversations that survive restarts, crashes and power cuts.",
     epilog=(
@@ -34,11 +73,9 @@ def run(arguments: Sequence[str]) -> int:
     return status or 0
 
 
-def _print_version(wanted: bool | None) -> None:
+def _version(wanted: bool | None) -> None:
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415 - only here
-
-        typer.echo(f"{PROGRAM} {version('miniclaw-sessions')}")
+        print_version()
         raise typer.Exit
 
 
@@ -59,16 +96,9 @@ _shared_options.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             default=None,
             annotation=Annotated[
                 bool | None,
-                typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+                typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit."),
             ],
         ),
     ]
 )
 app.callback(invoke_without_command=True)(_shared_options)
-serve.register(app)
-chat.register(app)
-sessions.register(app)
-tree.register(app)
-transfer.register(app)
-encryption.register(app)
-settings.register(app)

@@ -30,6 +30,8 @@ from miniclaw_sessions.protocol.printable import printable
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
+app = typer.Typer()
+
 _HELP = {
     "/retry": "let the last message be answered once more",
     "/edit": "change the last message and say it again; /edit TEXT says TEXT in its place",
@@ -44,19 +46,15 @@ _HELP = {
 _MAX_ARGUMENTS = 200
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command."""
-    command(
-        app,
-        examples={
-            "chat": "go on with your own conversation",
-            "chat --message 'What did I ask yesterday?'": "one answer, and out",
-            "chat --message - < letter.txt": "a message of many lines",
-            "chat --channel telegram --chat-id 123": "join the conversation of a chat",
-        },
-    )(chat)
-
-
+@command(
+    app,
+    examples={
+        "chat": "go on with your own conversation",
+        "chat --message 'What did I ask yesterday?'": "one answer, and out",
+        "chat --message - < letter.txt": "a message of many lines",
+        "chat --channel telegram --chat-id 123": "join the conversation of a chat",
+    },
+)
 def chat(
     invocation: Invocation,
     message: Annotated[

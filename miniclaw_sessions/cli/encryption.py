@@ -24,30 +24,21 @@ if TYPE_CHECKING:
     from miniclaw_sessions.encryption import KeyRing
     from miniclaw_sessions.persistence.rekeying import RekeyReport
 
+app = typer.Typer()
+
 KeyFile = Annotated[
     str | None,
     typer.Option("--key-file", metavar="FILE", help="The keys, instead of encryption.key_file.", show_default=False),
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    command(
-        app,
-        examples={
-            "rekey --key-file key": "encrypts a workspace that is not, or changes its key to the first one in the file",
-            "rekey --key-file key --decrypt": "turns encryption off",
-        },
-    )(rekey)
-    command(
-        app,
-        examples={
-            "decrypt ~/.miniclaw/workspace/archive/20260101T000000.000000Z-telegram_1.jsonl": "an archived transcript",
-            "decrypt sessions/telegram_1.json | jq .": "a session's file",
-        },
-    )(decrypt)
-
-
+@command(
+    app,
+    examples={
+        "rekey --key-file key": "encrypts a workspace that is not, or changes its key to the first one in the file",
+        "rekey --key-file key --decrypt": "turns encryption off",
+    },
+)
 def rekey(
     invocation: Invocation,
     decrypt: Annotated[bool, typer.Option("--decrypt", help="Leave nothing encrypted.")] = False,
@@ -88,6 +79,13 @@ def rekey(
         console.print("nothing needs the other keys any more; take them out of the key file", style="dim")
 
 
+@command(
+    app,
+    examples={
+        "decrypt ~/.miniclaw/workspace/archive/20260101T000000.000000Z-telegram_1.jsonl": "an archived transcript",
+        "decrypt sessions/telegram_1.json | jq .": "a session's file",
+    },
+)
 def decrypt(
     invocation: Invocation,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An encrypted file.", show_default=False)],

@@ -117,7 +117,7 @@ class Invocation:
     def configure_logging(self) -> None:
         """Warnings go to standard error in readable form; with `--debug` everything does."""
         from miniclaw_sessions.config import LogSettings  # noqa: PLC0415 - structlog is slow to load
-        from miniclaw_sessions.log import configure_logging  # noqa: PLC0415 - same
+        from miniclaw_sessions.log.records import configure_logging  # noqa: PLC0415 - same
 
         configure_logging(LogSettings(level="debug" if self.debug else "warning", format="pretty"))
 

@@ -10,25 +10,23 @@ from miniclaw_sessions.cli.invocation import Invocation, command
 from miniclaw_sessions.config import flag_of
 from miniclaw_sessions.errors import ConfigError
 
+app = typer.Typer()
+
 _SESSIONS, _LISTEN, _MODEL, _LOG = "Sessions", "Where it listens", "The model", "The log"
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's command."""
-    command(
-        app,
-        examples={
-            "serve": "listens on <workspace>/miniclaw.sock",
-            "serve --tcp 127.0.0.1:8080 --token-file token": "and on TCP, for those who know the token",
-            "serve --config /etc/miniclaw-sessions/miniclaw.toml": "as systemd starts it",
-        },
-    )(serve)
 
 
 def _flag(name: str, text: str, panel: str) -> Any:
     return typer.Option(flag_of(name), help=text, show_default=False, rich_help_panel=panel)
 
 
+@command(
+    app,
+    examples={
+        "serve": "listens on <workspace>/miniclaw.sock",
+        "serve --tcp 127.0.0.1:8080 --token-file token": "and on TCP, for those who know the token",
+        "serve --config /etc/miniclaw-sessions/miniclaw.toml": "as systemd starts it",
+    },
+)
 def serve(  # noqa: PLR0913 - one parameter per flag
     invocation: Invocation,
     *,

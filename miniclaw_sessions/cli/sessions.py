@@ -15,28 +15,13 @@ from miniclaw_sessions.cli.output import age, local_time, message_block, one_lin
 from miniclaw_sessions.cli.running import SessionId, parsed, read_entries, run, with_backend
 from miniclaw_sessions.errors import SessionsError
 
-
-def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    command(
-        app,
-        "list",
-        examples={"list": "newest first", "list --channel telegram --json": "for a script"},
-    )(list_sessions)
-    command(
-        app,
-        examples={"show telegram_123": "what a model would be reminded of", "show telegram_123 --all": "everything"},
-    )(show)
-    command(app, examples={"delete telegram_123": "asks first", "delete telegram_123 --yes": "does not"})(delete)
-    command(app, examples={"stats": "of the daemon, or of the files", "stats --json": "for a script"})(stats)
-    command(app, examples={"check": "exit status 0: sound, 1: not", "check && tar c ~/.miniclaw": "before a backup"})(
-        check
-    )
+app = typer.Typer()
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
+@command(app, "list", examples={"list": "newest first", "list --channel telegram --json": "for a script"})
 def list_sessions(
     invocation: Invocation,
     channel: Annotated[str | None, typer.Option(help="Only this channel.", show_default=False)] = None,
@@ -73,6 +58,9 @@ def list_sessions(
         invocation.errors.print("there are more", style="dim")
 
 
+@command(
+    app, examples={"show telegram_123": "what a model would be reminded of", "show telegram_123 --all": "everything"}
+)
 def show(
     invocation: Invocation,
     session_id: SessionId,
@@ -128,6 +116,7 @@ def _event_line(entry: Document) -> str:
 # --- upkeep ----------------------------------------------------------------------------------------------------------
 
 
+@command(app, examples={"delete telegram_123": "asks first", "delete telegram_123 --yes": "does not"})
 def delete(
     invocation: Invocation,
     session_id: SessionId,
@@ -157,6 +146,7 @@ def _ask(session: Document) -> None:
     typer.confirm(f"Delete {name} with its {session['entries']} entries, for good?", abort=True, err=True)
 
 
+@command(app, examples={"stats": "of the daemon, or of the files", "stats --json": "for a script"})
 def stats(invocation: Invocation) -> None:
     """Show the numbers of the daemon, or of the files if no daemon runs."""
 
@@ -176,6 +166,7 @@ def stats(invocation: Invocation) -> None:
     invocation.console.print(table)
 
 
+@command(app, examples={"check": "exit status 0: sound, 1: not", "check && tar c ~/.miniclaw": "before a backup"})
 def check(invocation: Invocation) -> None:
     """Compare every snapshot with the store; repairs nothing. The exit status is 0 only if everything is sound."""
 

@@ -8,21 +8,19 @@ from miniclaw_sessions.cli.invocation import Invocation, command
 from miniclaw_sessions.cli.output import one_line, plain_table
 from miniclaw_sessions.config import masked, option_names, show_value, value_of, variable_of
 
-
-def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    group = typer.Typer(help="Show the configuration.", no_args_is_help=True)
-    app.add_typer(group, name="config")
-    command(
-        group,
-        "show",
-        examples={
-            "config show": "every option, its value, and where it came from",
-            "config show --config other.toml": "as another file would have it",
-        },
-    )(show)
+app = typer.Typer()
+group = typer.Typer(help="Show the configuration.", no_args_is_help=True)
+app.add_typer(group, name="config")
 
 
+@command(
+    group,
+    "show",
+    examples={
+        "config show": "every option, its value, and where it came from",
+        "config show --config other.toml": "as another file would have it",
+    },
+)
 def show(invocation: Invocation) -> None:
     """Show every option with its value and where that came from.
 

@@ -20,6 +20,8 @@ from miniclaw_sessions.cli.output import one_line, plain_table
 from miniclaw_sessions.cli.running import SessionId, read_entries, run, with_backend
 from miniclaw_sessions.errors import SessionsError
 
+app = typer.Typer()
+
 
 class ExportFormat(StrEnum):
     """How an exported session is written: `json` is the session and its entries as stored; for the others, `formats`.
@@ -57,31 +59,18 @@ class ImportFormat(StrEnum):
     OPENAI = "openai"
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    command(
-        app,
-        "import",
-        examples={
-            "import chat.jsonl": "recognises the format",
-            "import ~/.pi/agent/sessions --recursive --dry-run": "what would become of a directory",
-            "import backup.jsonl --as telegram_123": "under this id",
-        },
-    )(import_files)
-    command(
-        app,
-        examples={
-            "export telegram_123 --format markdown": "to read",
-            "export telegram_123 --format html --output chat.html": "to look at, with its tree",
-            "export telegram_123 --output chat.jsonl": "everything, for `import`",
-        },
-    )(export)
-    command(app, examples={"formats": "what can be read and written, and what a round trip loses"})(formats)
-
-
 # --- in --------------------------------------------------------------------------------------------------------------
 
 
+@command(
+    app,
+    "import",
+    examples={
+        "import chat.jsonl": "recognises the format",
+        "import ~/.pi/agent/sessions --recursive --dry-run": "what would become of a directory",
+        "import backup.jsonl --as telegram_123": "under this id",
+    },
+)
 def import_files(  # noqa: PLR0913 - one for each option
     invocation: Invocation,
     *,
@@ -149,6 +138,14 @@ def _tell_findings(invocation: Invocation, report: Document, *, verbose: bool) -
 # --- out -------------------------------------------------------------------------------------------------------------
 
 
+@command(
+    app,
+    examples={
+        "export telegram_123 --format markdown": "to read",
+        "export telegram_123 --format html --output chat.html": "to look at, with its tree",
+        "export telegram_123 --output chat.jsonl": "everything, for `import`",
+    },
+)
 def export(
     invocation: Invocation,
     session_id: SessionId,
@@ -231,6 +228,7 @@ def _private(path: str, flags: int) -> int:
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 
+@command(app, examples={"formats": "what can be read and written, and what a round trip loses"})
 def formats(invocation: Invocation) -> None:
     """List the formats of session files, and what a round trip through each loses."""
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from miniclaw_sessions.cli.entry_names import ShortIds
     from miniclaw_sessions.history.transcript import Transcript
 
+app = typer.Typer()
+
 ROOT = "root"
 """Names the place before the first entry, where a branch can begin."""
 
@@ -32,47 +34,12 @@ _ENTRY = "the end or the beginning of its id, 4 characters at least, its label, 
 _SUMMARY = "What happened on the branch that is left, for the model."
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    command(
-        app,
-        examples={"tree telegram_123": "branches, labels, and the leaf", "tree telegram_123 --all": "every entry"},
-    )(tree)
-    command(
-        app,
-        examples={
-            "branch telegram_123": "the branches, and which is current",
-            "branch telegram_123 4be21f": "go on from there",
-            "branch telegram_123 start --summary 'The cache is not it.'": "and tell the model why",
-        },
-    )(branch)
-    command(
-        app,
-        examples={
-            "label telegram_123": "a table of contents",
-            "label telegram_123 leaf 'works at last'": "bookmark where the conversation is",
-            "label telegram_123 4be21f --remove": "take a bookmark away",
-        },
-    )(label)
-    command(
-        app,
-        examples={
-            "fork telegram_123": "a copy of everything; prints its id",
-            "fork telegram_123 telegram_124 --at start": "only the branch up to an entry",
-        },
-    )(fork)
-    command(
-        app,
-        examples={
-            "compact telegram_123": "the configured model summarises all but the newest part",
-            "compact telegram_123 --summary 'We chose SQLite.' --keep-from start": "your own words",
-        },
-    )(compact)
-
-
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
+@command(
+    app, examples={"tree telegram_123": "branches, labels, and the leaf", "tree telegram_123 --all": "every entry"}
+)
 def tree(
     invocation: Invocation,
     session_id: SessionId,
@@ -126,6 +93,14 @@ async def _read(backend: Backend, session_id: str, report: Report) -> tuple[Docu
 # --- going back ------------------------------------------------------------------------------------------------------
 
 
+@command(
+    app,
+    examples={
+        "branch telegram_123": "the branches, and which is current",
+        "branch telegram_123 4be21f": "go on from there",
+        "branch telegram_123 start --summary 'The cache is not it.'": "and tell the model why",
+    },
+)
 def branch(
     invocation: Invocation,
     session_id: SessionId,
@@ -184,6 +159,14 @@ def _list_branches(invocation: Invocation, session_id: str) -> None:
 # --- bookmarks -------------------------------------------------------------------------------------------------------
 
 
+@command(
+    app,
+    examples={
+        "label telegram_123": "a table of contents",
+        "label telegram_123 leaf 'works at last'": "bookmark where the conversation is",
+        "label telegram_123 4be21f --remove": "take a bookmark away",
+    },
+)
 def label(
     invocation: Invocation,
     session_id: SessionId,
@@ -235,6 +218,13 @@ def _list_labels(invocation: Invocation, session_id: str) -> None:
 # --- copies and summaries --------------------------------------------------------------------------------------------
 
 
+@command(
+    app,
+    examples={
+        "fork telegram_123": "a copy of everything; prints its id",
+        "fork telegram_123 telegram_124 --at start": "only the branch up to an entry",
+    },
+)
 def fork(
     invocation: Invocation,
     session_id: SessionId,
@@ -263,6 +253,13 @@ def fork(
         invocation.errors.print(f"forked from {one_line(session_id)}, with {entries}", style="dim")
 
 
+@command(
+    app,
+    examples={
+        "compact telegram_123": "the configured model summarises all but the newest part",
+        "compact telegram_123 --summary 'We chose SQLite.' --keep-from start": "your own words",
+    },
+)
 def compact(
     invocation: Invocation,
     session_id: SessionId,

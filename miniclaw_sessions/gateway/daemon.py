@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 import anyio
-import structlog
 
 from miniclaw_sessions import errors
 from miniclaw_sessions.agent.summarizing import summarizer_of
@@ -33,12 +32,13 @@ from miniclaw_sessions.gateway.notify import Notifier, watchdog
 from miniclaw_sessions.gateway.security import AccessPolicy
 from miniclaw_sessions.gateway.server import EmbeddedServer
 from miniclaw_sessions.gateway.signals import Signals
-from miniclaw_sessions.log import configure_logging
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.log.records import configure_logging
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.providers.configured import open_agent
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 STEP_DEADLINE_S = 60.0
 """One commit, or one piece of a flush, that takes longer than this has hung: the watchdog is not pinged any more."""

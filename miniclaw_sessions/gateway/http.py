@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-import structlog
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -27,10 +26,11 @@ from miniclaw_sessions.gateway.chat import ChatApi
 from miniclaw_sessions.gateway.metrics import LoopDelay, RequestCounts, make_registry
 from miniclaw_sessions.gateway.replies import as_reply, error_reply
 from miniclaw_sessions.gateway.security import AccessPolicy, refusal
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.session.compacting import Summarizer
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def make_app(

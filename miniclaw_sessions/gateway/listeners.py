@@ -16,11 +16,10 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 from miniclaw_sessions.errors import ConfigError, SessionsError
+from miniclaw_sessions.log import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _MODE = 0o600
 _FIRST_INHERITED = 3

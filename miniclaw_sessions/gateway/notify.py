@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 
 import anyio
-import structlog
 
-log = structlog.get_logger(__name__)
+from miniclaw_sessions.log import get_logger
+
+log = get_logger(__name__)
 
 EXTENSION_S = 30.0
 """Seconds that one step of progress buys while starting or stopping."""

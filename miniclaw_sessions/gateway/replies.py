@@ -9,13 +9,13 @@ import traceback
 from typing import Any
 
 import orjson
-import structlog
 import uuid_utils
 from starlette.responses import Response
 
 from miniclaw_sessions.api.error_table import MODELS_FAULT, OUR_FAULT, RequestError, as_request_error, error_document
+from miniclaw_sessions.log import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def as_reply(error: Exception) -> RequestError:

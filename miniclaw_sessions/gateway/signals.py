@@ -22,11 +22,11 @@ from types import TracebackType
 from typing import Self
 
 import anyio
-import structlog
 
 from miniclaw_sessions.gateway.exit_status import ExitStatus
+from miniclaw_sessions.log import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _STOP = (signal.SIGTERM, signal.SIGINT)
 _SECOND = 2

@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 
 import anyio
 import orjson
-import structlog
 from anyio.lowlevel import checkpoint
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from miniclaw_sessions.api.operation import PIECE_BYTES
+from miniclaw_sessions.log import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 T = TypeVar("T")
 

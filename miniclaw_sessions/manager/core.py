@@ -14,7 +14,7 @@ from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ManagerClosed, StoreError, StoreFull, StoreUnavailable, named
-from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.held import HeldSessions
 from miniclaw_sessions.persistence.archive import Archive
 from miniclaw_sessions.persistence.background import Background

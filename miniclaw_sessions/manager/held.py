@@ -18,8 +18,8 @@ from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import is_no_space
 from miniclaw_sessions.errors import ManagerClosed, SessionExists, SessionLimit, StoreFull, StoreUnavailable
-from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.conversation import Conversation
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.residents import Queue, Residents
 from miniclaw_sessions.persistence.background import Background
 from miniclaw_sessions.persistence.committer import Committer, anew

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from anyio import to_thread
 
 from miniclaw_sessions.errors import ImportRefused, SessionExists, SessionNotFound
-from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.window import MAX_MESSAGES, Window
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.core import OpenManager
 from miniclaw_sessions.manager.residents import Place
 from miniclaw_sessions.persistence.recovery import Progress

@@ -16,7 +16,7 @@ import anyio
 
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.errors import ManagerClosed, StoreError, StoreUnavailable, UnsavedLimit
-from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry
 
 _STILL_THERE = (

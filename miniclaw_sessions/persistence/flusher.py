@@ -16,8 +16,8 @@ import msgspec
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.disk import is_no_space
 from miniclaw_sessions.errors import StoreFull, StoreUnavailable, named
-from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.conversation import Snapshot
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.persistence.committer import Committer
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.persistence.snapshots import CHUNK, Snapshots, Written

@@ -30,10 +30,10 @@ from miniclaw_sessions.clock import Clock, derived_id
 from miniclaw_sessions.disk import Found, TooLarge
 from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import ConfigError, InvalidMessage, SnapshotUnreadable, first_cause
-from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.branch import rejoined
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, LeafMove, place_of_parent

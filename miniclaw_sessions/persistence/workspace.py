@@ -20,7 +20,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, StoreCorrupt, StoreUnavailable
-from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.persistence.marker import Marker, check_marker, check_store, write_marker
 from miniclaw_sessions.persistence.quarantine import Quarantine
 from miniclaw_sessions.persistence.recovery import Progress, Recovery, RecoveryReport

@@ -21,8 +21,8 @@ from miniclaw_sessions.agent.provider import ModelEvent
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.config import Secret
 from miniclaw_sessions.errors import ConfigError, ContextOverflow, ModelError
-from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.context import build_context
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall
 
 log = get_logger(__name__)

@@ -15,9 +15,9 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.errors import SessionDeleted, UnsafeCompaction
-from miniclaw_sessions.events import get_logger
 from miniclaw_sessions.history.branch import Branch, told
 from miniclaw_sessions.history.compaction import TokenCounter, count_tokens, has_open_calls, plan_compaction, tokens_of
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import Message, Role
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import anyio
 
 from miniclaw_sessions.config import LogSettings, SessionSettings
 from miniclaw_sessions.errors import StoreError, StoreFull
-from miniclaw_sessions.log import configure_logging
+from miniclaw_sessions.log.records import configure_logging
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from miniclaw_sessions.disk import Directory, NotRegular
 from miniclaw_sessions.errors import ConfigError, SchemaTooNew, StoreCorrupt
-from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.keys import is_session_id
 from miniclaw_sessions.stores.jsonl.failures import failing
 from miniclaw_sessions.stores.jsonl.file import SUFFIX, Transcript, examine

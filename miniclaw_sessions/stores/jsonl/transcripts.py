@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular, is_no_space, write_all
 from miniclaw_sessions.errors import SchemaTooNew, StoreCorrupt, StoreError
-from miniclaw_sessions.events import get_logger
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.keys import is_session_id
 from miniclaw_sessions.stores.appending import entries_to_add
 from miniclaw_sessions.stores.base import Append

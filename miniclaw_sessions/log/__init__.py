@@ -1,8 +1,8 @@
-"""Loggers that cost nothing until something is logged, and never stop what they report.
+"""Logging: `get_logger` for whoever has something to say, `log.records` for the program that decides how it looks.
 
-structlog brings the terminal library for its pretty output with it, twice as much as this whole package takes to
-import; only programs that configure it pay for it. And a log that cannot be written (its disk is
-full, its pipe is gone) must not end the committer that wanted to say so.
+A logger costs nothing until something is logged. structlog brings the terminal library for its pretty output with it,
+twice as much as this whole package takes to import; only programs that configure it pay for it. And a log that cannot
+be written (its disk is full, its pipe is gone) must not end the committer that wanted to say so.
 """
 
 from __future__ import annotations

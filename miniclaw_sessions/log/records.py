@@ -1,4 +1,4 @@
-"""How logging works: one line per record on standard error, and never what anybody said.
+"""How a program that runs sessions logs: one line per record on standard error, and never what anybody said.
 
 As a service each record is one JSON object in ASCII, so that nothing in it can end the line, colour a terminal or forge
 another record (rule S20); in a terminal it is one readable, escaped line. Records of the standard library's loggers
@@ -14,7 +14,6 @@ import contextlib
 import json
 import logging
 import sys
-import threading
 import traceback
 from datetime import datetime
 from pathlib import PurePath
@@ -128,7 +127,7 @@ def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, cl
             *(_pretty_steps(stream) if is_pretty else [render_json]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.level]),
-        logger_factory=_Lines(stream).logger,
+        logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=False,  # tests capture what already existing loggers write
     )
     _adopt_standard_library(settings.level)
@@ -157,8 +156,9 @@ class _ToStructlog(logging.Handler):
         except (TypeError, ValueError):  # arguments that do not fit the format
             sentence = str(record.msg)
         level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
-        log = structlog.get_logger(record.name)
-        log.log(level, sentence, action="library", logger=record.name, exc_info=record.exc_info or None)
+        fields = {"action": "library", "logger": record.name, "exc_info": record.exc_info or None}
+        with contextlib.suppress(OSError, ValueError):  # the stream is full or gone: never the fault of who logs
+            structlog.get_logger(record.name).log(level, sentence, **fields)
 
 
 # --- processors ------------------------------------------------------------------------------------------------------
@@ -283,24 +283,3 @@ def _for_people(logger: Any, method: str, record: EventDict) -> EventDict:
             shown[name] = value
     shown["time"] = datetime.fromisoformat(record["time"]).astimezone().strftime("%H:%M:%S")
     return shown
-
-
-class _Lines:
-    """Writes finished records, a whole line at a time; a stream that is full or gone never hurts who logs."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._lock = threading.Lock()
-
-    def logger(self, *name: Any) -> _Lines:
-        """The logger factory: all names write to the same stream."""
-        del name
-        return self
-
-    def write(self, line: str) -> None:
-        """One record."""
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            self._stream.write(f"{line}\n")
-            self._stream.flush()
-
-    debug = info = warning = error = critical = exception = msg = write
