@@ -62,8 +62,10 @@ async def _measured(directory: Path, entries: int, branches: int) -> dict[str, f
         tree = await manager.get_or_create("bench", "tree")
         ids = await _grow(tree, entries, branches)
         numbers |= await _append_costs(manager, tree)
-        numbers["branch"] = statistics.median([await _timed(tree.branch, one) for one in ids[:: len(ids) // 7]]) * 1e3
-        numbers["tree"] = await _timed(tree.get_tree) * 1e3
+        numbers["branch"] = (
+            statistics.median([await _timed(tree.tree.branch, one) for one in ids[:: len(ids) // 7]]) * 1e3
+        )
+        numbers["tree"] = await _timed(tree.tree.get_tree) * 1e3
         for kept in (1_000, 50):
             numbers[f"context {kept}"] = await _context_cost(tree, kept)
     numbers["open"] = await _opening(directory / "w")
@@ -78,7 +80,7 @@ async def _grow(session: Session, entries: int, branches: int) -> list[str]:
     ids: list[str] = []
     for branch in range(branches):
         if ids:
-            await session.branch(ids[(branch * 7919) % len(ids)])
+            await session.tree.branch(ids[(branch * 7919) % len(ids)])
         ids += [session.append(message(number)).id for number in range(entries // branches - 1)]
         await session.saved()
     return ids
@@ -105,7 +107,7 @@ async def _append_costs(manager: SessionManager, tree: Session) -> dict[str, flo
 
 async def _context_cost(tree: Session, kept: int) -> float:
     entries = [await tree.add_message(message(number)) for number in range(kept)]
-    await tree.append_compaction("what came before", entries[0].id)
+    await tree.tree.append_compaction("what came before", entries[0].id)
     tree.append(message(1))
     return statistics.median([await _timed(tree.get_context) for _ in range(9)]) * 1e3
 

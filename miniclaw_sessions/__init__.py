@@ -66,18 +66,18 @@ if TYPE_CHECKING:  # the same names as in _MODULES below, for editors and type c
     from miniclaw_sessions.protocol.messages import Usage as Usage
     from miniclaw_sessions.session import Session as Session
     from miniclaw_sessions.session.compacting import CompactionOutcome as CompactionOutcome
-    from miniclaw_sessions.session.tree import SessionContext as SessionContext
+    from miniclaw_sessions.session.session import SessionContext as SessionContext
+    from miniclaw_sessions.session.turn import Turn as Turn
     from miniclaw_sessions.statistics import Health as Health
     from miniclaw_sessions.statistics import ManagerStatistics as ManagerStatistics
     from miniclaw_sessions.statistics import SessionSummary as SessionSummary
     from miniclaw_sessions.stores.base import Store as Store
-    from miniclaw_sessions.turn import Turn as Turn
 
 _MODULES = {
     # sessions
     "SessionManager": "manager",
     "Session": "session",
-    "Turn": "turn",
+    "Turn": "session.turn",
     "SessionKey": "protocol.keys",
     "SessionSettings": "config",
     "build_context": "history.context",
@@ -87,7 +87,7 @@ _MODULES = {
     # what is logged
     **dict.fromkeys(("Entry", "MessageEntry", "Compaction", "BranchSummary", "Label", "Custom"), "protocol.entries"),
     # what calls return
-    "SessionContext": "session.tree",
+    "SessionContext": "session.session",
     "Branch": "history.branch",
     "TreeNode": "history.transcript",
     "CompactionOutcome": "session.compacting",

@@ -24,7 +24,7 @@ async def export_session(session: Session, form: Format) -> AsyncIterator[bytes]
     """
     facts = session_facts(session, form)
     if form.dump is not None and form.writer is None:
-        messages = [message for entry in await session.get_branch() if (message := told(entry)) is not None]
+        messages = [message for entry in await session.tree.get_branch() if (message := told(entry)) is not None]
         yield form.dump(build_context(messages), facts)
         return
     if form.writer is None:
@@ -35,7 +35,7 @@ async def export_session(session: Session, form: Format) -> AsyncIterator[bytes]
 
 async def _written(session: Session, writer: Writer, *, branch_only: bool) -> AsyncIterator[bytes]:
     chunk = bytearray(writer.begin())
-    async for entry in _branch(session) if branch_only else session.read_entries():
+    async for entry in _branch(session) if branch_only else session.tree.read_entries():
         if is_bookkeeping(entry):
             continue
         chunk += writer.feed(entry)
@@ -47,7 +47,7 @@ async def _written(session: Session, writer: Writer, *, branch_only: bool) -> As
 
 
 async def _branch(session: Session) -> AsyncIterator[Entry]:
-    for entry in await session.get_branch():
+    for entry in await session.tree.get_branch():
         yield entry
 
 
@@ -66,8 +66,8 @@ def session_facts(session: Session, form: Format) -> SessionFacts:
         header=header if isinstance(header, dict) else {},
         metadata=metadata,
         session_id=session.session_id,
-        channel=session.channel,
-        chat_id=session.chat_id,
+        channel=session.key.channel,
+        chat_id=session.key.chat_id,
         leaf_id=session.leaf_id,
     )
 

@@ -153,7 +153,7 @@ class Import:
                 report.title = reader.facts.title
                 return report
             async with new_session(key, reader.facts.created_at) as session:
-                await adopt_all(session, everything, partial(_adopt, session, report))
+                await adopt_all(session.journal, everything, partial(_adopt, session, report))
                 _refuse_nothing(self._name, reader, report)
                 await _finish(session, reader.facts, form, report)
         return report
@@ -310,14 +310,14 @@ def _key_of(facts: SessionFacts, name: str) -> SessionKey:
 def _adopt(session: Session, report: ImportReport, batch: Sequence[Entry], places: Places) -> None:
     """Append a batch; what is too large or cannot be stored leaves an entry in its place, so that the tree is whole."""
     try:
-        session.adopt(batch, places)
+        session.journal.adopt(batch, places)
     except InvalidMessage:
         for entry in batch:
             try:
-                session.adopt([entry], places)
+                session.journal.adopt([entry], places)
             except InvalidMessage as error:
                 report.note(Finding(0, Outcome.SET_ASIDE, f"entry {entry.id}: {error}"))
-                session.adopt([_in_its_place(entry, str(error))], places)
+                session.journal.adopt([_in_its_place(entry, str(error))], places)
 
 
 def _in_its_place(entry: Entry, reason: str) -> Entry:
@@ -346,15 +346,15 @@ async def _finish(session: Session, facts: SessionFacts, form: Format, report: I
         changes["title"] = facts.title
     try:
         session.update(**changes)
-        session.note({SOURCE: {name: value for name, value in about.items() if value is not None}})
+        session.journal.note({SOURCE: {name: value for name, value in about.items() if value is not None}})
     except InvalidMessage as error:
         report.note(Finding(0, Outcome.SET_ASIDE, f"the file's header could not be kept: {error}"))
-        session.note({SOURCE: {"format": form.name}})
+        session.journal.note({SOURCE: {"format": form.name}})
     report.title = session.title
     if facts.leaf_id is not None and facts.leaf_id != session.leaf_id:
         try:
-            await session.branch(facts.leaf_id)
+            await session.tree.branch(facts.leaf_id)
         except EntryNotFound:
             text = "the place where the conversation was to go on is missing; it goes on from the last entry"
             report.note(Finding(0, Outcome.REPAIRED, text))
-    session.touch()
+    session.journal.touch()

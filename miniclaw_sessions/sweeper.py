@@ -107,7 +107,7 @@ class Sweeper:
         if jump:
             log.warning("the clock jumped; no session ages by it", action="clock.jumped", seconds=jump.total_seconds())
             for session in list(self._sessions.live()):
-                session.forgive(jump, before=expected)
+                session.journal.forgive(jump, before=expected)
             self._sessions.forgive(jump, before=expected)
 
     async def sweep(self) -> SweepReport:
@@ -121,7 +121,7 @@ class Sweeper:
             return SweepReport(postponed=doubt)
         now, ttl = self._clock.now(), timedelta(days=self._settings.ttl_days)
         scanned = list(self._sessions.live())
-        idle = [session for session in scanned if is_expired(session, now, ttl)]
+        idle = [session for session in scanned if is_expired(session.journal, now, ttl)]
         gone = sum([await self._expire(session, ttl) for session in idle])
         sleeping = sleepers.asleep_since(now - ttl) if ttl else []
         gone += sum([await self._expire_sleeping(session_id, ttl) for session_id in sleeping])
@@ -142,22 +142,22 @@ class Sweeper:
 
     async def _expire(self, session: Session, ttl: timedelta) -> bool:
         """Delete one idle session, unless it was used since; whether it is gone. Its turn is held meanwhile."""
-        async with session.turn_lock:
-            if session.is_deleted or not is_idle(session, self._clock.now(), ttl):
+        async with session.journal.turn_lock:
+            if session.journal.is_deleted or not is_idle(session.journal, self._clock.now(), ttl):
                 return False
             copy: Path | None = None
             try:
                 if self._settings.archive_expired:
                     lines = self._encoded_entries(session)
                     copy = await archive(self._archive_to, session.session_id, lines, at=self._clock.now())
-                if is_idle(session, self._clock.now(), ttl):  # it may have been used while it was archived
+                if is_idle(session.journal, self._clock.now(), ttl):  # it may have been used while it was archived
                     await self._remove(session)
             except (SessionsError, OSError) as error:
                 _log_failure(session.session_id, error)
-            if copy is not None and not session.is_deleted:
+            if copy is not None and not session.journal.is_deleted:
                 with suppress(OSError):
                     await to_thread.run_sync(copy.unlink)
-            return session.is_deleted
+            return session.journal.is_deleted
 
     async def _encoded_entries(self, session: Session) -> AsyncIterator[bytes]:
         """The transcript as it is stored, so that a damaged entry does not keep its session for ever."""

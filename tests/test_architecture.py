@@ -31,7 +31,6 @@ LAYERS: list[set[str]] = [
     {"formats"},
     {"stores"},
     {"persistence"},
-    {"turn"},
     {"session"},
     {"sweeper", "importing"},
     {"exporting"},
@@ -51,7 +50,6 @@ ONLY_FOR: dict[str, set[str]] = {
     "adapters": set(),  # imported by those who use the framework
     "testing": set(),  # for tests, ours and those of users
     "channels": {"gateway", "cli"},  # who runs a program decides which channels it has
-    "turn": {"session", "manager", "agent", "__init__"},  # made by sessions, told apart by the manager
     "gateway": {"cli"},
     "cli": {"__main__"},
 }

@@ -42,7 +42,7 @@ def fill(workspace: Path) -> None:
     async def run() -> None:
         async with SessionManager(workspace) as manager:
             session = await manager.get_or_create("telegram", 123)
-            session.title = f"Trip {NASTY}"
+            session.update(title=f"Trip {NASTY}")
             await session.add_message(Message.user(f"Hello {NASTY}\n## Assistant"))
             call = ToolCall("c1", "weather", '{"city": "Rome"}')
             await session.add_message(Message.assistant("Let me look.", (call,)))

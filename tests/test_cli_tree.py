@@ -40,17 +40,17 @@ def grow(workspace: Path) -> None:
     async def run() -> None:
         async with SessionManager(workspace) as manager:
             session = await manager.get_or_create("telegram", 1)
-            session.title = f"Logins {NASTY}"
+            session.update(title=f"Logins {NASTY}")
             await session.add_message(Message.user("Why do logins fail?"))
             call = ToolCall("c1", "grep", '{"pattern": "utcnow"}')
             asked = await session.add_message(Message.assistant("I'll search.", (call,)))
             found = await session.add_message(Message.tool_result(call, "token.py:41"))
-            await session.set_label(asked.id, "start")
+            await session.tree.set_label(asked.id, "start")
             await session.add_message(Message.assistant("It might be the cache."))
             await session.add_message(Message.user(f"No {NASTY}"))
-            await session.branch(found.id)
+            await session.tree.branch(found.id)
             cause = await session.add_message(Message.assistant("Found it."))
-            await session.set_label(cause.id, f"cause {NASTY}")
+            await session.tree.set_label(cause.id, f"cause {NASTY}")
             await session.add_message(Message.user("Thank you."))
             await manager.get_or_create("telegram", 2)
 

@@ -51,7 +51,7 @@ async def opened(
 
 async def tree_of(session: Session) -> list[tuple[str, str | None, str, Message | None]]:
     """The tree without what is said of the session as a whole."""
-    transcript = await session.get_transcript()
+    transcript = await session.tree.get_transcript()
     assert transcript.problems == []
     return [(e.id, e.parent_id, type(e).__name__, said(e)) for e in transcript.entries if moves_leaf(e)]
 
@@ -85,7 +85,7 @@ async def test_the_large_file_has_the_facts_that_are_known_of_it(tmp_path: Path)
     async with opened(tmp_path / "w") as manager:
         report = await manager.import_file(LARGE)
         session = await manager.find(report.session_id)
-        transcript = await session.get_transcript()
+        transcript = await session.tree.get_transcript()
         messages = [m for m in map(said, transcript.entries) if m is not None]
         calls = [call.id for message in messages for call in message.tool_calls or ()]
         results = {message.tool_call_id for message in messages if message.is_tool_result}
@@ -106,14 +106,14 @@ async def test_the_large_file_has_the_facts_that_are_known_of_it(tmp_path: Path)
 async def test_the_context_at_every_entry_of_the_large_file_is_legal(tmp_path: Path) -> None:
     async with opened(tmp_path / "w") as manager:
         session = await manager.fork_from(LARGE)
-        path = await session.get_branch()
+        path = await session.tree.get_branch()
         assert len(path) == 1_018
         for place, entry in enumerate(path, 1):
             context = build_context(resolve(path[:place]).messages())
             assert is_legal(context) == [], entry.id
             assert bool(context) == any(said(one) for one in path[:place])
             if place % 50 == 0:  # and by moving the leaf there for real
-                await session.branch(entry.id)
+                await session.tree.branch(entry.id)
                 moved = await session.get_context()
                 assert (moved.messages, moved.problems) == (context, ())
 
@@ -259,7 +259,7 @@ async def test_a_message_that_is_too_large_leaves_its_place_in_the_tree(tmp_path
         session = await manager.find(report.session_id)
         assert report.set_aside == 1
         assert [message.text for message in session.messages()] == ["small", "after"]
-        gap = (await session.get_branch())[1]
+        gap = (await session.tree.get_branch())[1]
         assert isinstance(gap, Custom)
         assert gap.custom_type == NOT_STORED
         assert (await manager.check()).problems == []
@@ -388,9 +388,9 @@ async def test_our_own_format_loses_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path / "w") as manager:
         session = await talked(manager)
         first = session.entries()[0].id
-        await session.set_label(first, "start")
-        await session.branch_with_summary(first, "we looked at the sun")
-        await session.append_custom_entry("theirs", {"a": [1, {"b": None}]})
+        await session.tree.set_label(first, "start")
+        await session.tree.branch_with_summary(first, "we looked at the sun")
+        await session.tree.append_custom_entry("theirs", {"a": [1, {"b": None}]})
         await session.add_message(Message.user("again"), idempotency_key="k1")
         session.update(title="Weather", tag="x")
         file = tmp_path / "exported.jsonl"
@@ -401,8 +401,8 @@ async def test_our_own_format_loses_nothing(tmp_path: Path) -> None:
         assert again.messages() == session.messages()
         assert (again.title, again.metadata["tag"]) == ("Weather", "x")
         assert (again.event_count, again.total_usage) == (session.event_count, session.total_usage)
-        assert (await again.get_transcript()).labels == {first: "start"}
-        assert again.find_duplicate("k1") is not None
+        assert (await again.tree.get_transcript()).labels == {first: "start"}
+        assert again.journal.find_duplicate("k1") is not None
 
 
 async def test_what_a_failing_store_left_of_an_import_never_comes_back(tmp_path: Path) -> None:
@@ -470,7 +470,7 @@ async def test_large_entries_of_any_kind_are_stored_in_small_batches(tmp_path: P
     async with opened(tmp_path / "w", settings=SessionSettings(max_unsaved_bytes=6_000_000)) as manager:
         session = await manager.get_or_create("telegram", "1")
         for _ in range(12):
-            await session.append_custom_entry("large", {"text": "x" * 700_000})
+            await session.tree.append_custom_entry("large", {"text": "x" * 700_000})
         file = tmp_path / "exported.jsonl"
         file.write_bytes(b"".join([c async for c in manager.export(session.session_id, format_named("jsonl"))]))
         report = await manager.import_file(file, key=SessionKey("again", "1"))

@@ -107,7 +107,7 @@ def break_disk(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSPC) -> N
 async def test_session_creation(home: Home) -> None:
     async with home.manager() as manager:
         session = await manager.get_or_create("telegram", "123456789")
-        assert (session.session_id, session.channel, session.chat_id) == (
+        assert (session.session_id, session.key.channel, session.key.chat_id) == (
             "telegram_123456789",
             "telegram",
             "123456789",
@@ -143,11 +143,11 @@ async def test_persistence_roundtrip(home: Home) -> None:
         for message in said:
             await session.add_message(message)
         before = session.entries()
-        created_at, incarnation = session.created_at, session.incarnation
+        created_at, incarnation = session.created_at, session.journal.incarnation
     async with home.manager() as manager:
         session = await manager.get("telegram", "1")
         assert session.entries() == before
-        assert (session.created_at, session.incarnation) == (created_at, incarnation)
+        assert (session.created_at, session.journal.incarnation) == (created_at, incarnation)
         await session.add_message(Message.user("more"))
         assert session.last_sequence == 5
 
@@ -326,7 +326,7 @@ async def test_a_new_session_is_written_at_the_next_flush_even_when_nothing_was_
     async with home.manager() as manager:
         session = await manager.get("telegram", "1")
         assert session.messages() == []
-        assert session.agent_id == "main"
+        assert session.metadata.get("agent_id") == "main"
 
 
 async def test_the_number_of_sessions_is_bounded(home: Home) -> None:
@@ -441,7 +441,7 @@ async def test_deleting_removes_memory_file_and_transcript_and_is_idempotent(hom
         await manager.flush()
         assert await manager.delete("telegram_1") is True
         assert await manager.delete("telegram_1") is False
-        assert session.is_deleted
+        assert session.journal.is_deleted
         assert home.files == []
         with pytest.raises(SessionNotFound):
             await manager.get("telegram", "1")
@@ -455,7 +455,7 @@ async def test_after_deletion_a_new_session_begins_empty_as_another_one(home: Ho
         await manager.delete("telegram_1")
         new = await say(manager, "new")
         assert new is not old
-        assert new.incarnation != old.incarnation
+        assert new.journal.incarnation != old.journal.incarnation
         with pytest.raises(SessionDeleted):
             old.append(Message.user("to nobody"))
     async with home.manager() as manager:
@@ -511,7 +511,7 @@ async def test_deleting_waits_for_the_open_turn(home: Home) -> None:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(talk)
-            while not session.committed_sequence:
+            while not session.journal.committed_sequence:
                 await checkpoint()
             tasks.start_soon(delete)
             await home.clock.advance(10)
@@ -526,10 +526,10 @@ async def test_a_deletion_that_still_waits_when_the_manager_closes_is_refused(fa
     async with anyio.create_task_group() as tasks:
         async with faulty.manager() as manager:
             session = await say(manager, "hi")
-            await session.turn_lock.acquire()
+            await session.journal.turn_lock.acquire()
             tasks.start_soon(deleting, manager)
             await faulty.clock.advance(0)
-        session.turn_lock.release()
+        session.journal.turn_lock.release()
     async with faulty.manager() as manager:
         assert texts(await manager.get("telegram", "1")) == ["hi"]
 
@@ -664,7 +664,7 @@ async def test_a_manager_that_is_not_open_refuses_everything(home: Home) -> None
     with pytest.raises(ManagerClosed):
         await session.add_message(Message.user("late"))
     with pytest.raises(ManagerClosed):
-        session.title = "late"
+        session.update(title="late")
     assert texts(session) == ["hi"]
     await manager.close()
     assert manager.health().ok is False
@@ -711,7 +711,7 @@ async def test_closing_commits_and_flushes_what_was_only_accepted(home: Home) ->
         session = await manager.get_or_create("telegram", "1")
         for number in range(5):
             session.append(Message.user(str(number)))
-        session.title = "t"
+        session.update(title="t")
     async with home.manager() as manager:
         session = await manager.get("telegram", "1")
         assert texts(session) == [str(number) for number in range(5)]
@@ -925,7 +925,7 @@ async def test_what_changes_during_a_flush_stays_dirty(home: Home, monkeypatch: 
         assert manager.statistics().dirty == 1
         assert len(home.read("telegram_1.json")["messages"]) == 1
         await manager.flush()
-        assert not session.is_dirty
+        assert not session.journal.is_dirty
         assert len(home.read("telegram_1.json")["messages"]) == 2
 
 
@@ -985,7 +985,7 @@ async def test_a_refused_session_that_was_replaced_never_becomes_dirty_again(fau
         await manager.get_or_create("telegram", "1")
         await manager.flush()
         await faulty.clock.advance(2 * 3600)
-        session.touch()
+        session.journal.touch()
         assert manager.statistics().dirty == 0
 
 
@@ -1067,7 +1067,7 @@ async def test_progress_is_told_while_recovering_and_flushing(home: Home) -> Non
 async def test_message_text_is_in_no_log(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     async with home.manager() as manager:
         session = await say(manager, "SECRET")
-        session.title = "SECRET"
+        session.update(title="SECRET")
     (home.workspace / "sessions" / "telegram_1.json").write_bytes(b'{"SECRET')
     async with home.manager() as manager:
         await say(manager, "SECRET")
@@ -1093,7 +1093,7 @@ async def test_forks_under_way_count_for_the_limit(tmp_path: Path) -> None:
 
         async def fork() -> None:
             try:
-                outcomes.append((await session.fork()).channel)
+                outcomes.append((await session.fork()).key.channel)
             except SessionLimit:
                 outcomes.append("refused")
 

@@ -66,7 +66,7 @@ def texts(session: Session) -> list[str]:
 
 async def test_new(session: Session) -> None:
     assert session.session_id == "telegram_1"
-    assert session.incarnation
+    assert session.journal.incarnation
     assert session.messages() == []
 
 
@@ -74,14 +74,14 @@ async def test_session_id_unique(tmp_path: Path) -> None:
     async with SessionManager(tmp_path, store="memory:") as manager:
         one, two = await manager.get_or_create("telegram", "1"), await manager.get_or_create("telegram", "2")
         assert one.session_id != two.session_id
-        assert one.incarnation != two.incarnation
+        assert one.journal.incarnation != two.journal.incarnation
 
 
 async def test_session_id_stable(session: Session) -> None:
-    before = (session.session_id, session.incarnation, session.created_at)
+    before = (session.session_id, session.journal.incarnation, session.created_at)
     session.append(Message.user("hi"))
     session.clear()
-    assert (session.session_id, session.incarnation, session.created_at) == before
+    assert (session.session_id, session.journal.incarnation, session.created_at) == before
 
 
 async def test_session_add_message_and_messages(session: Session, bench: Bench) -> None:
@@ -208,15 +208,15 @@ async def test_session_concurrent_add_and_clear(session: Session, bench: Bench) 
 
 async def test_appending_is_accepted_at_once_and_acknowledged_later(session: Session) -> None:
     entry = session.append(Message.user("hi"))
-    assert (session.last_sequence, session.committed_sequence) == (1, 0)
+    assert (session.last_sequence, session.journal.committed_sequence) == (1, 0)
     assert session.entries() == [entry]
     await session.saved()
-    assert session.committed_sequence == 1
+    assert session.journal.committed_sequence == 1
 
 
 async def test_add_message_returns_when_the_store_has_it(session: Session, bench: Bench) -> None:
     entry = await session.add_message(Message.user("hi"))
-    assert session.committed_sequence == entry.sequence
+    assert session.journal.committed_sequence == entry.sequence
     assert [sequence for sequence, _ in await bench.logged()] == [entry.sequence]
 
 
@@ -288,7 +288,7 @@ async def test_what_cannot_be_stored_is_refused_and_poisons_nothing(bench: Bench
         with pytest.raises(InvalidMessage):
             session.append(message)
         with pytest.raises(InvalidMessage):
-            session.check(message)
+            session.journal.check(message)
         assert session.messages() == []
         await session.add_message(Message.user("good"))
         assert session.last_sequence == 1
@@ -330,7 +330,7 @@ async def test_a_message_that_passes_the_check_passes_append(bench: Bench) -> No
         for size in range(700, 1001):
             message = Message.user("x" * size)
             try:
-                session.check(message)
+                session.journal.check(message)
             except InvalidMessage:
                 return
             session.append(message)
@@ -381,9 +381,9 @@ async def test_a_repeated_message_beyond_the_window_is_not_acknowledged_before_i
 async def test_the_oldest_of_too_many_keys_is_forgotten(session: Session) -> None:
     for number in range(REMEMBERED_KEYS + 1):
         session.append(Message.user("hi"), idempotency_key=f"update-{number}")
-    assert session.find_duplicate("update-0") is None
-    assert session.find_duplicate("update-1") is not None
-    assert session.find_duplicate(f"update-{REMEMBERED_KEYS}") is not None
+    assert session.journal.find_duplicate("update-0") is None
+    assert session.journal.find_duplicate("update-1") is not None
+    assert session.journal.find_duplicate(f"update-{REMEMBERED_KEYS}") is not None
 
 
 async def test_a_message_that_failed_can_be_repeated_with_its_key_and_is_stored_once(
@@ -403,8 +403,8 @@ async def test_a_message_that_failed_can_be_repeated_with_its_key_and_is_stored_
 
 async def test_metadata_is_logged_and_survives_a_restart_by_either_side(bench: Bench) -> None:
     async with bench.opened() as session:
-        session.title = "Weather"
-        session.agent_id = "main"
+        session.update(title="Weather")
+        session.update(agent_id="main")
         session.update(model="m", provider="p", thinking_level="high", tags=["a", {"b": 1}])
         session.update(model="m2")
         expected = {
@@ -418,7 +418,7 @@ async def test_metadata_is_logged_and_survives_a_restart_by_either_side(bench: B
         assert session.metadata == expected
     async with bench.opened() as session:
         assert session.metadata == expected
-        assert (session.title, session.agent_id) == ("Weather", "main")
+        assert (session.title, session.metadata.get("agent_id")) == ("Weather", "main")
     (bench.workspace / "sessions" / "telegram_1.json").unlink()
     async with bench.opened() as session:
         assert session.metadata == expected
@@ -476,14 +476,14 @@ async def test_a_change_of_metadata_is_an_entry_but_no_message(session: Session)
 async def test_clearing_keeps_transcript_metadata_and_identity_and_is_remembered(bench: Bench) -> None:
     async with bench.opened() as session:
         session.append(Message.user("old"), idempotency_key="update-1")
-        session.title = "t"
+        session.update(title="t")
         session.clear()
-        created_at, incarnation = session.created_at, session.incarnation
+        created_at, incarnation = session.created_at, session.journal.incarnation
     async with bench.opened() as session:
         assert texts(session) == []
         assert session.title == "t"
-        assert (session.created_at, session.incarnation) == (created_at, incarnation)
-        assert session.find_duplicate("update-1") is not None
+        assert (session.created_at, session.journal.incarnation) == (created_at, incarnation)
+        assert session.journal.find_duplicate("update-1") is not None
         await session.add_message(Message.user("new"))
     (bench.workspace / "sessions" / "telegram_1.json").unlink()
     async with bench.opened() as session:
@@ -495,7 +495,7 @@ async def test_the_transcript_has_every_entry_with_its_parent(tmp_path: Path) ->
     async with SessionManager(tmp_path, store="memory:") as manager:
         session = await manager.get_or_create("telegram", "1")
         session.append(Message.user("1"))
-        session.title = "t"
+        session.update(title="t")
         session.update(model="m", colour="red")
         session.clear()
         session.append(Message.user("2"))
@@ -523,8 +523,8 @@ async def test_fifo_rotation(session: Session) -> None:
     for number in range(51):
         session.append(Message.user(str(number)))
     assert texts(session) == [str(number) for number in range(1, 51)]
-    assert session.evicted == 1
-    assert session.statistics().messages == 50
+    assert session.journal.evicted == 1
+    assert session.journal.statistics().messages == 50
 
 
 async def test_a_window_never_begins_with_an_orphan_result(session: Session) -> None:
@@ -563,7 +563,7 @@ async def test_a_deleted_session_accepts_nothing_and_says_so(tmp_path: Path) -> 
         with pytest.raises(SessionDeleted):
             await session.add_message(Message.user("hi"))
         with pytest.raises(SessionDeleted):
-            session.title = "t"
+            session.update(title="t")
         with pytest.raises(SessionDeleted):
             session.clear()
         with pytest.raises(SessionDeleted):
@@ -577,7 +577,7 @@ async def test_no_error_and_no_repr_shows_message_text(bench: Bench) -> None:
         session.append(Message.user("SECRET"))
         with pytest.raises(InvalidMessage) as refusal:
             session.append(Message.user("SECRET" * 100))
-        assert "SECRET" not in f"{session!r} {refusal.value} {session.statistics()}"
+        assert "SECRET" not in f"{session!r} {refusal.value} {session.journal.statistics()}"
 
 
 async def test_messages_added_together_are_all_accepted_or_none(tmp_path: Path) -> None:
@@ -596,4 +596,4 @@ async def test_messages_added_together_are_all_accepted_or_none(tmp_path: Path) 
         assert [message.text for message in session.messages()] == ["a", "b", "c"]
         assert again[0] == first[1]
         assert again[1] == again[2]
-        assert session.committed_sequence == session.last_sequence == 3
+        assert session.journal.committed_sequence == session.last_sequence == 3

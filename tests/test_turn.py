@@ -25,9 +25,9 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.turn import INTERRUPTED, Turn, close_open_calls
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FakeClock, FaultyStore
-from miniclaw_sessions.turn import INTERRUPTED, Turn, close_open_calls
 
 pytestmark = pytest.mark.anyio
 
@@ -75,7 +75,7 @@ class BodyFailed(Exception):
 async def test_the_users_message_is_committed_before_the_body_runs(session: Session, bench: Bench) -> None:
     async with session.turn(ASK) as turn:
         assert await bench.committed() == [1]
-        assert turn.message.sequence == session.committed_sequence == 1
+        assert turn.message.sequence == session.journal.committed_sequence == 1
         assert turn.message.message.text == "ask"
 
 
@@ -150,7 +150,7 @@ async def test_whatever_may_be_staged_can_be_saved(bench: Bench) -> None:
                     turn.append(Message.assistant("x" * size))
                 except InvalidMessage:
                     turn.append(Message.assistant("too long"))
-            assert not session.in_turn
+            assert not session.journal.in_turn
         assert session.last_sequence == 200 * 4
 
 
@@ -188,7 +188,7 @@ async def test_a_failing_turn_keeps_the_users_message(session: Session, bench: B
         await fail_after(session)
     assert texts(session) == ["ask"]
     assert await bench.committed() == [1]
-    assert not session.in_turn
+    assert not session.journal.in_turn
 
 
 async def test_a_failing_turn_keeps_complete_groups_and_closes_the_open_call(session: Session, bench: Bench) -> None:
@@ -232,7 +232,7 @@ async def test_a_failing_turn_that_cannot_be_saved_raises_the_bodys_error(sessio
             bench.store.fail(StoreFull("full"))
             raise BodyFailed
     bench.store.heal()
-    assert not session.in_turn
+    assert not session.journal.in_turn
 
 
 async def test_a_failing_turn_on_a_closed_manager_raises_the_bodys_error(bench: Bench) -> None:
@@ -263,7 +263,7 @@ async def test_a_turn_refused_in_the_middle_leaves_no_half_of_its_reply(bench: B
                 turn.append(Message.tool_result(CALL, "x" * 500))
                 turn.append(Message.assistant("y" * 800))
         assert texts(session) == ["ask"]
-        assert not session.in_turn
+        assert not session.journal.in_turn
         await session.add_message(Message.user("goes on"))
 
 
@@ -275,7 +275,7 @@ async def test_a_store_that_fails_at_the_beginning_keeps_the_body_from_running(s
     with pytest.raises(StoreFull):
         async with session.turn(ASK):
             pytest.fail("the message is not safe")
-    assert not session.in_turn
+    assert not session.journal.in_turn
     bench.store.heal()
     await bench.clock.advance(60)
     async with session.turn(Message.user("again")):
@@ -290,7 +290,7 @@ async def test_a_store_that_fails_at_the_end_raises_and_keeps_the_reply_in_memor
             turn.append(Message.assistant("answer"))
             bench.store.fail()
     assert texts(session) == ["ask", "answer"]
-    assert not session.in_turn
+    assert not session.journal.in_turn
     bench.store.heal()
     await bench.clock.advance(60)
     assert await bench.committed() == [1, 2]
@@ -429,7 +429,7 @@ async def test_a_turn_cancelled_in_its_body_is_closed_and_committed(
             tasks.cancel_scope.cancel()
     assert texts(session) == ["ask", "", INTERRUPTED]
     assert await bench.committed() == [1, 2, 3]
-    assert not session.in_turn
+    assert not session.journal.in_turn
 
 
 async def test_a_turn_cancelled_while_its_message_is_committed_keeps_the_message_and_frees_the_session(
@@ -445,7 +445,7 @@ async def test_a_turn_cancelled_while_its_message_is_committed_keeps_the_message
         tasks.start_soon(talk)
         await hold.reached.wait()
         tasks.cancel_scope.cancel()
-    assert not session.in_turn
+    assert not session.journal.in_turn
     hold.release()
     await session.saved()
     assert await bench.committed() == [1]
@@ -476,7 +476,7 @@ async def test_a_turn_cancelled_while_its_reply_is_committed_keeps_the_reply_and
     await asyncio.wait([task])
     await session.saved()
     assert await bench.committed() == [1, 2]
-    assert not session.in_turn
+    assert not session.journal.in_turn
     async with session.turn(Message.user("next")):
         pass
 
@@ -493,7 +493,7 @@ async def test_a_message_that_was_answered_is_a_duplicate_and_names_its_entry(se
             pytest.fail("answered twice")
     assert refusal.value.entry_id == entry_id
     assert texts(session) == ["ask", "answer"]
-    assert not session.in_turn
+    assert not session.journal.in_turn
 
 
 async def test_a_message_that_arrives_twice_at_once_is_answered_once(session: Session, bench: Bench) -> None:

@@ -61,7 +61,6 @@ from pydantic_core import to_jsonable_python
 
 from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.adapters.home_loop import HomeLoop
-from miniclaw_sessions.adapters.unit import Unit, walk_back
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
 from miniclaw_sessions.errors import InvalidMessage, SessionNotFound, StoreCorrupt
 from miniclaw_sessions.formats.foreign import kept_fields
@@ -72,6 +71,7 @@ from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, MessageE
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.unit import Unit
 
 KEPT = "google_adk"
 """The key of `extra` under which the fields of an event are kept that its message has no place for.
@@ -174,7 +174,7 @@ class MiniclawSessionService(BaseSessionService):
         if session.metadata.get(KEPT) is not None:
             raise AlreadyExistsError(f"Session with id {session_id} already exists.")
         await self._share(app_name, user_id, state)
-        unit = Unit(session)
+        unit = session.unit()
         own = {
             "app_name": app_name,
             "user_id": user_id,
@@ -193,7 +193,7 @@ class MiniclawSessionService(BaseSessionService):
         own = session.metadata.get(KEPT)
         if own is None:
             return None
-        session.touch()
+        session.journal.touch()
         return await self._loaded(session, own, await self._events(session, config))
 
     async def _loaded(self, session: Session, own: Mapping[str, Any], events: list[Event]) -> AdkSession:
@@ -223,7 +223,7 @@ class MiniclawSessionService(BaseSessionService):
             session = await self.manager.find(key.session_id)
         except SessionNotFound:
             return {}
-        session.touch()  # it lives as long as somebody uses it
+        session.journal.touch()  # it lives as long as somebody uses it
         return _state_in(session.metadata)
 
     async def _share(self, app_name: str, user_id: str, state: Mapping[str, Any]) -> None:
@@ -263,12 +263,12 @@ class MiniclawSessionService(BaseSessionService):
         if is_stale:
             raise StaleSessionError("somebody spoke in the session since it was read; get_session again, and repeat")
         await self._share(known.app_name, known.user_id, event.actions.state_delta)
-        unit = Unit(session)
+        unit = session.unit()
         entry_id = _add_event(unit, event)
         if delta := _scoped(event.actions.state_delta, ""):
             unit.add_custom(METADATA, _metadata(delta))
         await unit.save()
-        session.touch()
+        session.journal.touch()
         known._storage_update_marker = entry_id  # noqa: SLF001 - same
         return True
 
@@ -282,7 +282,7 @@ class MiniclawSessionService(BaseSessionService):
         entries: list[MessageEntry | Custom] = []
         found = 0
         is_beginning = True
-        async for entry in walk_back(session):
+        async for entry in session.tree.walk():
             if not _is_said(entry):
                 continue
             is_late = since is not None and _time_of(entry) < since
@@ -410,7 +410,7 @@ def _is_same(entry: MessageEntry | Custom, event: Event) -> bool:
 
 
 async def _newest(session: Session) -> MessageEntry | Custom | None:
-    async for entry in walk_back(session):
+    async for entry in session.tree.walk():
         if _is_said(entry):
             return entry
     return None

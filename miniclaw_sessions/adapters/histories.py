@@ -38,8 +38,8 @@ async def read_messages(session: Session) -> list[Message]:
     """
     newest = newest_entries(session)
     if newest and newest[0].parent_id is None:  # all of it is in memory
-        return [*session.summary(), *(entry.message for entry in newest)]
-    return (await session.read_branch()).messages()
+        return [*session.journal.summary(), *(entry.message for entry in newest)]
+    return (await session.tree.read_branch()).messages()
 
 
 def newest_entries(session: Session) -> list[MessageEntry]:
@@ -48,7 +48,7 @@ def newest_entries(session: Session) -> list[MessageEntry]:
     start = len(entries)
     while start and (start == len(entries) or entries[start].parent_id == entries[start - 1].id):
         start -= 1
-    return [entry for entry in entries[start:] if entry.sequence >= session.kept_from]
+    return [entry for entry in entries[start:] if entry.sequence >= session.journal.kept_from]
 
 
 def is_own(message: Message, name: str) -> bool:

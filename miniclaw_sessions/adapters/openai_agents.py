@@ -152,7 +152,7 @@ class MiniclawSession:
 
     async def _take_newest(self) -> dict[str, Any] | None:
         leaf_id = self.session.leaf_id
-        branch = await self.session.read_branch()
+        branch = await self.session.tree.read_branch()
         items = _to_items(presented(branch.messages(), KEPT))
         if not items:
             return None
@@ -174,9 +174,9 @@ class MiniclawSession:
         compaction = branch.compaction
         if first_dropped is None or (compaction is not None and first_dropped.sequence < compaction.sequence):
             # a leaf before the compaction would undo it: what is left is said again, from the root
-            await self.session.branch(None, then=[*kept, *again], if_leaf=leaf_id)
+            await self.session.tree.branch(None, then=[*kept, *again], if_leaf=leaf_id)
         else:
-            await self.session.branch(first_dropped.parent_id, then=again, if_leaf=leaf_id)
+            await self.session.tree.branch(first_dropped.parent_id, then=again, if_leaf=leaf_id)
 
 
 def _without_newest(branch: Branch, items: Sequence[dict[str, Any]]) -> tuple[list[Message], Entry | None]:

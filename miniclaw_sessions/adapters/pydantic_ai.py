@@ -81,7 +81,7 @@ async def load_conversation(session: Session) -> Conversation:
         StoreUnavailable: the store cannot be read.
         InvalidMessage: what was saved beside them is not what this version of pydantic-ai reads.
     """
-    branch = await session.read_branch()
+    branch = await session.tree.read_branch()
     states = (e.data for e in reversed(branch.entries) if isinstance(e, Custom) and e.custom_type == STATE)
     state = next(states, {"conversation_id": session.session_id})
     try:
@@ -105,7 +105,7 @@ async def save_conversation(session: Session, result: AgentRunResult[Any]) -> No
     beside = dataclasses.replace(result.conversation, messages=[], new_message_index=None)
     state = parse_json(ConversationTypeAdapter.dump_json(beside))
     del state["messages"], state["new_message_index"]
-    await session.append_custom_entry(STATE, state)
+    await session.tree.append_custom_entry(STATE, state)
 
 
 class SaveRuns(AbstractCapability[Any]):

@@ -64,7 +64,6 @@ from strands.types.session import SessionAgent, SessionMessage
 from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.adapters.home_loop import HomeLoop
 from miniclaw_sessions.adapters.strands_messages import KEPT, from_strands, to_strands
-from miniclaw_sessions.adapters.unit import Unit, walk_back
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionNotFound, StoreCorrupt
@@ -74,6 +73,7 @@ from miniclaw_sessions.protocol.entries import METADATA, Custom, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.unit import Unit
 from miniclaw_sessions.stores.base import Store
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class MiniclawSessionRepository(SessionRepository):
             own = await self.manager.get_or_create(self.channel, session.session_id)
             if KEPT in own.metadata:
                 raise SessionException(f"Session {session.session_id} already exists")
-            unit = Unit(own)
+            unit = own.unit()
             unit.add_custom(METADATA, {KEPT: session.to_dict()})
             await unit.save()
             return session
@@ -228,14 +228,14 @@ class MiniclawSessionRepository(SessionRepository):
         self.create_multi_agent(session_id, multi_agent)
 
     async def _keep(self, session: Session, kind: str, name: str, fields: Mapping[str, Any]) -> None:
-        await session.append_custom_entry(kind, {"name": name, **kept_verbatim(fields)})
+        await session.tree.append_custom_entry(kind, {"name": name, **kept_verbatim(fields)})
 
     def _read(self, session_id: str, kind: str, name: str) -> dict[str, Any] | None:
         async def read() -> dict[str, Any] | None:
             session = await self._find(session_id)
             if session is None:
                 return None
-            async for entry in walk_back(session):
+            async for entry in session.tree.walk():
                 if isinstance(entry, Custom) and entry.custom_type == kind and entry.data.get("name") == name:
                     return verbatim(entry.data)
             return None
@@ -252,7 +252,7 @@ class MiniclawSessionRepository(SessionRepository):
         """
 
         async def create(session: Session) -> None:
-            unit = Unit(session)
+            unit = session.unit()
             _add(unit, agent_id, session_message)
             await unit.save()
 
@@ -279,7 +279,7 @@ class MiniclawSessionRepository(SessionRepository):
 
         async def update(session: Session) -> None:
             later: list[MessageEntry | Custom] = []
-            async for entry in walk_back(session):
+            async for entry in session.tree.walk():
                 if isinstance(entry, MessageEntry) and _is_of(entry, agent_id, session_message.message_id):
                     break
                 if isinstance(entry, MessageEntry | Custom):
@@ -292,7 +292,7 @@ class MiniclawSessionRepository(SessionRepository):
                 later.pop()  # the further results of the same message
 
             def said_again() -> Unit:
-                unit = Unit(session)
+                unit = session.unit()
                 _add(unit, agent_id, session_message)
                 for repeated in reversed(later):
                     if isinstance(repeated, MessageEntry):
@@ -302,7 +302,7 @@ class MiniclawSessionRepository(SessionRepository):
                 return unit
 
             said_again().check()  # before anything is left behind for it
-            await session.branch(entry.parent_id)
+            await session.tree.branch(entry.parent_id)
             await said_again().save()
 
         self._in(session_id, update)
@@ -324,7 +324,7 @@ class MiniclawSessionRepository(SessionRepository):
                 return []
             entries = [
                 entry
-                async for entry in walk_back(session)
+                async for entry in session.tree.walk()
                 if isinstance(entry, MessageEntry) and _kept(entry).get(_AGENT_OF, agent_id) == agent_id
             ]
             return _listed(entries[::-1])
@@ -343,7 +343,7 @@ class MiniclawSessionRepository(SessionRepository):
             session = await self.manager.find(SessionKey.of(self.channel, session_id).session_id)
         except SessionNotFound:
             return None
-        session.touch()
+        session.journal.touch()
         return session if KEPT in session.metadata else None
 
     def _in(self, session_id: str, work: Callable[[Session], Awaitable[T]]) -> T:

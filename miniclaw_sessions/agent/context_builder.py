@@ -17,7 +17,7 @@ from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.messages import Message, Role
-from miniclaw_sessions.turn import Turn
+from miniclaw_sessions.session.turn import Turn
 
 
 class ContextBuilder:
@@ -73,7 +73,7 @@ class ContextBuilder:
     async def _read(self, turn: Turn, max_tokens: int) -> list[Message]:
         """The newest part of the transcript, and the whole turn, its own messages as the same objects."""
         if self._newest is None:
-            branch = await turn.session.read_branch(max_tokens=max_tokens, count=self._count)
+            branch = await turn.tree.read_branch(max_tokens=max_tokens, count=self._count)
         else:
             branch = await self._newest.read(max_tokens)
         entries: dict[str, Entry] = {entry.id: entry for entry in (*branch.entries, *turn.entries())}

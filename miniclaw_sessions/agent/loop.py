@@ -61,7 +61,7 @@ from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, ToolCall, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.compacting import CompactionOutcome, CompactionStatus
-from miniclaw_sessions.turn import INTERRUPTED, Turn, open_calls
+from miniclaw_sessions.session.turn import INTERRUPTED, Turn, open_calls
 
 __all__ = [
     "Agent",
@@ -121,6 +121,7 @@ class Unanswered(StrEnum):
 class _Request(msgspec.Struct, frozen=True):
     """What one call of an agent asks for."""
 
+    session: Session
     opening: Turn
     keeper: ContextKeeper | None
     results: Mapping[str, Content] = {}
@@ -209,8 +210,8 @@ class Agent:
             AgentError: a hook failed. These errors carry what was produced.
             TurnInProgress, DuplicateMessage, StoreError, ...: as for `Session.turn`.
         """
-        opening = (session or self.session or Session.new()).turn(message, idempotency_key=idempotency_key)
-        return self._run(_Request(opening, keeper))
+        chosen = session or self.session or Session.new()
+        return self._run(_Request(chosen, chosen.turn(message, idempotency_key=idempotency_key), keeper))
 
     def resume(
         self,
@@ -238,7 +239,7 @@ class Agent:
         chosen = session or self.session
         if chosen is None:
             raise NothingToResume("an agent without a session has no turn that could be resumed")
-        return self._run(_Request(chosen.turn(), keeper, results or {}, unanswered))
+        return self._run(_Request(chosen, chosen.turn(), keeper, results or {}, unanswered))
 
     async def reply(
         self, message: Message, *, session: Session | None = None, idempotency_key: str | None = None
@@ -265,7 +266,7 @@ class Agent:
 
         with receiver:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(run, name=f"agent turn {request.opening.session.session_id}")
+                tasks.start_soon(run, name=f"agent turn {request.opening.session_id}")
                 try:
                     yield Events(receiver)
                 except Exception as error:  # noqa: BLE001 - raised below: within the group it would become a group
@@ -281,7 +282,7 @@ class Agent:
         try:
             async with request.opening as turn:
                 generation = Generation(
-                    turn.session, turn.message.message, self.system_prompt, is_resumed=turn.is_resumed
+                    request.session, turn.message.message, self.system_prompt, is_resumed=turn.is_resumed
                 )
                 end = await self._generate(turn, generation, request, tell)
             tell(end)
@@ -300,7 +301,7 @@ class Agent:
         """Ask the model and run its tools until it calls none."""
         left = open_calls(turn.messages())
         if turn.is_resumed and not left and not _awaits_reply(turn.messages()):
-            raise NothingToResume(f"session {turn.session.session_id} has no turn that waits for an answer")
+            raise NothingToResume(f"session {turn.session_id} has no turn that waits for an answer")
         await self._hook(self._hooks.before_generation(generation))
         if left and (still := await self._answer(left, turn, generation, request, tell)):
             return await self._suspend(turn, generation, still)
@@ -355,7 +356,7 @@ class Agent:
     async def _suspend(self, turn: Turn, generation: Generation, pending: Sequence[PendingCall]) -> TurnSuspended:
         """Log what is waited for, so that a restart knows it."""
         calls = [{"id": one.call.id, "reason": one.reason, "data": dict(one.data)} for one in pending]
-        await turn.session.append_custom_entry(SUSPENDED, {"calls": calls})
+        await turn.tree.append_custom_entry(SUSPENDED, {"calls": calls})
         return TurnSuspended(tuple(pending), generation.usage)
 
     @staticmethod
@@ -374,7 +375,7 @@ class Agent:
             known = ", ".join(sorted(role.value for role in roles))
             raise AgentError(f"a hook gave something else than a message of {known} without tool calls")
         try:
-            turn.session.check(message)
+            turn.check(message)
         except InvalidMessage as error:
             raise AgentError(f"a hook gave a message that cannot be stored: {error}") from None
         return message
@@ -384,7 +385,7 @@ class Agent:
     ) -> list[PendingCall]:
         """Answer the calls that a former process left open; those that still wait for an answer from outside."""
         results = request.results
-        waiting = {pending.call.id: pending for pending in await pending_calls(turn.session)}
+        waiting = {pending.call.id: pending for pending in await pending_calls(request.session)}
         still = [waiting[call.id] for call in calls if call.id in waiting and call.id not in results]
         to_run = [call for call in calls if call.id not in results and call.id not in waiting]
         for call in calls:
@@ -463,7 +464,7 @@ async def pending_calls(session: Session) -> list[PendingCall]:
     Raises:
         StoreUnavailable: the store cannot be read.
     """
-    entries = (await session.read_branch()).entries
+    entries = (await session.tree.read_branch()).entries
     suspended = next((entry for entry in reversed(entries) if _is_suspension(entry) or _asks(entry)), None)
     if not isinstance(suspended, Custom):
         return []

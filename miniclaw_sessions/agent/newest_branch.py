@@ -50,7 +50,7 @@ class NewestBranch:
         """
         new = self._said_since()
         if new is None or self._tokens > 2 * self._max_tokens:  # too much of it is old
-            self._branch = await self._session.read_branch(max_tokens=self._max_tokens, count=self._count)
+            self._branch = await self._session.tree.read_branch(max_tokens=self._max_tokens, count=self._count)
             self._tokens = self._size(self._branch.entries)
             self._context_tokens = tokens_of(self._branch.entries, self._count)
         elif new:

@@ -26,7 +26,7 @@ from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.compacting import CompactionOutcome, CompactionStatus, Summarizer
-from miniclaw_sessions.turn import Turn, begins_turn
+from miniclaw_sessions.session.turn import Turn, begins_turn
 
 RESERVE_TOKENS = 16_384
 """How much of the model's context stays free for its reply and for what a count misses, unless told otherwise."""
@@ -110,10 +110,10 @@ class AgentSession:
             NothingToResume: the user has said nothing yet.
             TurnInProgress, StoreError, ...: as for `Session.branch`; while iterating, as for `Agent.resume`.
         """
-        newest = _newest_of_user(self.session.entries()) or _newest_of_user(await self.session.get_branch())
+        newest = _newest_of_user(self.session.entries()) or _newest_of_user(await self.session.tree.get_branch())
         if newest is None:  # neither in the window nor compacted
             raise NothingToResume(f"session {self.session.session_id} has no message that could be answered again")
-        await self.session.branch(newest.id)
+        await self.session.tree.branch(newest.id)
         async with self.resume() as events:
             yield events
 
@@ -132,7 +132,7 @@ class AgentSession:
             EntryNotFound: the session has no such entry.
             TurnInProgress, StoreError, ...: as for `Session.branch`; while iterating, as for `Agent.run`.
         """
-        parent_id = (await self.session.get_entry(entry_id)).parent_id
+        parent_id = (await self.session.tree.get_entry(entry_id)).parent_id
         await self.branch(parent_id, summarize=summarize)
         async with self.run(message) as events:
             yield events
@@ -150,21 +150,21 @@ class AgentSession:
         """
         summary = await self._summary_of_what_is_left(entry_id) if summarize else ""
         if summary:
-            await self.session.branch_with_summary(entry_id, summary)
+            await self.session.tree.branch_with_summary(entry_id, summary)
         else:
-            await self.session.branch(entry_id)
+            await self.session.tree.branch(entry_id)
 
     async def _summary_of_what_is_left(self, entry_id: str | None) -> str:
         """What the model says of the entries between the target and the leaf; empty where it says nothing."""
-        path = await self.session.get_branch()
-        kept = {entry.id for entry in await self.session.get_branch(entry_id)} if entry_id is not None else set()
+        path = await self.session.tree.get_branch()
+        kept = {entry.id for entry in await self.session.tree.get_branch(entry_id)} if entry_id is not None else set()
         left = [message for entry in path if entry.id not in kept and (message := told(entry)) is not None]
         if not left:
             return ""
         try:
             with anyio.fail_after(self._timeout_s):
                 summary = _text_of(await self._summarizer(left))
-            self.session.check(Message(Role.BRANCH_SUMMARY, summary))
+            self.session.journal.check(Message(Role.BRANCH_SUMMARY, summary))
         except Exception as error:  # noqa: BLE001 - the branch matters more than its summary
             log.warning(
                 "a branch was left without a summary",

@@ -15,8 +15,7 @@ from miniclaw_sessions.errors import ConfigError, InvalidMessage
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.encoding import parse_json
 from miniclaw_sessions.protocol.messages import Message, ToolCall
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.turn import INTERRUPTED, Turn
+from miniclaw_sessions.session.turn import INTERRUPTED, Turn
 
 MAX_ERROR_LENGTH = 2000
 """Characters of a tool's error that a model is shown."""
@@ -100,9 +99,9 @@ class ToolRunner:
             result = chosen if isinstance(chosen, Message) else await self._answer(call, chosen or call)
             changed = await self._hooks.after_tool(generation, call, result)
             result = _for_call(call, changed or result)
-            turn.session.check(result)
+            turn.check(result)
         except SuspendTurn as suspended:
-            return self._pending(call, suspended, turn.session)
+            return self._pending(call, suspended, turn)
         except _UncallableError as error:
             return error_result(call, str(error))
         except InvalidMessage as error:
@@ -111,7 +110,7 @@ class ToolRunner:
             log.warning(
                 "a tool failed; the model is told",
                 action="tool.failed",
-                session_id=turn.session.session_id,
+                session_id=turn.session_id,
                 tool=call.name,
                 error_type=type(error).__name__,
             )
@@ -119,11 +118,11 @@ class ToolRunner:
         return result
 
     @staticmethod
-    def _pending(call: ToolCall, suspended: SuspendTurn, session: Session) -> PendingCall | Message:
+    def _pending(call: ToolCall, suspended: SuspendTurn, turn: Turn) -> PendingCall | Message:
         """What is waited for, provided that it can be logged: a restart must find it."""
         extra = {"reason": suspended.reason, "data": suspended.data}
         try:
-            session.check(msgspec.structs.replace(Message.tool_result(call, ""), extra=extra))
+            turn.check(msgspec.structs.replace(Message.tool_result(call, ""), extra=extra))
         except InvalidMessage as error:
             return error_result(call, f"the call cannot wait for an answer with this data: {error}")
         return PendingCall(call, suspended.reason, suspended.data)

@@ -82,9 +82,9 @@ async def show_messages(context: Context, request: ShowMessages) -> Stream:
     if request.after is not None:
         entries, more = await _messages_after(session, request.after, request.limit)
         return _messages_reply(map(entry_document, entries), earlier=request.after > 0, later=more)
-    shown: list[Message | MessageEntry] = [*session.summary(), *session.entries()]
+    shown: list[Message | MessageEntry] = [*session.journal.summary(), *session.entries()]
     documents = (_document(one) for one in shown[-request.limit :])
-    return _messages_reply(documents, earlier=len(shown) > request.limit or session.evicted > 0, later=False)
+    return _messages_reply(documents, earlier=len(shown) > request.limit or session.journal.evicted > 0, later=False)
 
 
 def _messages_reply(documents: Iterator[dict[str, Any]], *, earlier: bool, later: bool) -> Stream:
@@ -133,8 +133,8 @@ async def _messages_after(session: Session, after: int, limit: int) -> tuple[lis
 
 async def _walk_back(session: Session, place: int | None) -> AsyncIterator[Entry]:
     """The entries of the branch that ends at a place, newest first; None: of the current one."""
-    source = session._source()  # noqa: SLF001 - until sessions walk themselves
-    leaf_id, at = session.leaf_id, session._conversation.leaf_sequence  # noqa: SLF001 - same
+    source = session.journal.reader
+    leaf_id, at = session.leaf_id, session.journal.conversation.leaf_sequence
     if place is not None and place <= session.last_sequence:
         page = await source.read(session.session_id, after=max(place - 1, 0), limit=1)
         leaf_id, at = (page[0].entry_id, page[0].sequence) if page else (leaf_id, at)
@@ -169,7 +169,7 @@ async def show_entries(context: Context, request: ShowEntries) -> Stream:
 
 
 async def _read_after(session: Session, after: int, limit: int) -> list[StoredEntry]:
-    return await session._source().read(session.session_id, after=after, limit=limit)  # noqa: SLF001 - as above
+    return await session.journal.reader.read(session.session_id, after=after, limit=limit)
 
 
 def _readable(page: Sequence[StoredEntry]) -> Iterator[bytes]:
@@ -191,7 +191,7 @@ async def show_entry(context: Context, request: OneEntry) -> msgspec.Raw:
     """One entry, as it is stored."""
     session = await context.find(request.session_id)
     try:
-        return msgspec.Raw(encode_entry(await session.get_entry(request.entry_id)))
+        return msgspec.Raw(encode_entry(await session.tree.get_entry(request.entry_id)))
     except InvalidMessage as error:  # the store's fault, and not the client's
         raise StoreCorrupt(f"entry {request.entry_id!r} of session {session.session_id} is damaged") from error
 
@@ -234,7 +234,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
         sequence_is = self.if_sequence is None or self.if_sequence == session.last_sequence
         if leaf_is and sequence_is:
             return
-        if keys and all(key is not None and session.find_duplicate(key) is not None for key in keys):
+        if keys and all(key is not None and session.journal.find_duplicate(key) is not None for key in keys):
             return
         raise LeafMoved(
             f"session {session.session_id} went on meanwhile, or elsewhere (leaf {session.leaf_id}, newest entry "
@@ -282,10 +282,10 @@ async def save_turn(context: Context, request: SaveTurnRequest) -> TurnReply:
     session = await context.find_or_create(request.session_id)
     keys = [None if key is None else f"{key}:{place}" for place in range(len(messages))]
     request.check(session, keys)
-    is_known = key is not None and session.find_duplicate(f"{key}:0") is not None
+    is_known = key is not None and session.journal.find_duplicate(f"{key}:0") is not None
     if usage is not None and all(message.usage is None for message in messages):
         messages[-1] = msgspec.structs.replace(messages[-1], usage=usage)
-    session._services.committer.check_store()  # noqa: SLF001 - until save_turn takes a key
+    session.journal.home.committer.check_store()
     session.extend(messages, idempotency_keys=keys, continues=[place > 0 for place in range(len(messages))])
     await session.saved()
     return TurnReply(entries=len(messages), leaf_id=session.leaf_id, duplicate=is_known)
@@ -313,22 +313,19 @@ async def append_entries(context: Context, request: AppendEntries) -> EntriesApp
     session = await context.find(request.session_id)
     for label in wanted:
         if isinstance(label, NewLabel):
-            await session.get_entry(label.target_id)
+            await session.tree.get_entry(label.target_id)
     made = [_made(one) for one in wanted]
     request.check(session, [key])
-    known = None if key is None else session.find_duplicate(key)
+    known = None if key is None else session.journal.find_duplicate(key)
     if known is not None:
         same = AppendedEntry(id=known.id, sequence=known.sequence, duplicate=True)
         return EntriesAppendedReply(id=known.id, entries=[same], leaf_id=session.leaf_id)
-    entries: list[Entry] = []
+    unit = session.unit()
     for kind, fields in made:
-        given = {**fields, "idempotency_key": key} if kind is MessageEntry and not entries else fields
-        made_now: Any = session._next(kind, entries, **given)  # noqa: SLF001 - until sessions make units
-        entries.append(decode_entry(encode_entry(made_now)))
+        given = {**fields, "idempotency_key": key} if kind is MessageEntry and not len(unit) else fields
+        unit.add(kind, **given)
     last = session.last_sequence
-    session._services.committer.check_store()  # noqa: SLF001 - same
-    session._append_all(entries)  # noqa: SLF001 - same
-    await session.saved()
+    entries = await unit.save()
     return EntriesAppendedReply(id=entries[-1].id, entries=_appended(entries, last), leaf_id=session.leaf_id)
 
 

@@ -186,14 +186,12 @@ async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
         target = target or _id_of_fork(session, request.idempotency_key)
         if (made := await _fork_made_before(context, session, target)) is not None:
             return session_reply(made)
-    if leaf_id is None:
-        return session_reply(await session.fork(target))
-    return session_reply(await session.create_branched_session(leaf_id, target))
+    return session_reply(await session.fork(target, leaf_id=leaf_id))
 
 
 def _id_of_fork(session: Session, idempotency_key: str) -> str:
-    name = hashlib.sha256(f"{session.incarnation} {idempotency_key}".encode()).hexdigest()[:12]
-    return SessionKey.of(session.channel, f"{session.chat_id[:MAX_CHAT_ID]}.fork-{name}").session_id
+    name = hashlib.sha256(f"{session.journal.incarnation} {idempotency_key}".encode()).hexdigest()[:12]
+    return SessionKey.of(session.key.channel, f"{session.key.chat_id[:MAX_CHAT_ID]}.fork-{name}").session_id
 
 
 async def _fork_made_before(context: Context, source: Session, target: str) -> Session | None:
@@ -227,13 +225,13 @@ async def delete_session(context: Context, request: DeleteSession) -> DeletedRep
 
 def session_reply(session: Session) -> SessionReply:
     """Everything about a session but its messages."""
-    statistics = session.statistics()
+    statistics = session.journal.statistics()
     return SessionReply(
         session_id=session.session_id,
-        channel=session.channel,
-        chat_id=session.chat_id,
+        channel=session.key.channel,
+        chat_id=session.key.chat_id,
         title=session.title,
-        agent_id=session.agent_id,
+        agent_id=session.metadata.get("agent_id"),
         messages=statistics.messages,
         window=statistics.window,
         message_count=session.message_count,
@@ -241,12 +239,12 @@ def session_reply(session: Session) -> SessionReply:
         entries=session.last_sequence,
         leaf_id=session.leaf_id,
         usage=usage_reply(session.total_usage),
-        committed_sequence=session.committed_sequence,
+        committed_sequence=session.journal.committed_sequence,
         dirty=statistics.dirty,
         created_at=session.created_at,
         last_accessed=session.last_accessed,
         updated_at=session.updated_at,
-        incarnation=session.incarnation,
+        incarnation=session.journal.incarnation,
         metadata=dict(session.metadata),
     )
 

@@ -55,7 +55,7 @@ async def show_tree(context: Context, request: OneSession) -> Stream:
 async def _shape_of(session: Session) -> Transcript:
     """The tree with entries that hold nothing: a transcript may be larger than the memory."""
     transcript = Transcript(session_id=session.session_id)
-    async for entry in session.read_entries(transcript.problems):
+    async for entry in session.tree.read_entries(transcript.problems):
         transcript.add(_without_content(entry))
     return transcript
 
@@ -94,7 +94,7 @@ class ShowBranch(msgspec.Struct, frozen=True):
 async def show_branch(context: Context, request: ShowBranch) -> Stream:
     """The newest entries of one branch, from the root to an entry; its first one's parent ends the page before."""
     session = await context.find(request.session_id)
-    path = await session.get_branch(request.entry_id, limit=request.limit + 1)
+    path = await session.tree.get_branch(request.entry_id, limit=request.limit + 1)
     entries = map(encode_entry, path[-request.limit :])
     return Stream(document_in_pieces({"truncated": len(path) > request.limit}, "entries", entries))
 
@@ -132,9 +132,9 @@ async def go_to(context: Context, request: GoToRequest) -> MovedReply:
         raise invalid("send a summary or messages, not both", param="then")
     request.check(session)
     if wanted.summary:
-        await session.branch_with_summary(wanted.entry_id, wanted.summary)
+        await session.tree.branch_with_summary(wanted.entry_id, wanted.summary)
     else:
-        await session.branch(wanted.entry_id, then=then, if_leaf=request.if_leaf or None)
+        await session.tree.branch(wanted.entry_id, then=then, if_leaf=request.if_leaf or None)
     return MovedReply(leaf_id=session.leaf_id, session=session_reply(session))
 
 
@@ -149,7 +149,7 @@ class SetLabelRequest(msgspec.Struct, frozen=True):
 async def set_label(context: Context, request: SetLabelRequest) -> EntryIdReply:
     """Bookmark an entry, or remove its bookmark."""
     session = await context.find(request.session_id)
-    return EntryIdReply(id=await session.set_label(request.body.entry_id, request.body.label))
+    return EntryIdReply(id=await session.tree.set_label(request.body.entry_id, request.body.label))
 
 
 class CompactRequest(msgspec.Struct, frozen=True):
@@ -179,8 +179,8 @@ async def _compact_by_hand(session: Session, wanted: Compact, summary: str) -> C
         raise invalid("the summary is empty; say something", param="summary")
     before = wanted.tokens_before
     if before is None:
-        before = tokens_of((await session.read_branch()).entries)
-    entry_id = await session.append_compaction(summary, wanted.first_kept_entry_id, before)
+        before = tokens_of((await session.tree.read_branch()).entries)
+    entry_id = await session.tree.append_compaction(summary, wanted.first_kept_entry_id, before)
     after = count_tokens((await session.get_context()).messages)
     return CompactionReply(status="done", entry_id=entry_id, tokens_before=before, tokens_after=after)
 

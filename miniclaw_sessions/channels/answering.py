@@ -16,7 +16,7 @@ from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.compacting import CompactionOutcome
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.turn import Turn
+    from miniclaw_sessions.session.turn import Turn
 
 
 class Assistant:

@@ -105,7 +105,7 @@ class LocalBackend:
     async def tree(self, session_id: str) -> Document:
         """Who follows whom, the labels and the leaf."""
         session = await self._manager.find(session_id)
-        transcript = await session.get_transcript()
+        transcript = await session.tree.get_transcript()
         children = b"{" + b",".join(encoded_children(transcript)) + b"}"
         return {**tree_document(transcript), "children": msgspec.json.decode(children)}
 
@@ -113,22 +113,22 @@ class LocalBackend:
         """Go back to an entry, or to the root."""
         session = await self._manager.find(session_id)
         if summary:
-            await session.branch_with_summary(entry_id, summary)
+            await session.tree.branch_with_summary(entry_id, summary)
         else:
-            await session.branch(entry_id)
+            await session.tree.branch(entry_id)
         return {"leaf_id": session.leaf_id, "session": session_document(session)}
 
     async def label(self, session_id: str, entry_id: str, label: str) -> str:
         """Bookmark an entry, or remove its bookmark."""
         session = await self._manager.find(session_id)
-        return await session.set_label(entry_id, label)
+        return await session.tree.set_label(entry_id, label)
 
     async def fork(self, session_id: str, new_id: str | None, leaf_id: str | None) -> Document:
         """A new session with the whole tree, or with one branch."""
         session = await self._manager.find(session_id)
         if leaf_id is None:
             return session_document(await session.fork(new_id))
-        return session_document(await session.create_branched_session(leaf_id, new_id))
+        return session_document(await session.fork(new_id, leaf_id=leaf_id))
 
     async def compact(
         self, session_id: str, keep_tokens: int, summary: str | None, first_kept_entry_id: str | None
@@ -171,7 +171,7 @@ class LocalBackend:
 
 async def _compact_by_hand(session: Session, summary: str, first_kept_entry_id: str | None) -> CompactionOutcome:
     """Let a person's summary stand for what comes before an entry."""
-    before = tokens_of((await session.read_branch()).entries)
-    entry_id = await session.append_compaction(summary, first_kept_entry_id, before)
+    before = tokens_of((await session.tree.read_branch()).entries)
+    entry_id = await session.tree.append_compaction(summary, first_kept_entry_id, before)
     after = count_tokens((await session.get_context()).messages)
     return CompactionOutcome(status=CompactionStatus.DONE, entry_id=entry_id, tokens_before=before, tokens_after=after)

@@ -24,7 +24,7 @@ from miniclaw_sessions.protocol.entries import MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.compacting import CompactionOutcome
-from miniclaw_sessions.session.tree import SessionContext
+from miniclaw_sessions.session.session import SessionContext
 
 if TYPE_CHECKING:
     from miniclaw_sessions.importing import ImportReport
@@ -34,13 +34,13 @@ Document = dict[str, Any]
 
 def session_document(session: Session) -> Document:
     """Everything about a session but its messages."""
-    statistics = session.statistics()
+    statistics = session.journal.statistics()
     return {
         "session_id": session.session_id,
-        "channel": session.channel,
-        "chat_id": session.chat_id,
+        "channel": session.key.channel,
+        "chat_id": session.key.chat_id,
         "title": session.title,
-        "agent_id": session.agent_id,
+        "agent_id": session.metadata.get("agent_id"),
         "messages": statistics.messages,
         "window": statistics.window,
         "message_count": session.message_count,
@@ -48,12 +48,12 @@ def session_document(session: Session) -> Document:
         "entries": session.last_sequence,
         "leaf_id": session.leaf_id,
         "usage": _usage_document(session.total_usage),
-        "committed_sequence": session.committed_sequence,
+        "committed_sequence": session.journal.committed_sequence,
         "dirty": statistics.dirty,
         "created_at": msgspec.to_builtins(session.created_at),
         "last_accessed": msgspec.to_builtins(session.last_accessed),
         "updated_at": msgspec.to_builtins(session.updated_at),
-        "incarnation": session.incarnation,
+        "incarnation": session.journal.incarnation,
         "metadata": dict(session.metadata),
     }
 

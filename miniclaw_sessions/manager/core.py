@@ -15,7 +15,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ManagerClosed, StoreError, StoreFull, StoreUnavailable, named
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.manager.held import HeldSessions
+from miniclaw_sessions.manager.held import HeldSessions, ManagerHome
 from miniclaw_sessions.persistence.archive import Archive
 from miniclaw_sessions.persistence.background import Background
 from miniclaw_sessions.persistence.checking import Check, CheckReport
@@ -24,7 +24,6 @@ from miniclaw_sessions.persistence.expiry import SweepReport
 from miniclaw_sessions.persistence.flusher import Flusher, FlushReport
 from miniclaw_sessions.persistence.recovery import Progress, RecoveryReport
 from miniclaw_sessions.persistence.workspace import Workspace
-from miniclaw_sessions.session import Services, Session
 from miniclaw_sessions.statistics import Health, ManagerStatistics
 from miniclaw_sessions.stores.base import Store
 from miniclaw_sessions.sweeper import Sweeper
@@ -104,9 +103,7 @@ class OpenManager(HeldSessions):
                 on_progress=self._progress,
                 on_flushed=self._residents.shrink,
             )
-            self._services = Services(
-                self.clock, self._committer, self._flusher, self._store, self.settings.max_message_bytes, self._fork
-            )
+            self._home = ManagerHome(self, self._committer, self._flusher, self._store)
             self._adopt(self.recovery)
             self._sweeper = Sweeper(
                 self._residents,
@@ -182,7 +179,9 @@ class OpenManager(HeldSessions):
         unsaved, dirty = self._committer.counts.unsaved_entries, self._flusher.dirty
         if not unsaved and not dirty:
             return
-        rejected = next((s.log.rejected for s in self._residents.live() if s.log.rejected is not None), None)
+        rejected = next(
+            (s.journal.log.rejected for s in self._residents.live() if s.journal.log.rejected is not None), None
+        )
         cause = self._committer.failure or self._flusher.problem or rejected or "time ran out"
         kind = StoreFull if isinstance(cause, StoreFull) else StoreUnavailable
         raise kind(f"closed with {unsaved} messages and {dirty} snapshots unsaved in {self.workspace}: {cause}")
@@ -190,9 +189,7 @@ class OpenManager(HeldSessions):
     def _adopt(self, report: RecoveryReport) -> None:
         """Make live sessions of what recovery found."""
         for found in report.sessions.values():
-            conversation = found.conversation
-            session = Session(conversation, self._services, committed=conversation.last_sequence, dirty=found.dirty)
-            self._admit(session)
+            self._admit(self._session(found.conversation, dirty=found.dirty))
         self._residents.put_to_sleep(report.asleep)
         report.sessions, report.asleep = {}, {}
         log.info(
@@ -248,7 +245,8 @@ class OpenManager(HeldSessions):
             woken=self._residents.woken,
             dirty=self._flusher.dirty,
             messages_in_memory=sum(len(session) for session in self._residents.live()),
-            evicted_from_window=self._evicted_of_gone + sum(session.evicted for session in self._residents.live()),
+            evicted_from_window=self._evicted_of_gone
+            + sum(session.journal.evicted for session in self._residents.live()),
             unsaved_entries=commits.unsaved_entries,
             unsaved_bytes=commits.unsaved_bytes,
             appended=commits.committed + commits.unsaved_entries,

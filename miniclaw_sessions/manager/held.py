@@ -7,7 +7,7 @@ put together by a fork or an import, is in nobody's hands until that is done: wh
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from functools import partial
 
@@ -29,14 +29,29 @@ from miniclaw_sessions.persistence.snapshots import Snapshots
 from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.session import Services, Session
-from miniclaw_sessions.session.copying import copy_session, key_of_fork
+from miniclaw_sessions.session import Journal, Session
 from miniclaw_sessions.stores.base import Store
 
 LEARNED_AT_ONCE = 10_000
 """How many files' times are noted before others run."""
 
 log = get_logger(__name__)
+
+
+class ManagerHome:
+    """A manager as the home of its sessions."""
+
+    def __init__(self, manager: HeldSessions, committer: Committer, flusher: Flusher, store: Store) -> None:
+        self.clock = manager.clock
+        self.committer = committer
+        self.flusher = flusher
+        self.store = store
+        self.max_message_bytes = manager.settings.max_message_bytes
+        self._manager = manager
+
+    def new_journal(self, key: SessionKey, *, purpose: str) -> AbstractAsyncContextManager[Journal]:
+        """A new session of the manager."""
+        return self._manager.new_journal(key, purpose=purpose)
 
 
 class HeldSessions:
@@ -47,7 +62,7 @@ class HeldSessions:
     _snapshots: Snapshots
     _committer: Committer
     _flusher: Flusher
-    _services: Services
+    _home: ManagerHome
     _background: Background
 
     def __init__(self, settings: SessionSettings, clock: Clock) -> None:
@@ -76,7 +91,7 @@ class HeldSessions:
     def _create(self, key: SessionKey, agent_id: str | None) -> Session:
         session = self._new(key, dirty=agent_id is None)
         if agent_id is not None:  # which may be refused: until then nobody may know of the session
-            session.agent_id = agent_id
+            session.update(agent_id=agent_id)
         self._admit(session)
         return session
 
@@ -95,12 +110,16 @@ class HeldSessions:
             created_at=created_at or self.clock.now(),
             capacity=self.settings.window,
         )
-        return Session(conversation, self._services, committed=0, dirty=dirty)
+        return Session(Journal(conversation, self._home, dirty=dirty))
+
+    def _session(self, conversation: Conversation, *, dirty: bool) -> Session:
+        """The session of what the store has."""
+        return Session(Journal(conversation, self._home, committed=conversation.last_sequence, dirty=dirty))
 
     def _usable(self, session_id: str) -> Session | None:
         """The live session, unless it is being deleted or the store has refused it."""
         session = self._residents.get(session_id)
-        is_usable = session is not None and session.log.rejected is None and session_id not in self._busy
+        is_usable = session is not None and session.journal.log.rejected is None and session_id not in self._busy
         return session if is_usable else None
 
     async def _wake(self, session_id: str) -> Session | None:
@@ -137,7 +156,7 @@ class HeldSessions:
             return
         conversation = found.conversation
         conversation.last_accessed = self._residents.last_use(session_id, conversation.last_accessed)
-        session = Session(conversation, self._services, committed=conversation.last_sequence, dirty=found.dirty)
+        session = self._session(conversation, dirty=found.dirty)
         if INCOMPLETE in session.metadata:
             self._residents.remove(session_id)
             await self._discard(session)
@@ -175,17 +194,17 @@ class HeldSessions:
         """
         session_id = refused.session_id
         stored = await self._store.head(session_id)
-        head = stored.head if stored is not None else refused.log.head
+        head = stored.head if stored is not None else refused.journal.log.head
         conversation = Conversation(
             head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self.settings.window
         )
         await catch_up(conversation, self._store)
         if self._residents.get(session_id) is not refused or session_id in self._busy:
             return None
-        refused.retire()
-        self._flusher.remove(refused)
-        self._evicted_of_gone += refused.evicted
-        session = Session(conversation, self._services, committed=conversation.last_sequence, dirty=True)
+        refused.journal.retire()
+        self._flusher.remove(refused.journal)
+        self._evicted_of_gone += refused.journal.evicted
+        session = self._session(conversation, dirty=True)
         self._admit(session)
         log.warning("reloaded from the store", action="session.reloaded", session_id=session.session_id)
         return session
@@ -218,10 +237,10 @@ class HeldSessions:
             self._busy[session_id] = anyio.Event()
             self._in_the_making += 1
         try:
-            session.note({INCOMPLETE: purpose})
+            session.journal.note({INCOMPLETE: purpose})
             yield session
-            session.note({INCOMPLETE: None})
-            await session.settle()
+            session.journal.note({INCOMPLETE: None})
+            await session.journal.settle()
             await session.saved()
             self._admit(session)
         except BaseException:
@@ -231,11 +250,11 @@ class HeldSessions:
             self._in_the_making -= 1
             self._busy.pop(session_id).set()
 
-    async def _fork(self, source: Session, key: SessionKey | None, leaf_id: str | None) -> Session:
-        """A new session with a session's tree, or one branch of it."""
-        async with self.new_session(key or key_of_fork(source.key, self.clock), purpose="fork") as fork:
-            await copy_session(source, fork, leaf_id)
-        return fork
+    @asynccontextmanager
+    async def new_journal(self, key: SessionKey, *, purpose: str) -> AsyncIterator[Journal]:
+        """`new_session` for a session that makes another one."""
+        async with self.new_session(key, purpose=purpose) as session:
+            yield session.journal
 
     async def _remove_unfinished(self) -> None:
         """Finish what a crash interrupted: half a fork or half an import is no session."""
@@ -255,7 +274,7 @@ class HeldSessions:
             await self._erase(session)
             self._unfinished.pop(session.session_id, None)
         except (StoreUnavailable, OSError) as error:
-            self._flusher.remove(session)
+            self._flusher.remove(session.journal)
             self._unfinished[session.session_id] = session
             log.error(
                 "an unfinished session could not be removed; it is tried again",
@@ -294,24 +313,24 @@ class HeldSessions:
         session_id = session.session_id
         try:
             await self._erase(session)
-            self._evicted_of_gone += session.evicted
+            self._evicted_of_gone += session.journal.evicted
             self._residents.remove(session_id)
         except OSError as error:
-            session.revive()
+            session.journal.revive()
             kind = StoreFull if is_no_space(error) else StoreUnavailable
             raise kind(f"session {session_id} could not be deleted: {error.strerror}; it is as it was") from error
         except BaseException:
-            session.revive()
+            session.journal.revive()
             raise
         finally:
             self._busy.pop(session_id).set()
 
     async def _erase(self, session: Session) -> None:
         """Take a session's file and transcript off the disk, once it is quiet; it takes nothing more."""
-        session.retire()
-        if session.log.rejected is None:
-            await self._committer.wait(session.log, session.last_sequence)
-        self._flusher.remove(session)
+        session.journal.retire()
+        if session.journal.log.rejected is None:
+            await self._committer.wait(session.journal.log, session.last_sequence)
+        self._flusher.remove(session.journal)
         async with self._flusher.lock:
             await self._snapshots.remove(session.session_id)
             await self._store.delete(session.session_id)

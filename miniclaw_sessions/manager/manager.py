@@ -33,7 +33,6 @@ from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.statistics import SessionSummary
-from miniclaw_sessions.turn import refuse_reentry
 
 if TYPE_CHECKING:
     from aiofiles.threadpool.binary import AsyncBufferedReader
@@ -89,7 +88,7 @@ class SessionManager(OpenManager):
                     refused = self._residents.get(session_id)
                     session = self._create(key, agent_id) if refused is None else await self._reload(refused)
             del woken
-        session.touch()
+        session.journal.touch()
         return session
 
     async def open(self, session_id: str) -> Session:
@@ -123,8 +122,8 @@ class SessionManager(OpenManager):
         self._require_open()
         for session_id in await self._newest(channel=channel, limit=None):
             recent = await self._wake(session_id)
-            if recent is not None and recent is self._usable(session_id) and channel in (None, recent.channel):
-                return await self.get_or_create(recent.channel, recent.chat_id)
+            if recent is not None and recent is self._usable(session_id) and channel in (None, recent.key.channel):
+                return await self.get_or_create(recent.key.channel, recent.key.chat_id)
         raise SessionNotFound("" if channel is None else f"{channel}_...")
 
     async def get(self, channel: str, chat_id: str | int) -> Session:
@@ -187,7 +186,7 @@ class SessionManager(OpenManager):
         summaries = []
         for session_id in reversed(chosen):  # so that the newest stays in memory longest
             session = await self._wake(session_id)
-            if session is not None and channel in (None, session.channel):
+            if session is not None and channel in (None, session.key.channel):
                 summaries.append(summarize(session))
         return summaries[::-1]
 
@@ -294,9 +293,8 @@ class SessionManager(OpenManager):
         session = await self._wake(session_id)
         if session is None:
             return False
-        refuse_reentry(session)
-        async with session.turn_lock:
-            if session.is_deleted:
+        async with session.journal.between_turns():
+            if session.journal.is_deleted:
                 return False
             await self._remove(session)
         log.info("deleted", action="session.deleted", session_id=session_id)
@@ -313,7 +311,7 @@ class SessionManager(OpenManager):
             StoreError: the store cannot be read.
         """
         problems: list[str] = []
-        async for entry in (await self.find(session_id)).read_entries(problems):
+        async for entry in (await self.find(session_id)).tree.read_entries(problems):
             yield entry
         for problem in problems:
             log.error("a transcript is damaged", action="recovery.entry_damaged", session_id=session_id, error=problem)
@@ -347,8 +345,8 @@ def summarize(session: Session) -> SessionSummary:
     """A session as one line of a list."""
     return SessionSummary(
         session_id=session.session_id,
-        channel=session.channel,
-        chat_id=session.chat_id,
+        channel=session.key.channel,
+        chat_id=session.key.chat_id,
         title=session.title,
         messages=len(session),
         message_count=session.message_count,
@@ -356,5 +354,5 @@ def summarize(session: Session) -> SessionSummary:
         created_at=session.created_at,
         updated_at=session.updated_at,
         last_accessed=session.last_accessed,
-        dirty=session.is_dirty,
+        dirty=session.journal.is_dirty,
     )

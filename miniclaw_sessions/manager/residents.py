@@ -17,7 +17,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from miniclaw_sessions.protocol.keys import of_channel
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.session import Journal, Session
 
 LOOK = 16
 """How many sessions are looked at when one must go: where all of them are dirty, the next flush settles it."""
@@ -79,7 +79,7 @@ class Residents:
         self.let_go = 0
         self._awake: OrderedDict[str, Session] = OrderedDict()
         self._asleep: dict[str, float] = {}  # when each was last used, in seconds since the epoch
-        self._held: WeakValueDictionary[str, Session] = WeakValueDictionary()  # asleep, but somebody has the object
+        self._held: WeakValueDictionary[str, Journal] = WeakValueDictionary()  # asleep, but in somebody's hands
         self.knows_times = True
         """Whether it was looked up when the sleeping ones were last used."""
         self.newest_on_disk: datetime | None = None
@@ -102,14 +102,15 @@ class Residents:
 
     def live(self) -> Iterator[Session]:
         """Every session that is in memory, whoever holds it."""
-        return chain(self._awake.values(), self._held.values())
+        return chain(self._awake.values(), map(Session.of, self._held.values()))
 
     def get(self, session_id: str) -> Session | None:
         """The live session, which counts as the one used last; None when it is asleep or there is none."""
         session = self._awake.get(session_id)
         if session is not None:
             self._awake.move_to_end(session_id)
-        elif self._held and (session := self._held.get(session_id)) is not None:
+        elif self._held and (journal := self._held.get(session_id)) is not None:
+            session = Session.of(journal)
             self.add(session)
         return session
 
@@ -145,7 +146,7 @@ class Residents:
             if _may_sleep(session):
                 self.let_go += 1
                 self._asleep[session_id] = session.last_accessed.timestamp()
-                self._held[session_id] = session
+                self._held[session_id] = session.journal
             else:
                 self._awake[session_id] = session
         return len(self._awake) <= self.limit
@@ -187,7 +188,7 @@ class Residents:
 
     def queue(self) -> Queue:
         """All of them as they are at this moment."""
-        live = [(one.last_accessed.timestamp(), one.session_id, one.channel) for one in self.live()]
+        live = [(one.last_accessed.timestamp(), one.session_id, one.key.channel) for one in self.live()]
         if not self._held:
             return Queue(live, list(self._asleep), list(self._asleep.values()))
         asleep = [(one, used) for one, used in self._asleep.items() if one not in self._held]
@@ -196,7 +197,7 @@ class Residents:
 
 def _may_sleep(session: Session) -> bool:
     """Whether nothing is lost when its object goes: all of it is on disk, and nobody is about to remove it."""
-    return not session.is_dirty and not session.is_deleted and session.log.rejected is None
+    return not session.journal.is_dirty and not session.journal.is_deleted and session.journal.log.rejected is None
 
 
 def _moment(seconds: float) -> datetime:

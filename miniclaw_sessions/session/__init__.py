@@ -1,5 +1,6 @@
-"""One live conversation, in three layers: `core` accepts and saves, `tree` branches, `live` is what people talk to."""
+"""One live conversation: `session` is what people talk to, `journal` what saves it, `tree` its transcript."""
 
-from miniclaw_sessions.session.core import Services as Services
-from miniclaw_sessions.session.core import SessionStatistics as SessionStatistics
-from miniclaw_sessions.session.live import Session as Session
+from miniclaw_sessions.session.journal import Home as Home
+from miniclaw_sessions.session.journal import Journal as Journal
+from miniclaw_sessions.session.journal import SessionStatistics as SessionStatistics
+from miniclaw_sessions.session.session import Session as Session

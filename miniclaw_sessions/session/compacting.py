@@ -9,19 +9,26 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import anyio
 import msgspec
 
 from miniclaw_sessions.errors import SessionDeleted, UnsafeCompaction
 from miniclaw_sessions.history.branch import Branch, told
-from miniclaw_sessions.history.compaction import TokenCounter, count_tokens, has_open_calls, plan_compaction, tokens_of
+from miniclaw_sessions.history.compaction import (
+    TokenCounter,
+    check_cut,
+    count_tokens,
+    has_open_calls,
+    plan_compaction,
+    tokens_of,
+)
 from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.protocol.entries import Compaction
 from miniclaw_sessions.protocol.messages import Message, Role
-
-if TYPE_CHECKING:
-    from miniclaw_sessions.session.tree import SessionTree
+from miniclaw_sessions.session.journal import Journal
+from miniclaw_sessions.session.unit import Unit
 
 SUMMARY_TIMEOUT_S = 300.0
 """How long a summary may take."""
@@ -57,7 +64,7 @@ class CompactionOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def compact(  # noqa: PLR0913 - what may be chosen, each with a default at the session's call
-    session: SessionTree,
+    journal: Journal,
     summarizer: Summarizer,
     *,
     keep_tokens: int,
@@ -68,7 +75,7 @@ async def compact(  # noqa: PLR0913 - what may be chosen, each with a default at
     """Summarise the older part of a session's branch.
 
     Args:
-        session: whose branch.
+        journal: whose branch.
         summarizer: makes the summary of the messages it is given, the former summary first. Its failure is an outcome,
             not an error.
         keep_tokens: how much of the newest part is kept as it is, about.
@@ -80,7 +87,7 @@ async def compact(  # noqa: PLR0913 - what may be chosen, each with a default at
         StoreFull, StoreUnavailable: the compaction was accepted or not, but is not acknowledged.
         SessionDeleted, UnsavedLimit, InvalidMessage: the compaction was not accepted.
     """
-    branch = await session.read_branch()
+    branch = await journal.reader.branch()
     plan = _plan(branch, keep_tokens, count)
     if plan is None:
         return CompactionOutcome(status=CompactionStatus.SKIPPED, detail="there is nothing to summarise now")
@@ -88,14 +95,14 @@ async def compact(  # noqa: PLR0913 - what may be chosen, each with a default at
         with anyio.fail_after(timeout_s):
             summary = _as_messages(await summarizer(plan.messages))
     except Exception as error:  # noqa: BLE001 - the caller's coroutine: whatever it raises, nothing has changed
-        return _failed(session, plan, f"the summary could not be made: {type(error).__name__}")
+        return _failed(journal, plan, f"the summary could not be made: {type(error).__name__}")
     if not any(message.text.strip() for message in summary):
-        return _failed(session, plan, "the summary is empty")
-    return await _append(session, branch, plan, summary, count=count, reason=reason)
+        return _failed(journal, plan, "the summary is empty")
+    return await _append(journal, branch, plan, summary, count=count, reason=reason)
 
 
 async def _append(  # noqa: PLR0913 - the parts of one compaction
-    session: SessionTree,
+    journal: Journal,
     planned_on: Branch,
     plan: _Plan,
     summary: Sequence[Message],
@@ -107,7 +114,8 @@ async def _append(  # noqa: PLR0913 - the parts of one compaction
     tokens_after = count_tokens(summary, count) + plan.tokens_kept
     text = "\n\n".join(message.text for message in summary if message.role is Role.COMPACTION_SUMMARY)
     try:
-        entry_id = await session.append_compaction_where(
+        entry_id = await append_compaction(
+            journal,
             partial(_first_kept, plan, planned_on),
             summary=text,
             tokens_before=plan.tokens_before,
@@ -116,13 +124,13 @@ async def _append(  # noqa: PLR0913 - the parts of one compaction
             messages=(*plan.instructions, *(m for m in summary if m.role is not Role.COMPACTION_SUMMARY)),
         )
     except UnsafeCompaction as error:
-        return _aborted(session, plan, str(error))
+        return _aborted(journal, plan, str(error))
     except SessionDeleted:
-        return _aborted(session, plan, "the session was deleted meanwhile")
+        return _aborted(journal, plan, "the session was deleted meanwhile")
     log.info(
         "compacted",
         action="compaction.done",
-        session_id=session.session_id,
+        session_id=journal.session_id,
         reason=reason,
         tokens_before=plan.tokens_before,
         tokens_after=tokens_after,
@@ -130,6 +138,41 @@ async def _append(  # noqa: PLR0913 - the parts of one compaction
     return CompactionOutcome(
         status=CompactionStatus.DONE, entry_id=entry_id, tokens_before=plan.tokens_before, tokens_after=tokens_after
     )
+
+
+async def append_compaction(journal: Journal, first_kept: Callable[[Branch], str | None], **fields: Any) -> str:
+    """Append a compaction whose first kept entry is chosen on the branch as it is at that very moment; its id.
+
+    Args:
+        journal: whose branch.
+        first_kept: returns what is kept, or raises UnsafeCompaction if the compaction is no longer wanted.
+        fields: those of the entry.
+
+    Raises:
+        UnsafeCompaction, StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: see
+            `SessionTree.append_compaction`.
+    """
+    leaf_id: object = object()
+    branch, kept_id = Branch(), None
+    while leaf_id != journal.conversation.leaf_id:  # what is said meanwhile may be a call without its result
+        leaf_id = journal.conversation.leaf_id
+        branch = await journal.reader.branch()
+        kept_id = first_kept(branch)
+        _check_cut(journal.session_id, branch, kept_id)
+    place = next((entry.sequence for entry in branch.entries if entry.id == kept_id), None)
+    unit = Unit(journal)
+    entry = unit.add(Compaction, first_kept_entry_id=kept_id, first_kept_sequence=place, **fields)
+    await unit.save()
+    return entry.id
+
+
+def _check_cut(session_id: str, branch: Branch, first_kept_entry_id: str | None) -> None:
+    if first_kept_entry_id is not None:
+        check_cut(branch.entries, first_kept_entry_id)
+    elif has_open_calls(branch.entries):
+        raise UnsafeCompaction(
+            f"session {session_id} cannot be compacted now: a tool call has no result yet; wait for it"
+        )
 
 
 def _first_kept(plan: _Plan, planned_on: Branch, current: Branch) -> str | None:
@@ -199,19 +242,19 @@ def _compaction_id(branch: Branch) -> str | None:
     return None if branch.compaction is None else branch.compaction.id
 
 
-def _failed(session: SessionTree, plan: _Plan, detail: str) -> CompactionOutcome:
-    return _unchanged(session, plan, CompactionStatus.FAILED, detail)
+def _failed(journal: Journal, plan: _Plan, detail: str) -> CompactionOutcome:
+    return _unchanged(journal, plan, CompactionStatus.FAILED, detail)
 
 
-def _aborted(session: SessionTree, plan: _Plan, detail: str) -> CompactionOutcome:
-    return _unchanged(session, plan, CompactionStatus.ABORTED, detail)
+def _aborted(journal: Journal, plan: _Plan, detail: str) -> CompactionOutcome:
+    return _unchanged(journal, plan, CompactionStatus.ABORTED, detail)
 
 
-def _unchanged(session: SessionTree, plan: _Plan, status: CompactionStatus, detail: str) -> CompactionOutcome:
+def _unchanged(journal: Journal, plan: _Plan, status: CompactionStatus, detail: str) -> CompactionOutcome:
     log.warning(
         "a compaction changed nothing",
         action="compaction.unchanged",
-        session_id=session.session_id,
+        session_id=journal.session_id,
         status=status.value,
         detail=detail,
     )

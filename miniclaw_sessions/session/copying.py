@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
@@ -11,9 +10,8 @@ from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import INCOMPLETE, METADATA, OWN_METADATA, Custom, Entry, Label, LeafMove
 from miniclaw_sessions.protocol.keys import SessionKey
-
-if TYPE_CHECKING:
-    from miniclaw_sessions.session.live import Session
+from miniclaw_sessions.session.journal import Journal
+from miniclaw_sessions.session.unit import Unit
 
 BATCH_ENTRIES = 500
 BATCH_BYTES = 4_194_304
@@ -33,7 +31,7 @@ def key_of_fork(key: SessionKey, clock: Clock) -> SessionKey:
     return SessionKey.of(key.channel, f"{key.chat_id[:MAX_CHAT_ID]}.fork-{clock.new_id()[-12:]}")
 
 
-async def copy_session(source: Session, target: Session, leaf_id: str | None) -> None:
+async def copy_session(source: Journal, target: Journal, leaf_id: str | None) -> None:
     """Give a new session everything of another one, or one branch of it.
 
     Args:
@@ -47,22 +45,26 @@ async def copy_session(source: Session, target: Session, leaf_id: str | None) ->
         StoreError: the source cannot be read, or the target not be written.
     """
     if leaf_id is None:
-        await adopt_all(target, _but_for_unfinished(source.read_entries()))
+        await adopt_all(target, _but_for_unfinished(source.reader.entries([])))
     else:
-        path = await source.get_branch(leaf_id)
+        path = [entry async for entry in source.reader.walk(await source.reader.get(leaf_id))][::-1]
         await adopt_all(target, _each(path))
         for target_id, label in await _labels_on(source, path):
-            await target.set_label(target_id, label)
+            unit = Unit(target)
+            unit.add(Label, target_id=target_id, label=label)
+            await unit.save()
     if source.is_deleted:
         raise SessionDeleted(f"session {source.session_id} was deleted; there is nothing to copy any more")
-    known, wanted = target.metadata, source.metadata
+    known, wanted = target.conversation.metadata, source.conversation.metadata
     changes = {name: wanted.get(name) for name in {*known, *wanted} if known.get(name) != wanted.get(name)}
     changes.pop(INCOMPLETE, None)
     kept = {name: value for name, value in changes.items() if leaf_id is None or name not in _OF_THE_BRANCH}
     own = {name: kept.pop(name) for name in list(kept) if name.startswith(OWN_METADATA)}
     if own:
         target.note(own)
-    target.update(**{**kept, PARENT_SESSION: source.session_id})
+    unit = Unit(target)
+    unit.add_metadata(**{**kept, PARENT_SESSION: source.session_id})
+    unit.accept()
 
 
 async def _but_for_unfinished(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
@@ -73,7 +75,7 @@ async def _but_for_unfinished(entries: AsyncIterator[Entry]) -> AsyncIterator[En
 
 
 async def adopt_all(
-    target: Session,
+    target: Journal,
     entries: AsyncIterator[Entry],
     adopt: Callable[[Sequence[Entry], Places], None] | None = None,
 ) -> None:
@@ -82,7 +84,7 @@ async def adopt_all(
     Args:
         target: a session that nobody else uses yet.
         entries: as they come.
-        adopt: appends one batch; by default `Session.adopt`.
+        adopt: appends one batch; by default `Journal.adopt`.
 
     Raises:
         StoreError: they cannot be stored.
@@ -115,7 +117,7 @@ def _size_of(entry: Entry) -> int:
         return 0
 
 
-async def _labels_on(source: Session, path: Iterable[Entry]) -> Iterable[tuple[str, str]]:
+async def _labels_on(source: Journal, path: Iterable[Entry]) -> Iterable[tuple[str, str]]:
     """The bookmarks of a path's entries where the path's own labels do not tell them, each with the entry that has it.
 
     An empty one stands for a bookmark of the path that was removed elsewhere.
@@ -127,7 +129,7 @@ async def _labels_on(source: Session, path: Iterable[Entry]) -> Iterable[tuple[s
         if isinstance(entry, Label):
             told[entry.target_id] = entry.label
     labels: dict[str, str] = {}
-    async for entry in source.read_entries():
+    async for entry in source.reader.entries([]):
         if isinstance(entry, Label) and entry.target_id in on_path:
             labels[entry.target_id] = entry.label
     return [(target_id, label) for target_id, label in labels.items() if label != told.get(target_id, "")]

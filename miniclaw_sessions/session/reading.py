@@ -1,28 +1,32 @@
-"""A session's entries as they are now: what the store has, and behind it what was accepted and is not committed yet."""
+"""Reading a session's tree as it is now: what the store has, and behind it what waits to be committed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import msgspec
 
-from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.history.branch import rejoined
+from miniclaw_sessions.errors import EntryNotFound, InvalidMessage
+from miniclaw_sessions.history.branch import Branch, BranchCollector, rejoined
+from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.committer import SessionLog
 from miniclaw_sessions.protocol.encoding import decode_entry
-from miniclaw_sessions.protocol.entries import Entry
+from miniclaw_sessions.protocol.entries import Entry, LeafMove
 from miniclaw_sessions.stores.base import Store, StoredEntry, stored_entry
+from miniclaw_sessions.stores.branches import bring_window_up, read_branch, walk_up
 from miniclaw_sessions.stores.reading import PAGE
 
 
-class SessionEntries:
+class TreeReader:
     """Reads one session like a store. Where the store keeps nothing, what is in memory is all there is."""
 
     def __init__(self, store: Store, log: SessionLog, conversation: Conversation) -> None:
         self._store = store
         self._log = log
         self._conversation = conversation
+
+    # --- stored entries, by place and id -----------------------------------------------------------------------------
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries with a sequence greater than `after`, oldest first, at most `limit` of them."""
@@ -37,10 +41,38 @@ class SessionEntries:
         pending = next((entry for entry in self._pending() if entry.entry_id == entry_id), None)
         return pending or await self._store.find(session_id, entry_id)
 
-    async def decoded(self, problems: list[str]) -> AsyncIterator[Entry]:
-        """All of them, oldest first; what cannot be read is left out, and told to `problems`."""
+    async def read_at(self, sequences: Iterable[int]) -> dict[int, StoredEntry]:
+        """The entries at these places; those that stand close together are read together."""
+        found: dict[int, StoredEntry] = {}
+        wanted = sorted(set(sequences), reverse=True)
+        while wanted:
+            first = last = wanted.pop()
+            while wanted and wanted[-1] < first + PAGE:
+                last = wanted.pop()
+            page = await self.read(self._session_id, after=first - 1, limit=last - first + 1)
+            found.update((stored.sequence, stored) for stored in page)
+        return found
+
+    # --- entries -----------------------------------------------------------------------------------------------------
+
+    async def get(self, entry_id: str) -> Entry:
+        """One entry of the tree.
+
+        Raises:
+            EntryNotFound: the session has no such entry.
+            InvalidMessage: the entry is damaged.
+            StoreUnavailable: the store cannot be read.
+        """
+        stored = await self.find(self._session_id, entry_id)
+        entry = None if stored is None else decode_entry(stored.encoded)
+        if stored is None or entry is None or isinstance(entry, LeafMove):  # a move is no part of the tree
+            raise EntryNotFound(self._session_id, entry_id)
+        return msgspec.structs.replace(entry, sequence=stored.sequence)
+
+    async def entries(self, problems: list[str]) -> AsyncIterator[Entry]:
+        """All of them, oldest first; what cannot be read is left out, and described in `problems`."""
         after = 0
-        while page := await self.read(self._log.head.session_id, after=after, limit=PAGE):
+        while page := await self.read(self._session_id, after=after, limit=PAGE):
             for stored in page:
                 try:
                     entry = decode_entry(stored.encoded)
@@ -49,6 +81,50 @@ class SessionEntries:
                     continue
                 yield msgspec.structs.replace(entry, sequence=stored.sequence)
             after = page[-1].sequence
+
+    # --- branches ----------------------------------------------------------------------------------------------------
+
+    async def walk(self, leaf: Entry | None = None) -> AsyncIterator[Entry]:
+        """The entries of a branch, from its end to the root; of the current branch if none is named."""
+        conversation = self._conversation
+        leaf_id, place = (
+            (conversation.leaf_id, conversation.leaf_sequence) if leaf is None else (leaf.id, leaf.sequence)
+        )
+        if leaf_id is not None:
+            async for entry in walk_up(self, self._session_id, leaf_id, place, []):
+                yield entry
+
+    async def branch(self, *, max_tokens: int | None = None, count: TokenCounter = count_by_characters) -> Branch:
+        """The current branch as far as a model is shown it; see `SessionTree.read_branch`."""
+        conversation = self._conversation
+        if not self._store.keeps_entries:
+            return conversation.branch()
+        collector = BranchCollector(max_tokens=max_tokens, count=None if max_tokens is None else count)
+        return await read_branch(self, self._session_id, conversation.leaf_id, conversation.leaf_sequence, collector)
+
+    async def window_at(self, leaf: Entry | None) -> Branch:
+        """As much of the branch that ends at an entry as a window shows, and what is in force there."""
+        if leaf is None:
+            return Branch()
+        collector = BranchCollector(newest=self._conversation.window.capacity, needs_state=True)
+        branch = await read_branch(self, self._session_id, leaf.id, leaf.sequence, collector)
+        if self._store.keeps_entries:
+            return branch
+        known = self._conversation.metadata  # nobody has the entries that set it
+        return msgspec.structs.replace(
+            branch,
+            provider=known.get("provider"),
+            model=known.get("model"),
+            thinking_level=known.get("thinking_level"),
+        )
+
+    async def bring_window_up(self) -> None:
+        """Give the conversation the window of its leaf, where the entries that were folded in do not."""
+        await bring_window_up(self._conversation, self)
+
+    @property
+    def _session_id(self) -> str:
+        return self._log.head.session_id
 
     def _pending(self) -> list[StoredEntry]:
         if self._store.keeps_entries:

@@ -216,7 +216,7 @@ async def test_session_is_stale_when_others_spoke_in_it_and_not_when_it_was_name
     made = await ours.create_session(**ADA, session_id="1")
     session = await manager.get("app", "ada/1")
     await ours.append_event(made, said("one"))
-    session.title = "A talk"
+    session.update(title="A talk")
     await ours.append_event(made, said("two"))
     await session.add_message(Message.user("from elsewhere"))
     with pytest.raises(StaleSessionError):
@@ -240,7 +240,7 @@ async def test_everything_is_acknowledged_when_a_call_returns(
     assert [summary.dirty for summary in await manager.list()] == [True] * 3
     for summary in await manager.list():
         session = await manager.find(summary.session_id)
-        assert session.committed_sequence == session.last_sequence > 0
+        assert session.journal.committed_sequence == session.last_sequence > 0
 
 
 class Scripted(BaseLlm):
@@ -306,7 +306,7 @@ async def test_events_are_those_of_the_current_branch(ours: MiniclawSessionServi
     for text in ("one", "two"):
         await ours.append_event(made, said(text))
     session = await manager.get("app", "ada/1")
-    await session.branch(session.entries()[0].id)
+    await session.tree.branch(session.entries()[0].id)
     loaded = await ours.get_session(**ADA, session_id="1")
     assert loaded is not None
     await ours.append_event(loaded, said("three"))
@@ -324,7 +324,7 @@ async def test_silent_events_keep_their_place(ours: MiniclawSessionService, mana
     assert loaded is not None
     assert loaded.events == made.events
     session = await manager.get("app", "ada/1")
-    kinds = [e.custom_type async for e in session.read_entries() if isinstance(e, Custom)]
+    kinds = [e.custom_type async for e in session.tree.read_entries() if isinstance(e, Custom)]
     assert kinds.count("google_adk.event") == 1
     assert [message.text for message in session.messages()] == ["one", "two"]
 

@@ -155,4 +155,4 @@ async def test_each_goes_on_where_another_left_it(names: tuple[str, ...], tmp_pa
             context = (await session.get_context()).messages
             assert said(context) == everything
             assert is_legal(context) == []
-            assert session.committed_sequence == session.last_sequence
+            assert session.journal.committed_sequence == session.last_sequence

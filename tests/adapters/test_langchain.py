@@ -283,16 +283,16 @@ async def test_a_call_that_somebody_else_left_open_is_answered(history: Miniclaw
 async def test_asynchronous_calls_are_acknowledged(history: MiniclawChatMessageHistory) -> None:
     session = history.session
     await history.aadd_messages([HumanMessage("one"), HumanMessage("two")])
-    assert session.committed_sequence == session.last_sequence == 2
+    assert session.journal.committed_sequence == session.last_sequence == 2
     await history.aclear()
-    assert session.committed_sequence == session.last_sequence == 3
+    assert session.journal.committed_sequence == session.last_sequence == 3
     assert await history.aget_messages() == []
 
 
 async def test_synchronous_calls_from_a_thread_are_acknowledged(history: MiniclawChatMessageHistory) -> None:
     def in_a_thread() -> list[BaseMessage]:
         history.add_messages([HumanMessage(f"{number}") for number in range(60)])
-        assert history.session.committed_sequence == 60
+        assert history.session.journal.committed_sequence == 60
         everything = history.messages
         history.add_user_message("one more")
         history.clear()
@@ -301,19 +301,19 @@ async def test_synchronous_calls_from_a_thread_are_acknowledged(history: Minicla
 
     everything = await to_thread.run_sync(in_a_thread)
     assert [message.content for message in everything] == [f"{number}" for number in range(60)]  # more than the window
-    assert history.session.committed_sequence == history.session.last_sequence
+    assert history.session.journal.committed_sequence == history.session.last_sequence
 
 
 async def test_synchronous_calls_on_the_loop_do_not_block_it(history: MiniclawChatMessageHistory) -> None:
     session = history.session
     history.add_messages([HumanMessage(f"{number}") for number in range(60)])
-    assert (session.committed_sequence, session.last_sequence) == (0, 60)  # accepted, and nobody waited
+    assert (session.journal.committed_sequence, session.last_sequence) == (0, 60)  # accepted, and nobody waited
     assert [message.content for message in history.messages] == [f"{number}" for number in range(10, 60)]  # the window
     assert len(await history.aget_messages()) == 60
     history.clear()
     assert history.messages == []
     await session.saved()
-    assert session.committed_sequence == session.last_sequence
+    assert session.journal.committed_sequence == session.last_sequence
 
 
 async def test_another_event_loop_is_as_good_as_a_thread(history: MiniclawChatMessageHistory) -> None:
@@ -322,7 +322,7 @@ async def test_another_event_loop_is_as_good_as_a_thread(history: MiniclawChatMe
         return await history.aget_messages()
 
     assert await to_thread.run_sync(lambda: asyncio.run(elsewhere())) == [HumanMessage("hi")]
-    assert history.session.committed_sequence == 1
+    assert history.session.journal.committed_sequence == 1
 
 
 def test_without_an_event_loop_a_session_in_memory_is_used_directly() -> None:

@@ -218,7 +218,7 @@ async def test_branching_the_session_takes_the_graph_back(manager: SessionManage
     after_one = session.leaf_id
     assert after_one is not None
     await graph.ainvoke({"messages": [HumanMessage("two")]}, CONFIG)
-    await session.branch(after_one)
+    await session.tree.branch(after_one)
     state = await graph.ainvoke({"messages": [HumanMessage("three")]}, CONFIG)
     assert texts(state["messages"]) == ["one", "reply to 1", "three", "reply to 3"]
     assert texts(session.messages()) == texts(state["messages"])
@@ -251,10 +251,10 @@ async def test_a_branched_copy_holds_the_whole_state_of_its_branch(
     after_one = session.leaf_id
     assert after_one is not None
     await graph.ainvoke({"messages": [HumanMessage("two")]}, CONFIG)
-    await session.branch(after_one)
+    await session.tree.branch(after_one)
     await graph.ainvoke({"messages": [HumanMessage("three")]}, CONFIG)
     assert session.leaf_id is not None
-    await session.create_branched_session(session.leaf_id, "langgraph_2")
+    await session.fork("langgraph_2", leaf_id=session.leaf_id)
     state = await graph.aget_state({"configurable": {"thread_id": "2"}})
     assert texts(state.values["messages"]) == ["one", "reply to 1", "three", "reply to 3"]
 
@@ -276,7 +276,9 @@ async def test_step_writes_as_much_in_a_long_conversation_as_in_a_short_one(
         before = 0 if turn == 0 else (await session_of(manager)).last_sequence
         await graph.ainvoke({"messages": [HumanMessage("x" * 300)]}, CONFIG)
         session = await session_of(manager)
-        written.append(sum(len(stored.encoded) for stored in await session._source().read("langgraph_1", after=before)))
+        written.append(
+            sum(len(stored.encoded) for stored in await session.journal.reader.read("langgraph_1", after=before))
+        )
     assert written[-1] < 1.1 * written[5]
     assert written[-1] < 12_000
 
@@ -284,9 +286,9 @@ async def test_step_writes_as_much_in_a_long_conversation_as_in_a_short_one(
 async def test_everything_is_acknowledged_when_a_call_returns(manager: SessionManager, saver: MiniclawSaver) -> None:
     config = await put(saver, [HumanMessage("hello", id="m1")])
     session = await session_of(manager)
-    assert session.committed_sequence == session.last_sequence
+    assert session.journal.committed_sequence == session.last_sequence
     await saver.aput_writes(config, [("messages", [AIMessage("draft")])], "task")
-    assert session.committed_sequence == session.last_sequence == 3
+    assert session.journal.committed_sequence == session.last_sequence == 3
 
 
 async def test_a_step_that_the_store_refuses_fails_and_is_whole_when_the_store_recovers(tmp_path: Path) -> None:
@@ -318,7 +320,7 @@ async def test_large_values_stand_in_pieces(tmp_path: Path) -> None:
             "messages": [HumanMessage("y" * 9_000, id="m")],
         }
         await saver.aput(CONFIG_ROOT, checkpoint(big, 1), {"step": 0}, dict.fromkeys(big, "1"))
-        sizes = [len(stored.encoded) for stored in await (await session_of(manager))._source().read("langgraph_1")]
+        sizes = [len(stored.encoded) for stored in await (await session_of(manager)).journal.reader.read("langgraph_1")]
         assert max(sizes) <= limit
         assert len(sizes) > 10
     async with SessionManager(tmp_path) as manager:
@@ -378,7 +380,7 @@ async def put(saver: MiniclawSaver, messages: list[BaseMessage], *, version: int
 
 
 async def messages_of(session: Session) -> list[MessageEntry]:
-    return [entry async for entry in session.read_entries() if isinstance(entry, MessageEntry)]
+    return [entry async for entry in session.tree.read_entries() if isinstance(entry, MessageEntry)]
 
 
 some_messages = st.builds(
@@ -511,9 +513,11 @@ async def test_a_thread_is_not_copied_over_another_one(saver: MiniclawSaver) -> 
 async def test_strangers_custom_entries_of_our_type_do_no_harm(manager: SessionManager, saver: MiniclawSaver) -> None:
     session = await manager.get_or_create("langgraph", 1)
     for kind in ("checkpoint", "writes", "forget", "piece"):
-        await session.append_custom_entry(f"langgraph.{kind}", {"namespace": 7, "channels": "no", "checkpoints": 1})
+        await session.tree.append_custom_entry(
+            f"langgraph.{kind}", {"namespace": 7, "channels": "no", "checkpoints": 1}
+        )
     graph = chat(saver)
     state = await graph.ainvoke({"messages": [HumanMessage("one")]}, CONFIG)
     assert texts(state["messages"]) == ["one", "reply to 1"]
-    kinds = [entry.custom_type async for entry in session.read_entries() if isinstance(entry, Custom)]
+    kinds = [entry.custom_type async for entry in session.tree.read_entries() if isinstance(entry, Custom)]
     assert kinds.count("langgraph.checkpoint") == 4

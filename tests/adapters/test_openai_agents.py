@@ -214,11 +214,11 @@ async def test_a_limit_gives_the_newest_in_order(session: Session, limit: int | 
 
 async def test_items_are_acknowledged_before_add_returns(adapted: MiniclawSession) -> None:
     await add(adapted, user("one"), user("two"))
-    assert adapted.session.committed_sequence == adapted.session.last_sequence == 2
+    assert adapted.session.journal.committed_sequence == adapted.session.last_sequence == 2
     await adapted.pop_item()
-    assert adapted.session.committed_sequence == adapted.session.last_sequence
+    assert adapted.session.journal.committed_sequence == adapted.session.last_sequence
     await adapted.clear_session()
-    assert adapted.session.committed_sequence == adapted.session.last_sequence
+    assert adapted.session.journal.committed_sequence == adapted.session.last_sequence
 
 
 async def test_adding_at_once_keeps_everything_and_each_call_together(session: Session) -> None:
@@ -245,7 +245,7 @@ async def test_other_threads_and_loops_may_use_it(adapted: MiniclawSession) -> N
 
     assert await to_thread.run_sync(run_sync) == "Hello!"
     assert [message.text for message in adapted.session.messages()] == ["hi", "Hello!"]
-    assert adapted.session.committed_sequence == 2
+    assert adapted.session.journal.committed_sequence == 2
 
 
 # --- taking back -----------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ async def test_what_was_popped_stays_in_the_transcript(adapted: MiniclawSession)
     await adapted.pop_item()
     await adapted.clear_session()
 
-    entries = [entry async for entry in adapted.session.read_entries()]
+    entries = [entry async for entry in adapted.session.tree.read_entries()]
     assert [entry.message.text for entry in entries if isinstance(entry, MessageEntry)] == ["one", "two"]
 
 
@@ -298,7 +298,7 @@ async def test_pop_and_add_again_survives_a_restart(tmp_path: Path) -> None:
 async def test_pop_does_not_bring_back_what_was_compacted(adapted: MiniclawSession, *, keeps: bool) -> None:
     await add(adapted, user("old"), {"role": "assistant", "content": "older"}, user("kept"))
     kept = adapted.session.entries()[-1].id
-    await adapted.session.append_compaction("They greeted.", kept if keeps else None)
+    await adapted.session.tree.append_compaction("They greeted.", kept if keeps else None)
     await add(adapted, user("new"))
     items = list(await adapted.get_items())
     assert "They greeted." in str(items[0])

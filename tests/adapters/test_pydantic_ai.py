@@ -111,7 +111,7 @@ async def test_runs_with_tools_are_remembered_over_a_restart(tmp_path: Path) -> 
             assert as_json(await load_messages(session)) == as_json(said)
             result = await agent.run(question, message_history=await load_messages(session))
             await save(session, result.new_messages())
-            assert session.committed_sequence == session.last_sequence
+            assert session.journal.committed_sequence == session.last_sequence
             said = result.all_messages()
             assert is_legal((await session.get_context()).messages) == []
 
@@ -163,7 +163,7 @@ async def test_a_new_session_is_a_new_conversation(session: Session) -> None:
 
 async def test_a_state_of_another_version_is_refused_and_the_messages_are_not(session: Session) -> None:
     await save(session, [ModelRequest(parts=[UserPromptPart("hi")])])
-    await session.append_custom_entry(adapter.STATE, {"usage": "a lot"})
+    await session.tree.append_custom_entry(adapter.STATE, {"usage": "a lot"})
     with pytest.raises(InvalidMessage, match="load_messages"):
         await load_conversation(session)
     assert len(await load_messages(session)) == 1

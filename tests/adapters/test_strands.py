@@ -104,7 +104,7 @@ def shown(repository: MiniclawSessionRepository, session_id: str = "s", channel:
 
     async def read() -> list[str]:
         session = await repository.manager.get(channel, session_id)
-        assert session.committed_sequence == session.last_sequence  # everything was acknowledged
+        assert session.journal.committed_sequence == session.last_sequence  # everything was acknowledged
         return [message.text for message in session.messages()]
 
     return repository._home.wait(read)
@@ -177,7 +177,7 @@ async def test_strands_agent_runs_on_a_loop_and_goes_on_after_a_restart(tmp_path
         assert is_legal(context) == []
         assert context[1].tool_calls == (ToolCall("c2", "double", '{"x":21}'),)
         assert (context[1].author, context[2].tool_call_id) == ("helper", "c2")
-        kinds = [entry.custom_type async for entry in session.read_entries() if isinstance(entry, Custom)]
+        kinds = [entry.custom_type async for entry in session.tree.read_entries() if isinstance(entry, Custom)]
         assert "strands.agent" in kinds
 
 

@@ -60,7 +60,7 @@ async def read(turn: AbstractAsyncContextManager[Events]) -> list[AgentEvent]:
 
 async def transcript(session: Session) -> list[Message]:
     """Every message of the session's branch, as the store has it, compacted or not."""
-    return [entry.message for entry in await session.get_branch() if hasattr(entry, "message")]
+    return [entry.message for entry in await session.tree.get_branch() if hasattr(entry, "message")]
 
 
 async def assert_legal(session: Session, *providers: ScriptedProvider) -> None:

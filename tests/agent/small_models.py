@@ -16,8 +16,8 @@ from miniclaw_sessions.errors import ContextOverflow
 from miniclaw_sessions.protocol.entries import Compaction, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.turn import open_calls
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from miniclaw_sessions.turn import open_calls
 from tests.agent.conversations import assert_legal
 
 
@@ -77,7 +77,7 @@ class SmallModel(ScriptedProvider):
 
 async def compactions(session: Session) -> list[Compaction]:
     """Those of the branch; none of them was logged while a call was open."""
-    path = await session.get_branch()
+    path = await session.tree.get_branch()
     for place, entry in enumerate(path):
         if isinstance(entry, Compaction):
             assert open_calls([one.message for one in path[:place] if isinstance(one, MessageEntry)]) == []

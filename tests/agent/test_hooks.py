@@ -38,7 +38,7 @@ class Recording(Hooks):
 
     async def after_generation(self, generation: Generation) -> None:
         reply = generation.reply.text if generation.reply else None
-        saved = generation.session.committed_sequence
+        saved = generation.session.journal.committed_sequence
         self.order.append(f"after {reply}, saved {saved}, cost {generation.usage.total}")
 
     async def before_tool(self, generation: Generation, call: ToolCall) -> ToolCall | Message | None:
@@ -69,7 +69,7 @@ async def test_the_order_is_load_before_generation_tools_after_save(session: Ses
         *("before tool noted", "tool runs", "after tool noted: x", "model sees 5"),
         "after done, saved 5, cost 30",
     ]
-    assert session.committed_sequence == 6
+    assert session.journal.committed_sequence == 6
 
 
 async def test_the_prompt_and_further_messages_come_from_before_generation(session: Session) -> None:
@@ -219,7 +219,7 @@ async def test_a_hook_that_fails_ends_the_turn_as_a_failing_model_does(
         await agent.reply(HELLO)
     assert "secret" not in str(caught.value)
     assert roles(session) == ["user", "assistant", "tool_result"][:kept]
-    assert session.committed_sequence == kept
+    assert session.journal.committed_sequence == kept
     if isinstance(caught.value, AgentError):
         assert [message.role for message in caught.value.messages] == [Role.ASSISTANT, Role.TOOL_RESULT][: kept - 1]
         assert caught.value.usage == (Usage(9, 2, total_tokens=11) if place == "after" else Usage())
@@ -319,5 +319,5 @@ async def test_a_hook_or_a_model_that_cancels_itself_is_an_error_of_the_turn(ses
 
     with pytest.raises(AgentError, match="cancelled itself"):
         await Agent(ScriptedProvider(["hi"]), hooks=Cancelled()).reply(HELLO, session=session)
-    assert not session.in_turn
+    assert not session.journal.in_turn
     assert texts(session) == ["hello"]

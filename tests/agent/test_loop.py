@@ -98,13 +98,13 @@ async def test_the_turn_is_over_and_committed_when_it_is_told_to_be(session: Ses
     async with Agent(ScriptedProvider(["hi"])).run(HELLO, session=session) as events:
         async for event in events:
             if isinstance(event, TurnFinished):
-                assert not session.in_turn
-                assert session.committed_sequence == session.last_sequence == 2
+                assert not session.journal.in_turn
+                assert session.journal.committed_sequence == session.last_sequence == 2
 
 
 async def test_the_message_is_committed_before_the_model_is_asked(session: Session) -> None:
     def answer(_: list[Message]) -> str:
-        assert session.committed_sequence == 1
+        assert session.journal.committed_sequence == 1
         return "hi"
 
     assert (await Agent(ScriptedProvider(answer)).reply(HELLO, session=session)).text == "hi"
@@ -375,7 +375,7 @@ async def test_a_model_that_fails_after_tools_ran_leaves_their_complete_group(se
         *("user", "assistant", "tool_result", "tool_result")
     ]
     assert is_legal(session.messages()) == []
-    assert session.committed_sequence == 4
+    assert session.journal.committed_sequence == 4
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ async def test_an_error_of_the_reader_is_raised_as_it_is_and_cancels_the_turn(se
     with pytest.raises(KeyError, match="mine"):
         await read()
     assert provider.cancelled == 1
-    assert not session.in_turn
+    assert not session.journal.in_turn
     assert [message.role.value for message in session.messages()] == ["user", "assistant", "tool_result"]
 
 
@@ -462,7 +462,7 @@ async def test_leaving_early_cancels_the_turn_and_waits_until_it_is_saved(sessio
     async with Agent(provider).run(HELLO, session=session):
         await provider.stalled.wait()
     assert (provider.cancelled, provider.closed) == (1, 1)
-    assert session.committed_sequence == 1
+    assert session.journal.committed_sequence == 1
     assert (await Agent(ScriptedProvider(["hi"])).reply(Message.user("again"), session=session)).text == "hi"
 
 
@@ -558,7 +558,7 @@ async def test_a_cancellation_at_any_moment_leaves_a_legal_session(manager: Sess
         agent = Agent(provider, tools=[tool("echo", echo), tool("slow", slow)])
         finished = await cancel_after(steps, agent, session)
         stored = session.messages()
-        assert not session.in_turn
+        assert not session.journal.in_turn
         assert is_legal(stored) == [], steps
         assert not stored or stored[0].text == "hello"
         assert all(is_legal(context) == [] for context in provider.contexts)

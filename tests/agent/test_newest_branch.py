@@ -57,18 +57,18 @@ class Somebody:
             case 2:
                 session.append(Message.user("hurry"))
             case 3:
-                await session.append_custom_entry("note")
+                await session.tree.append_custom_entry("note")
             case 4 if len(session):
                 with suppress(UnsafeCompaction):  # not between a call and its result
-                    await session.append_compaction("summary", session.entries()[-1].id)
+                    await session.tree.append_compaction("summary", session.entries()[-1].id)
             case 5 if len(session):
-                await session.branch(chance.choice(session.entries()).id)
+                await session.tree.branch(chance.choice(session.entries()).id)
             case 6:
-                await session.branch_with_summary(session.leaf_id, "went elsewhere")
+                await session.tree.branch_with_summary(session.leaf_id, "went elsewhere")
             case 7:
                 session.clear()
             case _:
-                session.title = "nothing that is said"
+                session.update(title="nothing that is said")
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -78,7 +78,7 @@ async def test_whatever_happens_it_is_what_the_store_would_give(session: Session
         await somebody.act()
         if step % 3 != seed % 3:  # not every step is looked at
             continue
-        known, fresh = await followed.read(), await session.read_branch()
+        known, fresh = await followed.read(), await session.tree.read_branch()
         assert said(known) == said(fresh)
         assert known.compaction == fresh.compaction
         assert await followed.context_tokens() == tokens_of(fresh.entries)
@@ -99,7 +99,7 @@ async def test_the_store_is_read_once_and_then_for_what_the_window_does_not_tell
             session.extend([Message.user(f"question {number}"), Message.assistant("answer")])
             assert len((await followed.read()).entries) == 2 * (number + 1)
         assert store.calls["read"] <= 1
-        await session.append_compaction("summary", session.entries()[-1].id)
+        await session.tree.append_compaction("summary", session.entries()[-1].id)
         reads = store.calls["read"]
         assert len(said(await followed.read())) == 1
         assert store.calls["read"] == reads + 1

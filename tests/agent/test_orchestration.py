@@ -53,7 +53,7 @@ async def drawn(session: Session) -> Any:
                 found |= below
         return found
 
-    return shape(await session.get_tree())
+    return shape(await session.tree.get_tree())
 
 
 async def test_the_newest_message_is_answered_again_on_a_branch_of_its_own(tmp_path: Path) -> None:
@@ -284,8 +284,8 @@ async def test_a_cancellation_at_any_moment_of_a_turn_with_everything_leaves_a_l
         async with opened(tmp_path / str(steps), "memory:") as session:
             model, agent_session = everything(session)
             finished, events = await cancelled_after(steps, agent_session)
-            assert not session.in_turn
-            stored = await session.get_branch()
+            assert not session.journal.in_turn
+            stored = await session.tree.get_branch()
             await compactions(session)
             texts_stored = [one.message.text for one in stored if isinstance(one, MessageEntry)]
             assert texts_stored[:1] in ([], ["hello"])

@@ -20,8 +20,8 @@ from miniclaw_sessions.errors import DuplicateMessage, ModelError, NothingToResu
 from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.turn import ABANDONED, INTERRUPTED, open_calls
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from miniclaw_sessions.turn import ABANDONED, INTERRUPTED, open_calls
 from tests.agent.conversations import HELLO, assert_legal, calls, echo, opened, read, roles, texts, tool, transcript
 from tests.crash.launcher import Launcher
 
@@ -177,7 +177,7 @@ async def test_a_turn_is_resumed_although_its_message_was_compacted(tmp_path: Pa
     async with opened(tmp_path) as session:
         await left_open(session, calls("echo"))
         result = session.append(Message.tool_result(ToolCall("call_0", "echo"), "nothing"))
-        await session.append_compaction("They said hello.", None)
+        await session.tree.append_compaction("They said hello.", None)
         assert result.id not in {entry.id for entry in session.entries()}
         session.append(calls("echo", prefix="later-"))
         await session.saved()
@@ -196,14 +196,14 @@ async def test_a_message_whose_turn_was_compacted_in_its_midst_is_still_unanswer
         session.extend(
             [calls("echo"), Message.tool_result(ToolCall("call_0", "echo"), "nothing")], continues=[True] * 2
         )
-        await session.append_compaction("They said hello.", None)
+        await session.tree.append_compaction("They said hello.", None)
         session.extend([calls("echo", prefix="later-")], continues=[True])
         await session.saved()
     provider = ScriptedProvider(["done"])
     async with opened(tmp_path) as session:
         agent = Agent(provider, tools=[tool("echo", echo)], session=session)
         await agent.reply(HELLO, idempotency_key="update-1")
-        assert (await session.get_branch())[0].id == asked.id
+        assert (await session.tree.get_branch())[0].id == asked.id
         assert texts(session)[-1] == "done"
         with pytest.raises(DuplicateMessage):
             await agent.reply(HELLO, idempotency_key="update-1")
@@ -221,7 +221,7 @@ async def test_a_cancellation_at_any_moment_of_a_resumed_turn_leaves_a_session_t
             counting, provider = Counting(), ScriptedProvider([calls("echo", prefix="b"), "done"])
             agent = Agent(provider, tools=[counting.tool, tool("echo", echo)], session=session)
             finished = await cancelled_after(steps, agent.resume(unanswered=unanswered))
-            assert not session.in_turn
+            assert not session.journal.in_turn
             outcomes.add(tuple(roles(session)))
             again = ScriptedProvider(["next", "well"])
             if steps % 2:

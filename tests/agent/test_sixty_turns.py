@@ -186,7 +186,7 @@ async def stored(workspace: Path) -> list[Entry]:
     """The session's entries as the store has them, which is sound; and their usage is counted."""
     async with SessionManager(workspace) as manager:
         session = await manager.get_or_create("telegram", 1)
-        path = list(await session.get_branch())
+        path = list(await session.tree.get_branch())
         checked = await manager.check()
         assert (checked.sound, checked.problems) == (True, [])
         replies = [message.usage for message in messages_of(path) if message.is_assistant]

@@ -16,8 +16,8 @@ from miniclaw_sessions.history.context import is_legal
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.compacting import CompactionStatus
+from miniclaw_sessions.session.turn import ABANDONED
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from miniclaw_sessions.turn import ABANDONED
 from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo, opened, read, roles, texts, tool
 
 pytestmark = pytest.mark.anyio
@@ -57,8 +57,8 @@ async def suspended(session: Session, *names: str) -> list[PendingCall]:
 async def test_a_turn_goes_on_with_the_answer_after_a_restart(tmp_path: Path, store: str) -> None:
     async with opened(tmp_path, store) as session:
         (pending,) = await suspended(session, "ask", "echo")
-        assert not session.in_turn
-        assert session.committed_sequence == session.last_sequence
+        assert not session.journal.in_turn
+        assert session.journal.committed_sequence == session.last_sequence
     assert pending == PendingCall(ToolCall("call_0", "ask", '{"say": "x"}'), "may I?", {"arguments": {"say": "x"}})
     async with opened(tmp_path, store) as session:
         assert await calls_that_wait(session) == [pending]

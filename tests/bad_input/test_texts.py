@@ -13,7 +13,7 @@ from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SessionLimit, S
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message, ToolCall
-from miniclaw_sessions.session.live import MAX_IDEMPOTENCY_KEY
+from miniclaw_sessions.session.journal import MAX_IDEMPOTENCY_KEY
 from tests.bad_input.texts import MILLION, REFUSED_AS_CONTENT, REFUSED_AS_ID, TEXTS
 
 pytestmark = pytest.mark.anyio
@@ -65,7 +65,7 @@ async def test_as_an_id(place: Path, name: str) -> None:
     async with opened(place) as manager:
         for channel, chat_id in keys if is_id(name) else ():
             session = await manager.get(channel, chat_id)
-            assert (session.channel, session.chat_id) == (channel, chat_id)
+            assert (session.key.channel, session.key.chat_id) == (channel, chat_id)
             assert [message.text for message in session.messages()] == [f"in {session.session_id}"]
             assert f"{session.session_id}.json" in names
             assert await manager.find(session.session_id) is session
@@ -107,7 +107,7 @@ async def test_as_content_title_metadata_and_idempotency_key(place: Path, name: 
         else:
             for _time in range(2):
                 await session.add_message(Message.user("once"), idempotency_key=text)
-            assert session.find_duplicate(text) == session.entries()[-1]
+            assert session.journal.find_duplicate(text) == session.entries()[-1]
         kept, metadata = session.messages(), dict(session.metadata)
     expected = [] if name in REFUSED_AS_CONTENT else messages_with(text) if name in TEXTS else messages_with(text)[:1]
     assert [message.content for message in kept if message.text != "once"] == [one.content for one in expected]
@@ -116,7 +116,7 @@ async def test_as_content_title_metadata_and_idempotency_key(place: Path, name: 
         session = await manager.get("c", "1")
         assert session.messages() == kept
         assert dict(session.metadata) == metadata
-        stored = [entry async for entry in session.read_entries()]
+        stored = [entry async for entry in session.tree.read_entries()]
         assert [entry.message for entry in stored if isinstance(entry, MessageEntry)] == kept
         await check_neighbour(manager, 2)
 
@@ -183,6 +183,6 @@ async def test_a_hundred_thousand_ids_at_once_meet_the_cap_and_cost_nobody_his_s
                 refused += 1
         assert refused == 100_000 - 499
         await check_neighbour(manager, 500)
-        assert (await manager.get("flood", 498)).chat_id == "498"
+        assert (await manager.get("flood", 498)).key.chat_id == "498"
     async with SessionManager(place, settings=settings) as manager:
         await check_neighbour(manager, 500)

@@ -123,7 +123,7 @@ async def test_the_store_has_the_message_before_the_model_is_asked(
     del dispatcher
     session = await manager.get_or_create("room", "1")
     committed: list[int] = []
-    model.on_asked = lambda: committed.append(session.committed_sequence)
+    model.on_asked = lambda: committed.append(session.journal.committed_sequence)
     await room.ended(room.say("hello"))
     assert committed == [1]
 

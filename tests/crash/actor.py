@@ -125,7 +125,7 @@ class Actor:
     async def delete(self) -> None:
         """Delete a session, and make another one of its name."""
         session = await self._manager.get_or_create("crash", 1)
-        life = {"session": session.session_id, "incarnation": session.incarnation}
+        life = {"session": session.session_id, "incarnation": session.journal.incarnation}
         self._acknowledgements.write("leaving", **life)
         await self._until_it_succeeds(lambda: self._manager.delete(session.session_id))
         self._acknowledgements.write("deleted", **life)

@@ -147,12 +147,12 @@ async def _open_and_look(workspace: Path, store: str, damaged: Collection[str]) 
 
 def _look(session: Session, transcript: list[Entry], *, capacity: int) -> Found:
     folded = Conversation(
-        session.key, incarnation=session.incarnation, created_at=session.created_at, capacity=capacity
+        session.key, incarnation=session.journal.incarnation, created_at=session.created_at, capacity=capacity
     )
     for entry in transcript:
         folded.apply(entry)
     return Found(
-        session.incarnation,
+        session.journal.incarnation,
         _said(session.entries()),
         dict(session.metadata),
         tuple(transcript),

@@ -127,7 +127,7 @@ class Talker:
     async def retitle(self, session: Session) -> None:
         """A new title, acknowledged."""
         title = self.text()[:60]
-        session.title = title
+        session.update(title=title)
         sequence = session.last_sequence
         await session.saved()
         self._write("entry", session, sequence=sequence, what="session_info", digest=digest(title))
@@ -155,14 +155,16 @@ class Talker:
         self._acknowledgements.write(kind, **described(session, entry))
 
     def _write(self, kind: str, session: Session, **fields: Any) -> None:
-        self._acknowledgements.write(kind, session=session.session_id, incarnation=session.incarnation, **fields)
+        self._acknowledgements.write(
+            kind, session=session.session_id, incarnation=session.journal.incarnation, **fields
+        )
 
 
 def described(session: Session, entry: MessageEntry) -> dict[str, Any]:
     """A message entry in the account's words."""
     return {
         "session": session.session_id,
-        "incarnation": session.incarnation,
+        "incarnation": session.journal.incarnation,
         "sequence": entry.sequence,
         "what": "message",
         "id": entry.id,

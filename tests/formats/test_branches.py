@@ -300,7 +300,7 @@ async def test_what_is_said_next_follows_the_branch(
         session = await manager.fork_from(path)
         leaf_id = session.leaf_id
         entry = session.entries()[-1]
-        branch = [one.id for one in await session.get_branch()]
+        branch = [one.id for one in await session.tree.get_branch()]
         assert branch[-1] == leaf_id
         assert entry.id in branch
         assert [message.text for message in session.messages()][-1] == said[-1]

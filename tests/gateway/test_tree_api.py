@@ -167,8 +167,8 @@ async def test_one_entry_is_shown_as_it_is_stored(served: Any) -> None:
 async def test_an_entry_id_in_the_path_is_decoded_exactly_once(served: Any) -> None:
     session = await served.manager.get_or_create("a", "1")
     for entry_id in ("a/b", "%2F", "é 😀", "?x=1#y", "\0", "x" * 5_000):
-        note = Custom(id=entry_id, parent_id=session.leaf_id, timestamp=session.now(), custom_type="note")
-        session.adopt([note], Places())
+        note = Custom(id=entry_id, parent_id=session.leaf_id, timestamp=session.journal.now(), custom_type="note")
+        session.journal.adopt([note], Places())
         await session.saved()
         reply = await served.unix.get(f"{ONE}/entries/{quote(entry_id, safe='')}")
         assert reply.json()["id"] == entry_id

@@ -50,7 +50,7 @@ class Home:
 
     async def say(self, manager: SessionManager, chat_id: str | int, count: int = 6) -> None:
         session = await manager.get_or_create("telegram", chat_id)
-        session.title = f"{SECRET} {chat_id}"
+        session.update(title=f"{SECRET} {chat_id}")
         for number in range(count):
             await session.add_message(Message.user(f"{SECRET} {chat_id}/{number}"))
 
@@ -63,7 +63,7 @@ class Home:
                 session = await manager.find(summary.session_id)
                 assert session.title == f"{SECRET} {summary.chat_id}"
                 keeps_all = self.settings.store != "none:"
-                history = (await session.get_transcript()).entries if keeps_all else session.entries()
+                history = (await session.tree.get_transcript()).entries if keeps_all else session.entries()
                 said[summary.session_id] = [e.message.text for e in history if hasattr(e, "message")]
             return said
 

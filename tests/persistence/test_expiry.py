@@ -240,7 +240,7 @@ async def test_after_expiry_the_chat_begins_empty(home: Home) -> None:
             await manager.get("telegram", "1")
         new = await say(manager, "new")
         assert [message.text for message in new.messages()] == ["new"]
-        assert new.incarnation != old.incarnation
+        assert new.journal.incarnation != old.journal.incarnation
     async with home.open() as manager:
         assert [message.text for message in await manager.get_session_history("telegram", "1")] == ["new"]
 

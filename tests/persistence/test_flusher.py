@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -22,19 +22,17 @@ from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.persistence.snapshots import CHUNK, Snapshots
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Services, Session
+from miniclaw_sessions.session import Journal, Session
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FakeClock, FaultyStore, sample_entries, sample_head
 
 pytestmark = pytest.mark.anyio
 
 
-async def no_fork(*_: object) -> Session:
-    raise AssertionError("nothing is forked here")
-
-
 class Bench:
-    """A flusher and a committer at work on real files, without a manager around them."""
+    """The home of sessions: a flusher and a committer at work on real files, without a manager around them."""
+
+    max_message_bytes = 1_000_000
 
     def __init__(self, workspace: Path) -> None:
         self.clock = FakeClock()
@@ -50,13 +48,15 @@ class Bench:
             interval_s=PERSISTENCE_INTERVAL_SECS,
             on_progress=self.progress.append,
         )
-        self.services = Services(self.clock, self.committer, self.flusher, self.store, 1_000_000, no_fork)
+
+    def new_journal(self, key: SessionKey, *, purpose: str) -> AbstractAsyncContextManager[Journal]:
+        raise AssertionError(f"no {purpose} {key} is made here")
 
     def session(self, chat_id: str = "1") -> Session:
         conversation = Conversation(
             SessionKey("test", chat_id), incarnation="i", created_at=self.clock.now(), capacity=50
         )
-        return Session(conversation, self.services, committed=0, dirty=True)
+        return Session(Journal(conversation, self, dirty=True))
 
     def on_disk(self, chat_id: str = "1") -> list[str]:
         path = self.snapshots.path / f"test_{chat_id}.json"
@@ -235,7 +235,7 @@ async def test_metadata_that_is_not_committed_keeps_the_old_file(bench: Bench) -
     await bench.flusher.flush()
     before = (bench.snapshots.path / "test_1.json").read_bytes()
     bench.store.fail(StoreFull("full"))
-    session.title = "only accepted"
+    session.update(title="only accepted")
     assert (await bench.flusher.flush()).written == 0
     assert (bench.snapshots.path / "test_1.json").read_bytes() == before
     assert bench.flusher.dirty == 1
@@ -245,15 +245,15 @@ async def test_flushing_commits_first(bench: Bench) -> None:
     session = bench.session()
     session.append(Message.user("hi"))
     await bench.flusher.flush()
-    assert session.committed_sequence == 1
+    assert session.journal.committed_sequence == 1
 
 
 async def test_a_removed_session_is_not_written(bench: Bench) -> None:
     session = bench.session()
-    bench.flusher.remove(session)
+    bench.flusher.remove(session.journal)
     assert (await bench.flusher.flush()).written == 0
     retired = bench.session("2")
-    retired.retire()
+    retired.journal.retire()
     assert (await bench.flusher.flush()).written == 0
     assert list(bench.snapshots.path.iterdir()) == []
 

@@ -56,7 +56,7 @@ class Home:
             session = await manager.get_or_create("telegram", chat_id)
             for text in texts:
                 await session.add_message(Message.user(text))
-            session.title = "title"
+            session.update(title="title")
 
     async def check_sound(self) -> None:
         async with self.open() as manager:
@@ -127,7 +127,7 @@ async def test_a_snapshot_that_is_behind_is_brought_up(home: Home) -> None:
         session = await manager.get("telegram", "1")
         assert texts(session) == ["1", "2", "3"]
         assert manager.recovery.brought_up == 1
-        assert session.is_dirty
+        assert session.journal.is_dirty
     assert len(orjson.loads(home.files()["telegram_1.json"])["messages"]) == 3
     await home.check_sound()
 
@@ -215,7 +215,7 @@ async def test_a_lost_store_is_filled_from_the_snapshots_and_goes_on(home: Home)
         session = await manager.get_or_create("telegram", "1")
         for number in range(10):
             await session.add_message(Message.user(str(number)), idempotency_key=f"update-{number}")
-        session.title = "title"
+        session.update(title="title")
         last_accessed = session.last_accessed
     home.store = FaultyStore(MemoryStore())
     await home.clock.advance(1000)
@@ -597,7 +597,7 @@ async def test_a_snapshot_written_while_the_store_fails_is_never_ahead_and_never
             session = await manager.get_or_create("telegram", "1")
             for number in range(4):
                 await session.add_message(Message.user(str(number)))
-            session.title = "title"
+            session.update(title="title")
             await session.saved()
             await manager.flush()
             home.faults.fail()

@@ -81,7 +81,7 @@ class Bench:
 async def say(session: Session, *texts: str) -> list[str]:
     """Let user and assistant take turns in saying these, the user first; the entries' ids."""
     speakers: Sequence[Callable[[str], Message]] = (Message.user, Message.assistant)
-    return [await session.append_message(speakers[place % 2](text)) for place, text in enumerate(texts)]
+    return [await session.tree.append_message(speakers[place % 2](text)) for place, text in enumerate(texts)]
 
 
 def texts_of(messages: Sequence[Message]) -> list[str]:

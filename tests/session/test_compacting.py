@@ -78,8 +78,8 @@ async def test_a_summary_stands_for_everything_and_nothing_is_lost(session: Sess
     outcome = await session.compact(summarize)
     assert (outcome.status, outcome.entry_id) == (DONE, session.leaf_id)
     assert await told_by(session) == texts_of(session.messages()) == ["summary of 3"]
-    assert [entry.id for entry in await session.get_branch()][:3] == ids
-    entry = await session.get_entry(outcome.entry_id or "")
+    assert [entry.id for entry in await session.tree.get_branch()][:3] == ids
+    entry = await session.tree.get_entry(outcome.entry_id or "")
     assert isinstance(entry, Compaction)
     assert (entry.reason, entry.tokens_before, entry.tokens_after) == ("manual", 3, outcome.tokens_after)
 
@@ -124,7 +124,7 @@ async def test_the_next_summary_is_made_of_the_former_one_too(session: Session) 
 
 
 async def test_instructions_are_not_summarised_away(session: Session) -> None:
-    await session.append_message(Message.system("be kind"))
+    await session.tree.append_message(Message.system("be kind"))
     await say(session, "a", "b")
     for _ in range(2):
         summarizer = Summarizer()
@@ -141,7 +141,7 @@ async def test_a_list_of_messages_stands_for_what_was_said_and_is_copied(session
     given = [Message.user("in short"), Message(Role.ASSISTANT, "yes", extra=extra)]
 
     async def shorten(_: Sequence[Message]) -> list[Message]:
-        await session.append_message(Message.user("said meanwhile"))  # nothing is locked
+        await session.tree.append_message(Message.user("said meanwhile"))  # nothing is locked
         return given
 
     await say(session, "a", "b")
@@ -172,7 +172,7 @@ async def test_there_is_nothing_to_summarise(session: Session) -> None:
     assert (await session.compact(never)).status is SKIPPED
     await say(session, "a")
     assert (await session.compact(never, keep_tokens=1_000)).status is SKIPPED
-    await session.append_message(Message.assistant("", (ToolCall("c", "look", "{}"),)))
+    await session.tree.append_message(Message.assistant("", (ToolCall("c", "look", "{}"),)))
     assert (await session.compact(never)).status is SKIPPED
     assert session.last_sequence == 2
 
@@ -319,10 +319,10 @@ async def test_a_call_that_was_begun_meanwhile_keeps_the_compaction_off(session:
     call = ToolCall("c", "look", "{}")
 
     async def begin() -> None:
-        await session.append_message(Message.assistant("", (call,)))
+        await session.tree.append_message(Message.assistant("", (call,)))
 
     assert (await Summarizer().run(session, begin)).status is ABORTED
-    await session.append_message(Message.tool_result(call, "found"))
+    await session.tree.append_message(Message.tool_result(call, "found"))
     assert (await told_by(session))[:2] == ["a", "b"]
 
 
@@ -333,7 +333,7 @@ async def test_a_branch_that_was_left_meanwhile_is_not_summarised_for_another(
     ids = await say(session, "a", "b", "c")
 
     async def leave() -> None:
-        await session.branch(ids[0])
+        await session.tree.branch(ids[0])
         await say(session, "x", "y")
 
     outcome = await Summarizer().run(session, leave, keep_tokens=keep_tokens)
@@ -374,7 +374,7 @@ async def test_of_two_summaries_at_once_one_counts_and_nothing_is_lost(
             go_on.set()
         assert sorted(outcome.status for outcome in outcomes) == [ABORTED, DONE]
         assert (await told_by(session))[0] in ("one", "two")
-        entries = [entry async for entry in session.read_entries()]
+        entries = [entry async for entry in session.tree.read_entries()]
         assert [entry.id for entry in entries if isinstance(entry, MessageEntry)] == ids
         assert sum(isinstance(entry, Compaction) for entry in entries) == 1
 
@@ -387,7 +387,7 @@ async def test_a_session_that_was_deleted_meanwhile_aborts(bench: Bench) -> None
         assert outcome.status is ABORTED
         assert await manager.list() == []
         with pytest.raises(SessionDeleted):
-            await session.append_compaction("summary", None)
+            await session.tree.append_compaction("summary", None)
 
 
 async def test_a_turn_that_is_open_meanwhile_goes_on(session: Session) -> None:

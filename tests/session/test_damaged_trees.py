@@ -72,14 +72,14 @@ async def test_an_entry_that_cannot_be_read_does_not_break_the_branch(damaged: D
         assert [problem for problem in context.problems if "b is damaged" in problem]
         assert is_legal(context.messages) == []
         assert texts_of(session.messages()) == ["c", "d"]
-        assert [entry.id for entry in await session.get_branch()] == ["a", "c", "d"]
-        transcript = await session.get_transcript()
+        assert [entry.id for entry in await session.tree.get_branch()] == ["a", "c", "d"]
+        transcript = await session.tree.get_transcript()
         assert [entry.id for entry in transcript.entries] == ["a", "c", "d"]
         assert len(transcript.problems) == 2
         with pytest.raises(InvalidMessage):
-            await session.get_entry("b")
+            await session.tree.get_entry("b")
         await say(session, "e")
-        await session.branch("c")
+        await session.tree.branch("c")
         assert texts_of(session.messages()) == ["a", "c"]
 
 
@@ -95,7 +95,7 @@ async def test_where_a_damaged_entry_began_a_branch_the_other_branch_is_not_take
     damaged.damage("c")
     await damaged.store()
     async with damaged.bench.opened("2", window=2) as session:
-        assert [entry.id for entry in await session.get_branch()] == ["a", "d"]
+        assert [entry.id for entry in await session.tree.get_branch()] == ["a", "d"]
         assert texts_of((await session.get_context()).messages) == ["a", "d"]
 
 
@@ -118,8 +118,8 @@ async def test_an_entry_whose_parent_is_missing_is_all_there_is(damaged: Damaged
     damaged.say("child", "orphan")
     await damaged.store()
     async with damaged.bench.opened("2", window=2) as session:
-        assert [entry.id for entry in await session.get_branch()] == ["orphan", "child"]
-        transcript = await session.get_transcript()
+        assert [entry.id for entry in await session.tree.get_branch()] == ["orphan", "child"]
+        transcript = await session.tree.get_transcript()
         assert [entry.id for entry in transcript.roots] == ["a", "orphan"]
         assert len(transcript.problems) == 1
 
@@ -145,14 +145,14 @@ async def test_no_damage_makes_a_walk_run_in_a_circle(damaged: Damaged, parents:
             context = await session.get_context()
             assert texts_of(context.messages)[-1] == "c"
             assert is_legal(context.messages) == []
-            transcript = await session.get_transcript()
+            transcript = await session.tree.get_transcript()
             assert {entry.id for entry in transcript.entries} == {"a", "b", "c"}
             assert transcript.problems
             for entry_id in "abc":
-                branch = [entry.id for entry in await session.get_branch(entry_id)]
+                branch = [entry.id for entry in await session.tree.get_branch(entry_id)]
                 assert branch[-1] == entry_id
                 assert len(branch) == len(set(branch))
-                await session.branch(entry_id)
+                await session.tree.branch(entry_id)
                 assert session.leaf_id == entry_id
             await say(session, "d")
 
@@ -165,7 +165,7 @@ async def test_a_branch_to_an_entry_that_is_missing_shows_nothing_and_loses_noth
         assert session.messages() == []
         context = await session.get_context()
         assert context.messages == []
-        await session.branch("a")
+        await session.tree.branch("a")
         assert await told_by(session) == ["a"]
 
 

@@ -52,7 +52,7 @@ async def in_short(messages: Sequence[Message]) -> list[Message]:
 async def full_transcript(session: Session) -> list[Message]:
     """Everything that was ever said, and what compactions made of it, in order."""
     said: list[Message] = []
-    async for entry in session.read_entries():
+    async for entry in session.tree.read_entries():
         if isinstance(entry, Compaction):
             said += entry.messages
         elif (message := told(entry)) is not None:
@@ -145,7 +145,7 @@ async def test_usage_and_events_survive_by_either_side(bench: Bench) -> None:
     async with bench.opened() as session:
         await session.save_turn(turn(1), Usage(input_tokens=3, cost=0.25))
         ids = await say(session, "alone")
-        await session.branch(ids[0])
+        await session.tree.branch(ids[0])
         await session.compact(in_short)
         expected = (session.total_usage, session.event_count, session.message_count)
         assert expected == (Usage(input_tokens=3, total_tokens=3, cost=0.25), 3, 3)
@@ -158,9 +158,9 @@ async def test_usage_and_events_survive_by_either_side(bench: Bench) -> None:
 
 async def test_session_title(session: Session) -> None:
     """S1.19."""
-    assert not session.title
-    session.set_title("First")
-    session.title = "Second"
+    assert session.title is None
+    session.update(title="First")
+    session.update(title="Second")
     assert session.title == "Second"
 
 
@@ -178,12 +178,12 @@ async def test_session_metadata(session: Session) -> None:
 async def test_d1_title_and_metadata_are_written_at_once(bench: Bench, tmp_path: Path) -> None:
     """Defect D1: they were written with some later rewrite only."""
     async with bench.opened() as session:
-        session.set_title("Title")
+        session.update(title="Title")
         session.update(agent_id="main")
         await session.saved()
         killed = bench.crashed(tmp_path / "killed")
     async with killed.opened() as session:
-        assert (session.title, session.agent_id) == ("Title", "main")
+        assert (session.title, session.metadata.get("agent_id")) == ("Title", "main")
 
 
 # --- the store -------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ async def test_store_put_returns_when_everything_is_saved(bench: Bench) -> None:
         session = await manager.open("telegram_1")
         session.extend(turn(1))
         await manager.put(session)
-        assert session.committed_sequence == session.last_sequence == 2
+        assert session.journal.committed_sequence == session.last_sequence == 2
 
 
 async def test_store_keeps_a_large_event(bench: Bench) -> None:
@@ -279,7 +279,7 @@ async def test_d4_a_session_without_a_turn_holds_no_lock(bench: Bench) -> None:
     """Defect D4: sessions and turn locks were kept for ever; here a deleted session is in nobody's hands."""
     async with bench.manager() as manager:
         session = await manager.open("telegram_1")
-        assert session._turn_lock is None
+        assert session.journal._turn_lock is None
         async with session.turn(Message.user("hi")) as saying:
             saying.append(Message.assistant("hello"))
         await manager.delete("telegram_1")
@@ -291,13 +291,13 @@ async def test_d4_a_session_without_a_turn_holds_no_lock(bench: Bench) -> None:
 
 async def test_session_fork(session: Session) -> None:
     """S1.22: a new id, the title, as many events, and nothing in common."""
-    session.set_title("Original")
+    session.update(title="Original")
     await session.save_turn(turn(1), Usage(input_tokens=5))
     fork = await session.fork("telegram_fork")
-    assert fork.id == "telegram_fork" != session.id
+    assert fork.session_id == "telegram_fork" != session.session_id
     assert (fork.title, fork.event_count, fork.total_usage) == ("Original", 1, session.total_usage)
     await fork.save_turn(turn(2))
-    fork.set_title("Fork")
+    fork.update(title="Fork")
     assert texts_of(session.messages()) == ["question 1", "answer 1"]
     assert (session.title, session.event_count, fork.event_count) == ("Original", 1, 2)
     await session.save_turn(turn(3))
@@ -358,12 +358,12 @@ async def test_compaction_history(bench: Bench) -> None:
             bench.lose_snapshots()
         async with bench.opened() as session:
             assert (session.event_count, len(session.messages()), len(await full_transcript(session))) == (5, 1, 8)
-            compactions = [entry async for entry in session.read_entries() if isinstance(entry, Compaction)]
+            compactions = [entry async for entry in session.tree.read_entries() if isinstance(entry, Compaction)]
             assert [texts_of(entry.messages) for entry in compactions] == [
                 ["4 messages in short"],
                 ["3 messages in short"],
             ]
-            replaced = [entry async for entry in session.read_entries() if isinstance(entry, MessageEntry)]
+            replaced = [entry async for entry in session.tree.read_entries() if isinstance(entry, MessageEntry)]
             assert len(replaced) == 6
 
 

@@ -44,7 +44,7 @@ async def session(bench: Bench) -> AsyncIterator[Session]:
 
 
 async def path_of(session: Session) -> list[str]:
-    return [entry.id for entry in await session.get_branch()]
+    return [entry.id for entry in await session.tree.get_branch()]
 
 
 # --- section 12: the files -------------------------------------------------------------------------------------------
@@ -86,28 +86,28 @@ async def test_13_go_usage_example(bench: Bench) -> None:
         with pytest.raises(SessionNotFound):
             await manager.continue_recent()
         session = await manager.get_or_create("cli", "project")
-        first = await session.append_message(Message.user("Hello, Agent!"))
+        first = await session.tree.append_message(Message.user("Hello, Agent!"))
         assert texts_of((await session.get_context()).messages) == ["Hello, Agent!"]
-        second = await session.append_message(Message.assistant("Hello! How can I help?"))
-        await session.branch(first)
-        third = await session.append_message(Message.user("Actually, tell me a joke."))
-        label = await session.set_label(first, "first-greeting")
-        await session.append_custom_entry("extension", {"state": 1})
-        compaction = await session.append_compaction("User greeted and then asked for a joke.", third, 1500)
+        second = await session.tree.append_message(Message.assistant("Hello! How can I help?"))
+        await session.tree.branch(first)
+        third = await session.tree.append_message(Message.user("Actually, tell me a joke."))
+        label = await session.tree.set_label(first, "first-greeting")
+        await session.tree.append_custom_entry("extension", {"state": 1})
+        compaction = await session.tree.append_compaction("User greeted and then asked for a joke.", third, 1500)
         for reopened in (session, session):
             context = (await reopened.get_context()).messages
             assert [message.role for message in context] == [Role.USER, Role.USER]
             assert context[0].text.endswith("User greeted and then asked for a joke.")
             assert context[1].text == "Actually, tell me a joke."
-        assert (await session.get_entry(label)).parent_id == third
-        assert (await session.get_entry(second)).parent_id == first
-        entry = await session.get_entry(compaction)
+        assert (await session.tree.get_entry(label)).parent_id == third
+        assert (await session.tree.get_entry(second)).parent_id == first
+        entry = await session.tree.get_entry(compaction)
         assert isinstance(entry, Compaction)
         assert (entry.first_kept_entry_id, entry.tokens_before) == (third, 1500)
     async with bench.manager() as manager:
         session = await manager.continue_recent()
         assert await told_by(session) == ["User greeted and then asked for a joke.", "Actually, tell me a joke."]
-        assert await session.get_label(first) == "first-greeting"
+        assert await session.tree.get_label(first) == "first-greeting"
 
 
 # --- the tests of the Go implementation ------------------------------------------------------------------------------
@@ -116,11 +116,11 @@ async def test_13_go_usage_example(bench: Bench) -> None:
 async def test_session_append_and_context(session: Session) -> None:
     first, _ = await say(session, "1", "2")
     assert await told_by(session) == ["1", "2"]
-    await session.branch(first)
+    await session.tree.branch(first)
     [third] = await say(session, "3")
     assert await told_by(session) == ["1", "3"]
-    await session.append_compaction("summary", third, 100)
-    await session.append_message(Message.assistant("4"))
+    await session.tree.append_compaction("summary", third, 100)
+    await session.tree.append_message(Message.assistant("4"))
     assert await told_by(session) == ["summary", "3", "4"]
 
 
@@ -130,32 +130,32 @@ async def test_session_persistence(bench: Bench) -> None:
     async with bench.opened() as session:
         assert session.leaf_id == ids[-1]
         assert await path_of(session) == ids
-        assert (await session.get_entry(await session.append_message(Message.user("4")))).parent_id == ids[-1]
+        assert (await session.tree.get_entry(await session.tree.append_message(Message.user("4")))).parent_id == ids[-1]
 
 
 async def test_session_labels_and_tree(session: Session) -> None:
     ids = await say(session, "1", "2")
-    await session.branch(ids[0])
+    await session.tree.branch(ids[0])
     ids += await say(session, "3")
-    await session.set_label(ids[0], "root")
-    [root] = await session.get_tree()
+    await session.tree.set_label(ids[0], "root")
+    [root] = await session.tree.get_tree()
     assert (root.entry.id, root.label) == (ids[0], "root")
     assert [node.entry.id for node in root.children] == ids[1:]
-    await session.set_label(ids[0], "")
-    [root] = await session.get_tree()
+    await session.tree.set_label(ids[0], "")
+    [root] = await session.tree.get_tree()
     assert root.label is None
 
 
 async def test_session_branching_advanced(session: Session) -> None:
     ids = await say(session, "1", "2", "3")
-    summary = await session.branch_with_summary(ids[0], "what was tried")
+    summary = await session.tree.branch_with_summary(ids[0], "what was tried")
     assert session.leaf_id == summary
-    entry = await session.get_entry(summary)
+    entry = await session.tree.get_entry(summary)
     assert isinstance(entry, BranchSummary)
     assert (entry.parent_id, entry.from_id, entry.summary) == (ids[0], ids[2], "what was tried")
     await say(session, "4")
     assert await told_by(session) == ["1", "what was tried", "4"]
-    branched = await session.create_branched_session(ids[2])
+    branched = await session.fork(leaf_id=ids[2])
     assert await path_of(branched) == ids
 
 
@@ -176,9 +176,9 @@ async def test_manager_extended(bench: Bench) -> None:
 
 async def test_session_custom_entries(session: Session) -> None:
     await say(session, "1")
-    entry_id = await session.append_custom_entry("my-extension", {"key": "value", "list": [1, {"deep": None}]})
+    entry_id = await session.tree.append_custom_entry("my-extension", {"key": "value", "list": [1, {"deep": None}]})
     await say(session, "2")
-    entry = await session.get_entry(entry_id)
+    entry = await session.tree.get_entry(entry_id)
     assert isinstance(entry, Custom)
     assert (entry.custom_type, entry.data) == ("my-extension", {"key": "value", "list": [1, {"deep": None}]})
     assert await told_by(session) == ["1", "2"]
@@ -188,16 +188,20 @@ async def test_session_custom_entries(session: Session) -> None:
 async def test_session_miscellaneous(bench: Bench, tmp_path: Path) -> None:
     async with bench.opened() as session:
         assert isinstance(
-            await session.get_entry(await session.append_thinking_level_change("high")), ThinkingLevelChange
+            await session.tree.get_entry(await session.tree.append_thinking_level_change("high")), ThinkingLevelChange
         )
-        assert isinstance(await session.get_entry(await session.append_model_change("openai", "gpt-4o")), ModelChange)
-        assert isinstance(await session.get_entry(await session.append_session_info("My session")), SessionInfo)
+        assert isinstance(
+            await session.tree.get_entry(await session.tree.append_model_change("openai", "gpt-4o")), ModelChange
+        )
+        assert isinstance(
+            await session.tree.get_entry(await session.tree.append_session_info("My session")), SessionInfo
+        )
         context = await session.get_context()
         assert (context.provider, context.model, context.thinking_level) == ("openai", "gpt-4o", "high")
         assert context.messages == []
         assert session.title == "My session"
         with pytest.raises(EntryNotFound):
-            await session.get_entry("nobody")
+            await session.tree.get_entry("nobody")
     async with bench.manager() as manager:
         with pytest.raises(ImportRefused):
             await manager.fork_from(tmp_path / "nothing.jsonl")
@@ -205,9 +209,9 @@ async def test_session_miscellaneous(bench: Bench, tmp_path: Path) -> None:
 
 
 async def test_session_append_multiple_assistant_messages(session: Session) -> None:
-    await session.append_message(Message.user("1"))
-    await session.append_message(Message.assistant("2"))
-    await session.append_message(Message.assistant("3"))
+    await session.tree.append_message(Message.user("1"))
+    await session.tree.append_message(Message.assistant("2"))
+    await session.tree.append_message(Message.assistant("3"))
     assert await told_by(session) == ["1", "2", "3"]
 
 
@@ -215,11 +219,11 @@ async def test_stream_compaction(bench: Bench) -> None:
     """Five messages, a summary and two more: three are visible, eight are stored."""
     async with bench.opened() as session:
         await say(session, *"12345")
-        await session.append_compaction("summary", None)
+        await session.tree.append_compaction("summary", None)
         await say(session, "6", "7")
         for _ in range(2):
             assert len((await session.get_context()).messages) == len(session.messages()) == 3
-            assert len((await session.get_transcript()).entries) == session.last_sequence == 8
+            assert len((await session.tree.get_transcript()).entries) == session.last_sequence == 8
     async with bench.opened() as session:
         assert len((await session.get_context()).messages) == 3
         assert session.message_count == 7
@@ -231,9 +235,9 @@ async def test_stream_compaction(bench: Bench) -> None:
 async def test_every_entry_has_a_unique_id_a_parent_and_a_time_in_utc(session: Session) -> None:
     """S3.10, S3.52."""
     await say(session, "1", "2")
-    await session.append_model_change("p", "m")
-    await session.set_label(session.leaf_id or "", "here")
-    entries = (await session.get_transcript()).entries
+    await session.tree.append_model_change("p", "m")
+    await session.tree.set_label(session.leaf_id or "", "here")
+    entries = (await session.tree.get_transcript()).entries
     assert len({entry.id for entry in entries}) == 4
     assert [entry.parent_id for entry in entries] == [None, *(entry.id for entry in entries[:-1])]
     assert all(entry.timestamp.utcoffset() is not None and not entry.timestamp.utcoffset() for entry in entries)
@@ -250,7 +254,7 @@ async def test_content_of_every_kind_survives(bench: Bench) -> None:
     ]
     async with bench.opened() as session:
         for message in said:
-            await session.append_message(message)
+            await session.tree.append_message(message)
     bench.lose_snapshots()
     async with bench.opened() as session:
         found = (await session.get_context()).messages
@@ -264,14 +268,14 @@ async def test_valid_cut_points(session: Session, behind: str) -> None:
     """S3.62-S3.65: before a user's message, an assistant's without calls, and what is no message."""
     call = ToolCall("call", "read", "{}")
     ids = await say(session, "1", "2")
-    change = await session.append_model_change("p", "m")
-    await session.append_message(Message.user("3"))
-    asking = await session.append_message(Message.assistant("4", (call,)))
-    result = await session.append_message(Message.tool_result(call, "5"))
+    change = await session.tree.append_model_change("p", "m")
+    await session.tree.append_message(Message.user("3"))
+    asking = await session.tree.append_message(Message.assistant("4", (call,)))
+    result = await session.tree.append_message(Message.tool_result(call, "5"))
     with pytest.raises(UnsafeCompaction):
-        await session.append_compaction("summary", result)
+        await session.tree.append_compaction("summary", result)
     kept = {"user": ids[0], "plain assistant": ids[1], "model change": change, "call": asking}[behind]
-    await session.append_compaction("summary", kept)
+    await session.tree.append_compaction("summary", kept)
     expected = {
         "user": ["1", "2", "3", "4", "5"],
         "plain assistant": ["2", "3", "4", "5"],
@@ -284,8 +288,8 @@ async def test_valid_cut_points(session: Session, behind: str) -> None:
 async def test_a_label_takes_no_part_in_the_context_and_neither_does_the_name(session: Session) -> None:
     """S3.74, S3.77; defect O10."""
     [entry_id] = await say(session, "1")
-    await session.set_label(entry_id, "needs_review")
-    await session.append_session_info("name")
+    await session.tree.set_label(entry_id, "needs_review")
+    await session.tree.append_session_info("name")
     assert await told_by(session) == ["1"]
 
 
@@ -295,7 +299,7 @@ async def test_a_label_takes_no_part_in_the_context_and_neither_does_the_name(se
 async def test_o2_a_compaction_hides_what_it_summarises_and_nothing_more(session: Session) -> None:
     texts = list(map(str, range(10)))
     ids = await say(session, *texts)
-    await session.append_compaction("first half", ids[5])
+    await session.tree.append_compaction("first half", ids[5])
     assert await told_by(session) == ["first half", *texts[5:]]
 
 
@@ -321,7 +325,7 @@ async def test_o8_forking_keeps_later_roots_roots(session: Session) -> None:
     session.clear()
     second = await say(session, "3", "4")
     fork = await session.fork()
-    transcript = await fork.get_transcript()
+    transcript = await fork.tree.get_transcript()
     assert [entry.id for entry in transcript.roots if isinstance(entry, MessageEntry)] == [first[0], second[0]]
     assert await told_by(fork) == ["3", "4"]
 
@@ -331,14 +335,14 @@ async def test_o8_a_branch_with_its_summary_is_one_step(bench: Bench) -> None:
     async with bench.opened() as session:
         ids = await say(session, "1", "2")
         before = bench.store.calls["append"]
-        await session.branch_with_summary(ids[0], "summary")
+        await session.tree.branch_with_summary(ids[0], "summary")
         assert bench.store.calls["append"] == before + 1
 
 
 async def test_o9_the_place_of_a_branch_is_stored(bench: Bench) -> None:
     async with bench.opened() as session:
         ids = await say(session, "1", "2", "3")
-        await session.branch(ids[0])
+        await session.tree.branch(ids[0])
     bench.lose_snapshots()
     async with bench.opened() as session:
         assert session.leaf_id == ids[0]

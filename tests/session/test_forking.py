@@ -54,18 +54,18 @@ async def session(faulty: Bench) -> AsyncIterator[Session]:
 
 
 async def ids_of(session: Session) -> list[str]:
-    return [entry.id for entry in (await session.get_transcript()).entries]
+    return [entry.id for entry in (await session.tree.get_transcript()).entries]
 
 
 async def grown(session: Session) -> list[str]:
     """A tree with two branches, a label, a title, a model, and a summary; the ids of its messages."""
     ids = await say(session, "a", "b", "c")
-    await session.set_label(ids[1], "here")
-    await session.append_session_info("title")
-    await session.branch(ids[1])
-    await session.append_model_change("p", "m")
+    await session.tree.set_label(ids[1], "here")
+    await session.tree.append_session_info("title")
+    await session.tree.branch(ids[1])
+    await session.tree.append_model_change("p", "m")
     ids += await say(session, "x", "y")
-    await session.append_compaction("summary", ids[1])
+    await session.tree.append_compaction("summary", ids[1])
     session.update(agent_id="main", tags=["one"])
     await session.saved()
     return ids
@@ -81,13 +81,13 @@ async def test_a_fork_has_everything_that_its_source_has(bench: Bench) -> None:
         fork = await session.fork()
         for _ in range(2):  # and so has the fork of a fork
             assert fork.session_id != session.session_id
-            assert fork.incarnation != session.incarnation
+            assert fork.journal.incarnation != session.journal.incarnation
             assert await told_by(fork) == await told_by(session) == ["summary", "b", "x", "y"]
             assert texts_of(fork.messages()) == texts_of(session.messages())
             assert fork.leaf_id == session.leaf_id
             assert fork.metadata == {**session.metadata, "parent_session": session.session_id}
             assert (fork.message_count, fork.event_count) == (session.message_count, session.event_count)
-            one, other = await session.get_transcript(), await fork.get_transcript()
+            one, other = await session.tree.get_transcript(), await fork.tree.get_transcript()
             assert other.labels == one.labels
             assert other.problems == []
             tree = [entry for entry in one.entries if moves_leaf(entry)]
@@ -116,12 +116,12 @@ async def test_a_fork_and_its_source_share_nothing(session: Session) -> None:
     fork.metadata["tags"].append("two")
     fork.update(tags=["other"], title="fork")
     await say(fork, "only in the fork")
-    await session.set_label(session.leaf_id or "", "only in the source")
+    await session.tree.set_label(session.leaf_id or "", "only in the source")
     await say(session, "only in the source")
     assert session.metadata == {"tags": ["one", {"deep": [1]}]}
     assert await told_by(session) == ["a", "b", "only in the source"]
     assert await told_by(fork) == ["a", "b", "only in the fork"]
-    assert (await fork.get_transcript()).labels == {}
+    assert (await fork.tree.get_transcript()).labels == {}
     assert session.message_count == fork.message_count == 3
 
 
@@ -132,7 +132,7 @@ async def test_a_fork_and_its_source_are_deleted_alone(bench: Bench) -> None:
         one, two = await session.fork(), await session.fork()
         assert await manager.delete(session.session_id)
         assert await told_by(one) == ["a", "b"]
-        await one.branch(ids[0])
+        await one.tree.branch(ids[0])
         assert await manager.delete(one.session_id)
         assert await told_by(two) == ["a", "b"]
         left = two.session_id
@@ -147,7 +147,7 @@ async def test_a_fork_takes_the_idempotency_keys_along(session: Session) -> None
     assert (await fork.add_message(Message.user("again"), idempotency_key="update-1")).message.text == "a"
     await fork.add_message(Message.user("b"), idempotency_key="update-2")
     assert await told_by(fork) == ["a", "b"]
-    assert session.find_duplicate("update-2") is None
+    assert session.journal.find_duplicate("update-2") is None
 
 
 async def test_a_fork_has_the_usage_of_its_source(session: Session) -> None:
@@ -160,7 +160,7 @@ async def test_a_fork_has_the_usage_of_its_source(session: Session) -> None:
 async def test_the_default_key_is_another_each_time_and_stays_in_the_channel(session: Session) -> None:
     forks = [await session.fork() for _ in range(3)]
     assert len({fork.session_id for fork in forks}) == 3
-    assert {fork.channel for fork in forks} == {"telegram"}
+    assert {fork.key.channel for fork in forks} == {"telegram"}
 
 
 async def test_fork_session_opens_forks_and_puts(bench: Bench) -> None:
@@ -175,8 +175,8 @@ async def test_fork_session_opens_forks_and_puts(bench: Bench) -> None:
 
 async def test_a_session_that_was_cleared_after_a_branch_is_forked_as_it_is(session: Session) -> None:
     [before] = await say(session, "before")
-    await session.append_thinking_level_change("high")
-    await session.branch(before)
+    await session.tree.append_thinking_level_change("high")
+    await session.tree.branch(before)
     session.clear()
     fork = await session.fork()
     assert fork.leaf_id is None
@@ -184,10 +184,10 @@ async def test_a_session_that_was_cleared_after_a_branch_is_forked_as_it_is(sess
 
 
 async def test_a_branched_session_is_forked_with_the_state_of_its_branch(session: Session) -> None:
-    await session.append_model_change("p1", "m1")
+    await session.tree.append_model_change("p1", "m1")
     [before] = await say(session, "a")
-    await session.append_model_change("p2", "m2")
-    await session.branch(before)
+    await session.tree.append_model_change("p2", "m2")
+    await session.tree.branch(before)
     fork = await session.fork()
     assert fork.leaf_id == before
     assert fork.metadata == {**session.metadata, "parent_session": "telegram_1"}
@@ -220,10 +220,10 @@ async def test_a_session_larger_than_what_may_wait_for_the_store_is_forked(tmp_p
 async def test_a_long_session_is_forked_in_pieces_and_whole(faulty: Bench) -> None:
     async with faulty.opened() as session:
         ids = [session.append(Message.user(str(n))).id for n in range(2 * BATCH_ENTRIES + 10)]
-        await session.branch(ids[3])
+        await session.tree.branch(ids[3])
         [last] = await say(session, "last")
         fork = await session.fork()
-        assert [entry.id for entry in await fork.get_branch()] == [*ids[:4], last]
+        assert [entry.id for entry in await fork.tree.get_branch()] == [*ids[:4], last]
         assert fork.message_count == len(ids) + 1
 
 
@@ -233,15 +233,15 @@ async def test_a_long_session_is_forked_in_pieces_and_whole(faulty: Bench) -> No
 async def test_a_branched_session_has_the_path_and_the_labels_on_it(bench: Bench) -> None:
     async with bench.opened() as session:
         ids = await say(session, "a", "b", "c")
-        await session.set_label(ids[0], "first")
-        await session.branch(ids[1])
+        await session.tree.set_label(ids[0], "first")
+        await session.tree.branch(ids[1])
         other = await say(session, "x")
-        await session.set_label(other[0], "not on the path")
-        branched = await session.create_branched_session(ids[2], FORK)
+        await session.tree.set_label(other[0], "not on the path")
+        branched = await session.fork(FORK, leaf_id=ids[2])
         assert branched.key == FORK
-        assert [entry.id for entry in await branched.get_branch()][:3] == ids
+        assert [entry.id for entry in await branched.tree.get_branch()][:3] == ids
         assert await told_by(branched) == ["a", "b", "c"]
-        transcript = await branched.get_transcript()
+        transcript = await branched.tree.get_transcript()
         assert transcript.labels == {ids[0]: "first"}
         assert transcript.problems == []
         assert branched.metadata["parent_session"] == session.session_id
@@ -251,41 +251,41 @@ async def test_a_branched_session_has_the_path_and_the_labels_on_it(bench: Bench
 async def test_a_branched_session_of_a_fork_says_which_one_it_was_made_of(session: Session) -> None:
     ids = await say(session, "a", "b")
     fork = await session.fork()
-    branched = await fork.create_branched_session(ids[0])
+    branched = await fork.fork(leaf_id=ids[0])
     assert branched.metadata == {"parent_session": fork.session_id}
 
 
 async def test_the_label_that_counts_is_the_newest_wherever_it_stands(session: Session) -> None:
     ids = await say(session, "a", "b")
-    await session.set_label(ids[0], "old")  # these stand on the path
-    await session.set_label(ids[1], "old")
+    await session.tree.set_label(ids[0], "old")  # these stand on the path
+    await session.tree.set_label(ids[1], "old")
     last = (await say(session, "c"))[0]
-    await session.branch(ids[0])
-    await session.set_label(ids[0], "new")  # and these do not
-    await session.set_label(ids[1], "")
-    branched = await session.create_branched_session(last)
-    assert (await branched.get_transcript()).labels == {ids[0]: "new"}
-    assert (await session.get_transcript()).labels == {ids[0]: "new"}
+    await session.tree.branch(ids[0])
+    await session.tree.set_label(ids[0], "new")  # and these do not
+    await session.tree.set_label(ids[1], "")
+    branched = await session.fork(leaf_id=last)
+    assert (await branched.tree.get_transcript()).labels == {ids[0]: "new"}
+    assert (await session.tree.get_transcript()).labels == {ids[0]: "new"}
 
 
 async def test_a_branched_session_keeps_what_the_compaction_of_the_path_says(session: Session) -> None:
     ids = await say(session, "a", "b", "c")
-    await session.append_compaction("summary", ids[1])
+    await session.tree.append_compaction("summary", ids[1])
     [last] = await say(session, "d")
-    branched = await session.create_branched_session(last)
+    branched = await session.fork(leaf_id=last)
     assert await told_by(branched) == ["summary", "b", "c", "d"]
-    before = await session.create_branched_session(ids[2])
+    before = await session.fork(leaf_id=ids[2])
     assert await told_by(before) == ["a", "b", "c"]
     assert texts_of(before.messages()) == ["a", "b", "c"]
 
 
 async def test_a_branched_session_keeps_free_metadata_and_what_is_in_force_on_its_path(session: Session) -> None:
     session.update(agent_id="main")
-    await session.append_model_change("p1", "m1")
+    await session.tree.append_model_change("p1", "m1")
     [first] = await say(session, "a")
-    await session.append_model_change("p2", "m2")
+    await session.tree.append_model_change("p2", "m2")
     await say(session, "b")
-    branched = await session.create_branched_session(first)
+    branched = await session.fork(leaf_id=first)
     expected = {"agent_id": "main", "provider": "p1", "model": "m1", "parent_session": "telegram_1"}
     assert branched.metadata == expected
 
@@ -294,7 +294,7 @@ async def test_an_entry_that_the_session_does_not_have_gives_no_branched_session
     async with faulty.manager() as manager:
         session = await manager.get_or_create("telegram", "1")
         with pytest.raises(EntryNotFound):
-            await session.create_branched_session("nobody")
+            await session.fork(leaf_id="nobody")
         assert len(await manager.list()) == 1
 
 
@@ -366,7 +366,7 @@ async def test_a_source_that_was_deleted_gives_no_fork(faulty: Bench) -> None:
         with pytest.raises(SessionDeleted):
             await session.fork(FORK)
         with pytest.raises((SessionDeleted, EntryNotFound)):
-            await session.create_branched_session(ids[0], FORK)
+            await session.fork(FORK, leaf_id=ids[0])
         assert await manager.list() == []
 
 

@@ -48,7 +48,7 @@ async def session(bench: Bench) -> AsyncIterator[Session]:
 
 
 async def path_of(session: Session) -> list[str]:
-    return [entry.id for entry in await session.get_branch()]
+    return [entry.id for entry in await session.tree.get_branch()]
 
 
 # --- pi: build-context -----------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_o6_an_id_that_occurs_twice_is_reported_and_the_first_one_counts() -> No
 
 async def test_tree_traversal_append_message_makes_a_chain_of_parents(session: Session) -> None:
     ids = await say(session, "1", "2", "3")
-    entries = [await session.get_entry(entry_id) for entry_id in ids]
+    entries = [await session.tree.get_entry(entry_id) for entry_id in ids]
     assert [entry.parent_id for entry in entries] == [None, *ids[:-1]]
 
 
@@ -200,18 +200,18 @@ async def test_tree_traversal_append_message_makes_a_chain_of_parents(session: S
 async def test_tree_traversal_every_entry_takes_its_place_in_the_tree(session: Session, kind: str) -> None:
     [first] = await say(session, "1")
     append = {
-        "thinking": lambda: session.append_thinking_level_change("high"),
-        "model": lambda: session.append_model_change("openai", "gpt-4"),
-        "compaction": lambda: session.append_compaction("summary", first, 1000),
-        "custom": lambda: session.append_custom_entry("x", {"a": 1}),
-        "name": lambda: session.append_session_info("name"),
-        "label": lambda: session.set_label(first, "here"),
+        "thinking": lambda: session.tree.append_thinking_level_change("high"),
+        "model": lambda: session.tree.append_model_change("openai", "gpt-4"),
+        "compaction": lambda: session.tree.append_compaction("summary", first, 1000),
+        "custom": lambda: session.tree.append_custom_entry("x", {"a": 1}),
+        "name": lambda: session.tree.append_session_info("name"),
+        "label": lambda: session.tree.set_label(first, "here"),
     }
     entry_id = await append[kind]()
-    assert (await session.get_entry(entry_id)).parent_id == first
+    assert (await session.tree.get_entry(entry_id)).parent_id == first
     assert session.leaf_id == entry_id
     [last] = await say(session, "2")
-    assert (await session.get_entry(last)).parent_id == entry_id
+    assert (await session.tree.get_entry(last)).parent_id == entry_id
 
 
 async def test_tree_traversal_the_leaf_advances_after_each_append(session: Session) -> None:
@@ -222,17 +222,17 @@ async def test_tree_traversal_the_leaf_advances_after_each_append(session: Sessi
 
 
 async def test_tree_traversal_the_path_of_an_empty_session_is_empty(session: Session) -> None:
-    assert await session.get_branch() == []
-    assert await session.get_tree() == []
-    assert await session.get_children(None) == []
+    assert await session.tree.get_branch() == []
+    assert await session.tree.get_tree() == []
+    assert await session.tree.get_children(None) == []
 
 
 async def test_tree_traversal_the_path_to_an_entry(session: Session) -> None:
     ids = await say(session, "1", "2", "3")
     assert await path_of(session) == ids
-    assert [entry.id for entry in await session.get_branch(ids[1])] == ids[:2]
+    assert [entry.id for entry in await session.tree.get_branch(ids[1])] == ids[:2]
     with pytest.raises(EntryNotFound):
-        await session.get_branch("nobody")
+        await session.tree.get_branch("nobody")
 
 
 def shape(nodes: Any) -> list[Any]:
@@ -242,41 +242,41 @@ def shape(nodes: Any) -> list[Any]:
 
 async def test_tree_traversal_a_linear_session_has_one_root(session: Session) -> None:
     await say(session, "1", "2", "3")
-    assert shape(await session.get_tree()) == [["1", ["2", ["3"]]]]
+    assert shape(await session.tree.get_tree()) == [["1", ["2", ["3"]]]]
 
 
 async def test_tree_traversal_several_branches_at_one_point_and_deep_ones(session: Session) -> None:
     ids = await say(session, "1", "2", "3", "4")
-    await session.branch(ids[1])
+    await session.tree.branch(ids[1])
     await say(session, "a")
-    await session.branch(ids[1])
+    await session.tree.branch(ids[1])
     ids += await say(session, "b", "c")
-    await session.branch(ids[4])
+    await session.tree.branch(ids[4])
     await say(session, "d")
-    assert shape(await session.get_tree()) == [["1", ["2", ["3", ["4"]], ["a"], ["b", ["c"], ["d"]]]]]
-    assert (await session.get_children(ids[1]))[0].id == ids[2]
+    assert shape(await session.tree.get_tree()) == [["1", ["2", ["3", ["4"]], ["a"], ["b", ["c"], ["d"]]]]]
+    assert (await session.tree.get_children(ids[1]))[0].id == ids[2]
     assert {
-        entry.message.text for entry in (await session.get_transcript()).leaves if hasattr(entry, "message")
+        entry.message.text for entry in (await session.tree.get_transcript()).leaves if hasattr(entry, "message")
     } == set("4acd")
 
 
 async def test_tree_traversal_branch_moves_the_leaf(session: Session) -> None:
     ids = await say(session, "1", "2", "3")
-    await session.branch(ids[0])
+    await session.tree.branch(ids[0])
     assert session.leaf_id == ids[0]
     [new] = await say(session, "new")
-    assert (await session.get_entry(new)).parent_id == ids[0]
+    assert (await session.tree.get_entry(new)).parent_id == ids[0]
 
 
 async def test_tree_traversal_unknown_ids_are_refused_everywhere(session: Session) -> None:
     await say(session, "1")
     for attempt in (
-        session.branch("nobody"),
-        session.branch_with_summary("nobody", "summary"),
-        session.set_label("nobody", "label"),
-        session.create_branched_session("nobody"),
-        session.get_children("nobody"),
-        session.append_compaction("summary", "nobody"),
+        session.tree.branch("nobody"),
+        session.tree.branch_with_summary("nobody", "summary"),
+        session.tree.set_label("nobody", "label"),
+        session.fork(leaf_id="nobody"),
+        session.tree.get_children("nobody"),
+        session.tree.append_compaction("summary", "nobody"),
     ):
         with pytest.raises(EntryNotFound):
             await attempt
@@ -285,28 +285,28 @@ async def test_tree_traversal_unknown_ids_are_refused_everywhere(session: Sessio
 
 async def test_tree_traversal_branch_with_summary_inserts_the_summary_and_advances_the_leaf(session: Session) -> None:
     ids = await say(session, "1", "2", "3")
-    summary = await session.branch_with_summary(ids[0], "summary")
+    summary = await session.tree.branch_with_summary(ids[0], "summary")
     assert session.leaf_id == summary
-    assert (await session.get_entry(summary)).parent_id == ids[0]
-    root = await session.branch_with_summary(None, "from the root")
-    assert (await session.get_entry(root)).parent_id is None
+    assert (await session.tree.get_entry(summary)).parent_id == ids[0]
+    root = await session.tree.branch_with_summary(None, "from the root")
+    assert (await session.tree.get_entry(root)).parent_id is None
     assert await told_by(session) == ["from the root"]
 
 
 async def test_tree_traversal_create_branched_session_extracts_the_path_of_a_branched_tree(session: Session) -> None:
     ids = await say(session, "1", "2", "3")
-    await session.branch(ids[1])
+    await session.tree.branch(ids[1])
     ids += await say(session, "4", "5")
-    branched = await session.create_branched_session(ids[3])
+    branched = await session.fork(leaf_id=ids[3])
     assert await path_of(branched) == [*ids[:2], ids[3]]
     assert await told_by(branched) == ["1", "2", "4"]
 
 
 async def test_tree_traversal_no_entry_is_there_twice_after_forking_from_the_first_message(session: Session) -> None:
     ids = await say(session, "1", "2")
-    branched = await session.create_branched_session(ids[0], SessionKey("telegram", "branched"))
+    branched = await session.fork(SessionKey("telegram", "branched"), leaf_id=ids[0])
     new = await say(branched, "2", "3")
-    entries = [entry.id async for entry in branched.read_entries() if isinstance(entry, MessageEntry)]
+    entries = [entry.id async for entry in branched.tree.read_entries() if isinstance(entry, MessageEntry)]
     assert entries == [ids[0], *new]
 
 
@@ -315,25 +315,25 @@ async def test_tree_traversal_no_entry_is_there_twice_after_forking_from_the_fir
 
 async def test_labels_are_set_and_cleared_and_the_last_one_wins(session: Session) -> None:
     [entry_id] = await say(session, "1")
-    assert await session.get_label(entry_id) is None
+    assert await session.tree.get_label(entry_id) is None
     for label in ("first", "second", "third"):
-        label_id = await session.set_label(entry_id, label)
-        assert isinstance(await session.get_entry(label_id), Label)
-        assert await session.get_label(entry_id) == label
-    await session.set_label(entry_id, "")
-    assert await session.get_label(entry_id) is None
+        label_id = await session.tree.set_label(entry_id, label)
+        assert isinstance(await session.tree.get_entry(label_id), Label)
+        assert await session.tree.get_label(entry_id) == label
+    await session.tree.set_label(entry_id, "")
+    assert await session.tree.get_label(entry_id) is None
 
 
 async def test_labels_are_in_the_nodes_of_the_tree(session: Session) -> None:
     ids = await say(session, "1", "2")
-    await session.set_label(ids[0], "start")
-    await session.set_label(ids[1], "reply")
+    await session.tree.set_label(ids[0], "start")
+    await session.tree.set_label(ids[1], "reply")
 
     def labels(nodes: Any) -> dict[str, str]:
         found = {node.entry.id: node.label for node in nodes if node.label}
         return found | {k: v for node in nodes for k, v in labels(node.children).items()}
 
-    tree = await session.get_tree()
+    tree = await session.tree.get_tree()
     assert all(isinstance(node, TreeNode) for node in tree)
     assert labels(tree) == {ids[0]: "start", ids[1]: "reply"}
 
@@ -341,25 +341,25 @@ async def test_labels_are_in_the_nodes_of_the_tree(session: Session) -> None:
 async def test_labels_on_the_path_are_kept_in_a_branched_session_and_others_are_not(session: Session) -> None:
     ids = await say(session, "1", "2", "3")
     for entry_id in ids:
-        await session.set_label(entry_id, f"label of {entry_id}")
-    branched = await session.create_branched_session(ids[1])
-    assert (await branched.get_transcript()).labels == {on: f"label of {on}" for on in ids[:2]}
+        await session.tree.set_label(entry_id, f"label of {entry_id}")
+    branched = await session.fork(leaf_id=ids[1])
+    assert (await branched.tree.get_transcript()).labels == {on: f"label of {on}" for on in ids[:2]}
 
 
 async def test_labels_are_not_in_the_context(session: Session) -> None:
     [entry_id] = await say(session, "1")
-    await session.set_label(entry_id, "checkpoint")
+    await session.tree.set_label(entry_id, "checkpoint")
     assert texts_of((await session.get_context()).messages) == ["1"]
 
 
 async def test_labels_survive_a_restart(bench: Bench) -> None:
     async with bench.opened() as session:
         ids = await say(session, "1", "2")
-        await session.set_label(ids[0], "here")
-        await session.set_label(ids[1], "there")
-        await session.set_label(ids[1], "")
+        await session.tree.set_label(ids[0], "here")
+        await session.tree.set_label(ids[1], "there")
+        await session.tree.set_label(ids[1], "")
     async with bench.opened() as session:
-        assert (await session.get_transcript()).labels == {ids[0]: "here"}
+        assert (await session.tree.get_transcript()).labels == {ids[0]: "here"}
 
 
 # --- pi: file-operations ---------------------------------------------------------------------------------------------
@@ -414,11 +414,11 @@ async def test_file_operations_find_most_recent_session(bench: Bench) -> None:
 
 async def test_save_entry_custom_entries_are_part_of_the_path_and_not_of_the_context(session: Session) -> None:
     [first] = await say(session, "hello")
-    custom = await session.append_custom_entry("my_data", {"foo": "bar"})
-    second = await session.append_message(Message.assistant("hi"))
+    custom = await session.tree.append_custom_entry("my_data", {"foo": "bar"})
+    second = await session.tree.append_message(Message.assistant("hi"))
     assert await path_of(session) == [first, custom, second]
     assert await told_by(session) == ["hello", "hi"]
-    assert (await session.get_entry(second)).parent_id == custom
+    assert (await session.tree.get_entry(second)).parent_id == custom
 
 
 # --- pi's own fixes (part C2) ----------------------------------------------------------------------------------------
@@ -448,7 +448,7 @@ async def test_pi_1242_a_fork_never_writes_into_its_parent(bench: Bench, tmp_pat
 async def test_pi_1118_resuming_adds_no_entry(bench: Bench) -> None:
     async with bench.opened() as session:
         await say(session, "1", "2")
-        await session.append_model_change("p", "m")
+        await session.tree.append_model_change("p", "m")
         before = session.last_sequence
     for _ in range(3):
         async with bench.opened() as session:
@@ -457,9 +457,9 @@ async def test_pi_1118_resuming_adds_no_entry(bench: Bench) -> None:
 
 async def test_pi_1717_results_are_never_sent_before_their_call(session: Session) -> None:
     call = ToolCall("call", "read", "{}")
-    await session.append_message(Message.user("1"))
-    await session.append_message(Message.tool_result(call, "too early"))
-    await session.append_message(Message.assistant("2", (call,)))
+    await session.tree.append_message(Message.user("1"))
+    await session.tree.append_message(Message.tool_result(call, "too early"))
+    await session.tree.append_message(Message.assistant("2", (call,)))
     context = (await session.get_context()).messages
     assert [message.role for message in context] == [Role.USER, Role.ASSISTANT, Role.TOOL_RESULT]
     assert context[-1].is_error
@@ -467,7 +467,7 @@ async def test_pi_1717_results_are_never_sent_before_their_call(session: Session
 
 async def test_pi_compaction_with_branched_sessions_does_not_mix_branches(session: Session) -> None:
     ids = await say(session, "1", "2", "3")
-    await session.branch(ids[0])
+    await session.tree.branch(ids[0])
     await say(session, "a", "b")
 
     given: list[str] = []
@@ -478,16 +478,16 @@ async def test_pi_compaction_with_branched_sessions_does_not_mix_branches(sessio
 
     await session.compact(summarize)
     assert given == ["1", "a", "b"]
-    await session.branch(ids[2])
+    await session.tree.branch(ids[2])
     assert await told_by(session) == ["1", "2", "3"]
 
 
 async def test_pi_1764_chained_compactions_leave_no_orphan_result(session: Session) -> None:
     calls = [ToolCall(f"call-{number}", "read", "{}") for number in range(3)]
     for call in calls:
-        await session.append_message(Message.user("go on " * 20))
-        await session.append_message(Message.assistant("reading", (call,)))
-        await session.append_message(Message.tool_result(call, "found " * 20))
+        await session.tree.append_message(Message.user("go on " * 20))
+        await session.tree.append_message(Message.assistant("reading", (call,)))
+        await session.tree.append_message(Message.tool_result(call, "found " * 20))
 
     async def summarize(_: Any) -> str:
         return "summary"

@@ -43,7 +43,7 @@ async def session(faulty: Bench) -> AsyncIterator[Session]:
 
 
 async def leaf_moves(session: Session) -> list[LeafMove]:
-    return [entry async for entry in session.read_entries() if isinstance(entry, LeafMove)]
+    return [entry async for entry in session.tree.read_entries() if isinstance(entry, LeafMove)]
 
 
 # --- a bare move of the leaf is remembered ---------------------------------------------------------------------------
@@ -58,7 +58,7 @@ async def test_a_bare_branch_survives_kill_9(
         session = await manager.get_or_create("telegram", "1")
         ids = await say(session, "a", "b", "c", "d")
         await manager.flush()
-        await session.branch(ids[1])
+        await session.tree.branch(ids[1])
         if is_flushed:
             await manager.flush()
         killed = bench.crashed(tmp_path / "killed")
@@ -68,14 +68,14 @@ async def test_a_bare_branch_survives_kill_9(
         assert session.leaf_id == ids[1]
         assert texts_of(session.messages()) == await told_by(session) == ["a", "b"]
         [new] = await say(session, "e")
-        assert [entry.id for entry in await session.get_branch()] == [*ids[:2], new]
-        assert (await session.get_entry(new)).parent_id == ids[1]
+        assert [entry.id for entry in await session.tree.get_branch()] == [*ids[:2], new]
+        assert (await session.tree.get_entry(new)).parent_id == ids[1]
 
 
 async def test_a_bare_branch_survives_a_close(bench: Bench) -> None:
     async with bench.opened() as session:
         ids = await say(session, "a", "b", "c")
-        await session.branch(ids[0])
+        await session.tree.branch(ids[0])
     async with bench.opened() as session:
         assert session.leaf_id == ids[0]
         assert texts_of(session.messages()) == ["a"]
@@ -85,7 +85,7 @@ async def test_a_bare_branch_survives_a_close(bench: Bench) -> None:
 async def test_a_bare_branch_survives_the_loss_of_the_store(bench: Bench) -> None:
     async with bench.opened() as session:
         ids = await say(session, "a", "b", "c")
-        await session.branch(ids[0])
+        await session.tree.branch(ids[0])
     bench.lose_store()
     async with bench.opened() as session:
         assert session.leaf_id == ids[0]
@@ -104,10 +104,10 @@ async def test_a_branch_to_the_root_survives_too(bench: Bench) -> None:
 
 async def test_where_a_branch_begins_is_found_across_pages_of_the_store(bench: Bench) -> None:
     async with bench.opened() as session:
-        first = await session.append_message(Message.user("first"))
+        first = await session.tree.append_message(Message.user("first"))
         for number in range(300):
             session.append(Message.user(str(number)))
-        await session.branch(first)
+        await session.tree.branch(first)
         await say(session, "second")
         assert await told_by(session) == ["first", "second"]
     async with bench.opened() as session:
@@ -117,7 +117,7 @@ async def test_where_a_branch_begins_is_found_across_pages_of_the_store(bench: B
 async def test_a_branch_longer_than_the_window_is_whole_in_the_context(bench: Bench) -> None:
     async with bench.opened(window=4) as session:
         ids = await say(session, *map(str, range(20)))
-        await session.branch(ids[15])
+        await session.tree.branch(ids[15])
         assert await told_by(session) == [str(number) for number in range(16)]
         assert texts_of(session.messages()) == ["12", "13", "14", "15"]
 
@@ -127,14 +127,14 @@ async def test_a_branch_longer_than_the_window_is_whole_in_the_context(bench: Be
 
 async def test_model_and_thinking_level_are_those_of_the_branch(bench: Bench) -> None:
     async with bench.opened() as session:
-        await session.append_model_change("p1", "m1")
+        await session.tree.append_model_change("p1", "m1")
         [first] = await say(session, "a")
-        await session.append_model_change("p2", "m2")
-        await session.append_thinking_level_change("high")
+        await session.tree.append_model_change("p2", "m2")
+        await session.tree.append_thinking_level_change("high")
         [second] = await say(session, "b")
-        await session.branch(first)
+        await session.tree.branch(first)
         assert session.metadata == {"provider": "p1", "model": "m1"}
-        await session.branch(second)
+        await session.tree.branch(second)
         assert session.metadata == {"provider": "p2", "model": "m2", "thinking_level": "high"}
 
 
@@ -144,18 +144,20 @@ async def test_what_was_removed_is_absent_on_the_branch_too(bench: Bench) -> Non
         session.update(model=None, provider=None, thinking_level=None)
         [entry_id] = await say(session, "a")
         assert session.metadata == {}
-        await session.branch(entry_id)
+        await session.tree.branch(entry_id)
         assert session.metadata == {}
 
 
 async def test_a_reply_that_names_its_model_only_keeps_the_provider(bench: Bench) -> None:
     async with bench.opened() as session:
-        await session.append_model_change("openai", "gpt-4o")
+        await session.tree.append_model_change("openai", "gpt-4o")
         await say(session, "a")
-        reply = await session.append_message(Message(role=Message.assistant().role, content="b", model="gpt-4o-mini"))
+        reply = await session.tree.append_message(
+            Message(role=Message.assistant().role, content="b", model="gpt-4o-mini")
+        )
         expected = {"provider": "openai", "model": "gpt-4o-mini"}
         assert session.metadata == expected
-        await session.branch(reply)
+        await session.tree.branch(reply)
         assert session.metadata == expected
     bench.lose_snapshots()
     async with bench.opened() as session:
@@ -165,21 +167,21 @@ async def test_a_reply_that_names_its_model_only_keeps_the_provider(bench: Bench
 async def test_going_back_and_forth_keeps_the_model_that_was_chosen_before_a_compaction(bench: Bench) -> None:
     async with bench.opened(window=2) as session:
         [before] = await say(session, "before")
-        await session.append_model_change("p", "m")
+        await session.tree.append_model_change("p", "m")
         await say(session, "a", "b")
-        await session.append_compaction("summary", None)
+        await session.tree.append_compaction("summary", None)
         last = (await say(session, "c", "d", "e", "f"))[-1]
-        await session.branch(before)
+        await session.tree.branch(before)
         assert session.metadata == {}
-        await session.branch(last)
+        await session.tree.branch(last)
         assert session.metadata == {"provider": "p", "model": "m"}
 
 
 async def test_a_lost_snapshot_does_not_bring_back_a_model_that_was_left_before_clearing(bench: Bench) -> None:
     async with bench.opened() as session:
         [before] = await say(session, "before")
-        await session.append_model_change("p", "m")
-        await session.branch(before)
+        await session.tree.append_model_change("p", "m")
+        await session.tree.branch(before)
         session.clear()
         assert session.metadata == {}
     bench.lose_snapshots()
@@ -196,15 +198,15 @@ async def test_what_the_store_has_not_committed_is_seen_by_every_call_that_reads
         faulty.store.fail()
         accepted = [session.append(Message.user(text)).id for text in ("d", "e", "f")]
         await faulty.clock.advance(1)
-        assert session.committed_sequence == 3
+        assert session.journal.committed_sequence == 3
         assert await told_by(session) == ["a", "b", "c", "d", "e", "f"]
-        assert [entry.id for entry in await session.get_branch()] == [*ids, *accepted]
-        assert [entry.id for entry in await session.get_branch(accepted[0])] == [*ids, accepted[0]]
-        assert (await session.get_entry(accepted[1])).parent_id == accepted[0]
-        assert [entry.id for entry in (await session.get_transcript()).entries] == [*ids, *accepted]
-        assert [entry.id for entry in await session.get_children(ids[2])] == [accepted[0]]
+        assert [entry.id for entry in await session.tree.get_branch()] == [*ids, *accepted]
+        assert [entry.id for entry in await session.tree.get_branch(accepted[0])] == [*ids, accepted[0]]
+        assert (await session.tree.get_entry(accepted[1])).parent_id == accepted[0]
+        assert [entry.id for entry in (await session.tree.get_transcript()).entries] == [*ids, *accepted]
+        assert [entry.id for entry in await session.tree.get_children(ids[2])] == [accepted[0]]
         with pytest.raises(StoreUnavailable):
-            await session.branch(ids[0])
+            await session.tree.branch(ids[0])
         assert session.leaf_id == accepted[-1]
         faulty.store.heal()
         await faulty.clock.advance(60)
@@ -217,26 +219,26 @@ async def test_a_branch_is_seen_while_its_commit_hangs(session: Session, faulty:
     hold = faulty.store.hold()
     late = session.append(Message.user("late")).id
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(session.branch, late)
+        tasks.start_soon(session.tree.branch, late)
         await hold.reached.wait()
-        tasks.start_soon(session.branch, ids[0])
+        tasks.start_soon(session.tree.branch, ids[0])
         await faulty.clock.advance(0)
         assert session.leaf_id == ids[0]
         assert await told_by(session) == ["a"]
-        assert [entry.id for entry in await session.get_branch(late)] == [*ids, late]
+        assert [entry.id for entry in await session.tree.get_branch(late)] == [*ids, late]
         hold.release()
-    assert session.committed_sequence == session.last_sequence == 6
+    assert session.journal.committed_sequence == session.last_sequence == 6
 
 
 async def test_a_label_and_a_compaction_may_name_what_is_not_committed_yet(session: Session, faulty: Bench) -> None:
     hold = faulty.store.hold()
     first, second = (session.append(Message.user(text)).id for text in "ab")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(session.set_label, first, "here")
-        tasks.start_soon(session.append_compaction, "summary", second)
+        tasks.start_soon(session.tree.set_label, first, "here")
+        tasks.start_soon(session.tree.append_compaction, "summary", second)
         await hold.reached.wait()
         await faulty.clock.advance(0)
-        assert await session.get_label(first) == "here"
+        assert await session.tree.get_label(first) == "here"
         assert await told_by(session) == ["summary", "b"]
         hold.release()
 
@@ -246,7 +248,12 @@ async def test_a_reading_failure_is_told_and_changes_nothing(faulty: Bench) -> N
         ids = await say(session, "a", "b", "c")
         faulty.store.fail(method="read")
         faulty.store.fail(method="find")
-        for attempt in (session.branch(ids[0]), session.get_context(), session.get_branch(), session.get_tree()):
+        for attempt in (
+            session.tree.branch(ids[0]),
+            session.get_context(),
+            session.tree.get_branch(),
+            session.tree.get_tree(),
+        ):
             with pytest.raises(StoreUnavailable):
                 await attempt
         assert (session.leaf_id, session.last_sequence) == (ids[2], 3)
@@ -268,12 +275,14 @@ async def test_a_branch_waits_for_the_turn_of_another_task(session: Session, fau
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(talk)
         await in_turn.wait()
-        tasks.start_soon(session.branch, ids[0])
+        tasks.start_soon(session.tree.branch, ids[0])
         await faulty.clock.advance(0)
         assert session.leaf_id != ids[0]
         go_on.set()
     assert session.leaf_id == ids[0]
-    assert [entry.message.text for entry in (await session.get_transcript()).entries if hasattr(entry, "message")] == [
+    assert [
+        entry.message.text for entry in (await session.tree.get_transcript()).entries if hasattr(entry, "message")
+    ] == [
         "a",
         "b",
         "c",
@@ -285,9 +294,9 @@ async def test_a_branch_from_within_ones_own_turn_is_refused(session: Session) -
     ids = await say(session, "a", "b")
     async with session.turn(Message.user("c")) as turn:
         with pytest.raises(TurnInProgress):
-            await session.branch(ids[0])
+            await session.tree.branch(ids[0])
         with pytest.raises(TurnInProgress):
-            await session.branch_with_summary(ids[0], "summary")
+            await session.tree.branch_with_summary(ids[0], "summary")
         turn.append(Message.assistant("d"))
     assert await told_by(session) == ["a", "b", "c", "d"]
 
@@ -298,8 +307,8 @@ async def test_the_summary_of_a_branch_says_which_leaf_was_left(session: Session
     ids = await say(session, "a", "b")
 
     async def go_back() -> None:
-        entry_id = await session.branch_with_summary(ids[0], "what happened")
-        summary = await session.get_entry(entry_id)
+        entry_id = await session.tree.branch_with_summary(ids[0], "what happened")
+        summary = await session.tree.get_entry(entry_id)
         assert isinstance(summary, BranchSummary)
         [move] = await leaf_moves(session)
         assert summary.from_id == move.parent_id
@@ -316,14 +325,14 @@ async def test_the_summary_of_a_branch_says_which_leaf_was_left(session: Session
 
 async def test_a_move_of_the_leaf_is_no_entry_of_the_tree(session: Session) -> None:
     ids = await say(session, "a", "b")
-    await session.branch(ids[0])
+    await session.tree.branch(ids[0])
     [move] = await leaf_moves(session)
     for attempt in (
-        session.get_entry(move.id),
-        session.get_branch(move.id),
-        session.set_label(move.id, "here"),
-        session.branch(move.id),
-        session.create_branched_session(move.id),
+        session.tree.get_entry(move.id),
+        session.tree.get_branch(move.id),
+        session.tree.set_label(move.id, "here"),
+        session.tree.branch(move.id),
+        session.fork(leaf_id=move.id),
     ):
         with pytest.raises(EntryNotFound):
             await attempt
@@ -334,11 +343,15 @@ async def test_a_deleted_session_takes_no_branch(faulty: Bench) -> None:
         session = await manager.get_or_create("telegram", "1")
         ids = await say(session, "a", "b")
         await manager.delete(session.session_id)
-        for attempt in (session.branch_with_summary(None, "s"), session.fork(), session.append_session_info("t")):
+        for attempt in (
+            session.tree.branch_with_summary(None, "s"),
+            session.fork(),
+            session.tree.append_session_info("t"),
+        ):
             with pytest.raises(SessionDeleted):
                 await attempt
         with pytest.raises((SessionDeleted, EntryNotFound)):
-            await session.branch(ids[0])
+            await session.tree.branch(ids[0])
 
 
 # --- cuts ------------------------------------------------------------------------------------------------------------
@@ -347,25 +360,25 @@ async def test_a_deleted_session_takes_no_branch(faulty: Bench) -> None:
 async def test_a_compaction_with_open_calls_is_refused_and_changes_nothing(session: Session) -> None:
     [asked] = await say(session, "a")
     call = ToolCall("c", "look", "{}")
-    await session.append_message(Message.assistant("", (call,)))
+    await session.tree.append_message(Message.assistant("", (call,)))
     for kept in (asked, None):
         with pytest.raises(UnsafeCompaction):
-            await session.append_compaction("summary", kept)
-    await session.append_message(Message.tool_result(call, "found"))
+            await session.tree.append_compaction("summary", kept)
+    await session.tree.append_message(Message.tool_result(call, "found"))
     with pytest.raises(UnsafeCompaction):  # between call and result
-        await session.append_compaction("summary", session.leaf_id)
+        await session.tree.append_compaction("summary", session.leaf_id)
     assert session.last_sequence == 3
-    await session.append_compaction("summary", None)
+    await session.tree.append_compaction("summary", None)
     assert await told_by(session) == ["summary"]
 
 
 async def test_a_compaction_that_keeps_what_is_not_on_the_branch_is_refused(session: Session) -> None:
     ids = await say(session, "a", "b", "c")
-    await session.branch(ids[0])
+    await session.tree.branch(ids[0])
     with pytest.raises(UnsafeCompaction):
-        await session.append_compaction("summary", ids[2])
+        await session.tree.append_compaction("summary", ids[2])
     with pytest.raises(EntryNotFound):
-        await session.append_compaction("summary", "nobody")
+        await session.tree.append_compaction("summary", "nobody")
     assert await told_by(session) == ["a"]
 
 
@@ -380,10 +393,10 @@ def storeless(tmp_path: Path) -> Bench:
 async def test_without_a_store_a_branch_keeps_what_the_window_has_of_it(storeless: Bench) -> None:
     async with storeless.opened() as session:
         await say(session, "a", "b")
-        await session.append_model_change("p", "m")
-        await session.append_session_info("title")
+        await session.tree.append_model_change("p", "m")
+        await session.tree.append_session_info("title")
         ids = await say(session, "c", "d")
-        await session.branch(ids[0])
+        await session.tree.branch(ids[0])
         assert texts_of(session.messages()) == await told_by(session) == ["a", "b", "c"]
         assert session.metadata == {"provider": "p", "model": "m", "title": "title"}
     async with storeless.opened() as session:
@@ -393,9 +406,9 @@ async def test_without_a_store_a_branch_keeps_what_the_window_has_of_it(storeles
 async def test_without_a_store_a_branch_keeps_the_summary(storeless: Bench) -> None:
     async with storeless.opened(window=4) as session:
         ids = await say(session, "a", "b", "c", "d")
-        await session.append_compaction("summary", ids[2])
+        await session.tree.append_compaction("summary", ids[2])
         later = await say(session, "e", "f", "g")
-        await session.branch(later[1])
+        await session.tree.branch(later[1])
         assert await told_by(session) == ["summary", "d", "e", "f"]
         fork = await session.fork()
         assert await told_by(fork) == ["summary", "d", "e", "f"]
@@ -404,9 +417,9 @@ async def test_without_a_store_a_branch_keeps_the_summary(storeless: Bench) -> N
 async def test_without_a_store_the_window_is_the_branch(storeless: Bench) -> None:
     async with storeless.opened(window=2) as session:
         await say(session, "a", "b", "c")
-        assert [entry.message.text for entry in await session.get_branch()] == ["b", "c"]  # type: ignore[union-attr]
+        assert [entry.message.text for entry in await session.tree.get_branch()] == ["b", "c"]  # type: ignore[union-attr]
         with pytest.raises(EntryNotFound):
-            await session.branch("nobody")
+            await session.tree.branch("nobody")
 
 
 # --- one side is lost ------------------------------------------------------------------------------------------------
@@ -416,22 +429,22 @@ async def test_what_was_written_back_after_a_loss_is_one_branch(bench: Bench) ->
     """Titles, labels and the like are gone with the store; what hung on them must not be cut off."""
     async with bench.opened(window=6) as session:
         await say(session, "a", "b", "c", "d")
-        await session.append_session_info("title")
+        await session.tree.append_session_info("title")
         ids = await say(session, "e", "f", "g", "h")
-        await session.set_label(ids[0], "here")
+        await session.tree.set_label(ids[0], "here")
     bench.lose_store()
     async with bench.opened(window=6) as session:
         await say(session, "i")
         assert await told_by(session) == ["c", "d", "e", "f", "g", "h", "i"]
         assert session.title == "title"
-        await session.branch(ids[1])
+        await session.tree.branch(ids[1])
         assert await told_by(session) == ["c", "d", "e", "f"]
 
 
 async def test_a_summary_survives_the_loss_of_the_store_and_then_of_the_snapshot(bench: Bench) -> None:
     async with bench.opened() as session:
         ids = await say(session, "a", "b", "c", "d")
-        await session.append_compaction("summary", ids[2])
+        await session.tree.append_compaction("summary", ids[2])
         await say(session, "e")
     bench.lose_store()
     async with bench.opened() as session:
@@ -501,7 +514,7 @@ async def test_a_session_whose_first_message_was_never_committed_is_saved_after_
 async def test_what_was_removed_stays_removed_when_the_store_is_lost(bench: Bench) -> None:
     async with bench.opened() as session:
         await say(session, "a")
-        await session.append_message(Message(role=Message.assistant().role, content="b", model="m"))
+        await session.tree.append_message(Message(role=Message.assistant().role, content="b", model="m"))
         session.update(model=None)
         assert session.metadata == {}
     bench.lose_store()
@@ -524,14 +537,14 @@ async def test_starting_twice_after_a_loss_is_starting_once(bench: Bench, tmp_pa
         assert session.leaf_id == ids[1]
         assert session.metadata == {"thinking_level": "high"}
         assert await told_by(session) == ["a", "b"]
-        assert [entry.id for entry in await session.get_branch()] == ids
+        assert [entry.id for entry in await session.tree.get_branch()] == ids
 
 
 async def test_check_finds_a_session_with_the_summary_of_a_branch_sound(bench: Bench) -> None:
     async with bench.manager() as manager:
         session = await manager.get_or_create("telegram", "1")
         ids = await say(session, "a", "b")
-        await session.branch_with_summary(ids[0], "what happened")
+        await session.tree.branch_with_summary(ids[0], "what happened")
         await manager.flush()
         assert (await manager.check()).problems == []
 
@@ -544,9 +557,9 @@ async def test_a_list_tells_name_times_and_how_many_messages(bench: Bench) -> No
         session = await manager.get_or_create("telegram", "1")
         created = bench.clock.now()
         ids = await say(session, "a", "b", "c")
-        await session.branch(ids[0])
+        await session.tree.branch(ids[0])
         await bench.clock.advance(5)
-        await session.append_session_info("Greetings")
+        await session.tree.append_session_info("Greetings")
         [summary] = await manager.list()
         assert (summary.session_id, summary.title) == ("telegram_1", "Greetings")
         assert (summary.created_at, summary.updated_at) == (created, bench.clock.now())
@@ -560,14 +573,14 @@ async def test_a_list_tells_name_times_and_how_many_messages(bench: Bench) -> No
 async def test_what_follows_a_move_is_said_together_with_it(tmp_path: Path) -> None:
     async with SessionManager(tmp_path / "w") as manager:
         session = await manager.get_or_create("telegram", "1")
-        first = await session.append_message(Message.user("a"))
-        await session.append_message(Message.assistant("b"))
-        await session.branch(first, then=[Message.assistant("c"), Message.user("d")])
+        first = await session.tree.append_message(Message.user("a"))
+        await session.tree.append_message(Message.assistant("b"))
+        await session.tree.branch(first, then=[Message.assistant("c"), Message.user("d")])
         assert [message.text for message in session.messages()] == ["a", "c", "d"]
         with pytest.raises(InvalidMessage):
-            await session.branch(first, then=[Message.user("\ud800")])
+            await session.tree.branch(first, then=[Message.user("\ud800")])
         assert [message.text for message in session.messages()] == ["a", "c", "d"]
-        await session.branch(None, then=[Message.user("new")])
+        await session.tree.branch(None, then=[Message.user("new")])
     async with SessionManager(tmp_path / "w") as manager:
         session = await manager.continue_recent()
         assert [message.text for message in session.messages()] == ["new"]
@@ -575,5 +588,5 @@ async def test_what_follows_a_move_is_said_together_with_it(tmp_path: Path) -> N
 
 
 async def branches_of(session: Session) -> list[list[Entry]]:
-    transcript = await session.get_transcript()
+    transcript = await session.tree.get_transcript()
     return [transcript.path(leaf.id) for leaf in transcript.leaves]

@@ -123,7 +123,7 @@ class Forest(RuleBasedStateMachine):
             return None
         for number, operation in enumerate(operations, before + 1):
             model.add(number, session.leaf_id or "", operation)
-        assert session.last_sequence == session.committed_sequence == model.last_sequence
+        assert session.last_sequence == session.journal.committed_sequence == model.last_sequence
         model.acknowledged = model.last_sequence
         return result
 
@@ -167,7 +167,7 @@ class Forest(RuleBasedStateMachine):
         messages[-1] = Message.assistant(messages[-1].text)
         spent = Message(Role.ASSISTANT, messages[-1].text, usage=Usage(input_tokens=3))
         for number, said in enumerate([Said(messages[0]), Said(spent, begins_event=False)], 1):
-            entry = self.call(session.get_branch)[number - 3]
+            entry = self.call(session.tree.get_branch)[number - 3]
             model.add(before + number, entry.id, said, entry.timestamp)
         model.acknowledged = model.last_sequence
 
@@ -180,18 +180,18 @@ class Forest(RuleBasedStateMachine):
             change = partial(Session.update, provider=provider or None, model=model or None)
             self.accept(which, change, operation)
         else:
-            self.acknowledge(which, lambda session: session.append_model_change(provider, model), operation)
+            self.acknowledge(which, lambda session: session.tree.append_model_change(provider, model), operation)
 
     @rule(which=PLACES, level=WORDS, updates=st.booleans())
     def change_thinking(self, which: int, level: str, *, updates: bool) -> None:
         if updates:
             self.accept(which, partial(Session.update, thinking_level=level or None), Thinking(level))
         else:
-            self.acknowledge(which, lambda session: session.append_thinking_level_change(level), Thinking(level))
+            self.acknowledge(which, lambda session: session.tree.append_thinking_level_change(level), Thinking(level))
 
     @rule(which=PLACES, name=WORDS)
     def entitle(self, which: int, name: str) -> None:
-        self.acknowledge(which, lambda session: session.append_session_info(name), Title(name))
+        self.acknowledge(which, lambda session: session.tree.append_session_info(name), Title(name))
 
     @rule(which=PLACES, value=st.sampled_from([None, 1, [2]]))
     def set_metadata(self, which: int, value: Any) -> None:
@@ -199,14 +199,14 @@ class Forest(RuleBasedStateMachine):
 
     @rule(which=PLACES)
     def append_custom(self, which: int) -> None:
-        self.acknowledge(which, lambda session: session.append_custom_entry("x", {"a": 1}), Nothing())
+        self.acknowledge(which, lambda session: session.tree.append_custom_entry("x", {"a": 1}), Nothing())
 
     @rule(which=PLACES, place=PLACES, label=WORDS)
     def set_label(self, which: int, place: int, label: str) -> None:
         _, model = self.pick(which)
         if model.tree:
             target = sorted(model.tree)[place % len(model.tree)]
-            self.acknowledge(which, lambda session: session.set_label(target, label), Labelled(target, label))
+            self.acknowledge(which, lambda session: session.tree.set_label(target, label), Labelled(target, label))
 
     # --- branches ----------------------------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class Forest(RuleBasedStateMachine):
         _, model = self.pick(which)
         if model.tree:
             target = sorted(model.tree)[place % len(model.tree)]
-            self.acknowledge(which, lambda session: session.branch(target), Moved(target))
+            self.acknowledge(which, lambda session: session.tree.branch(target), Moved(target))
 
     @rule(which=PLACES, place=PLACES, to_root=st.booleans())
     def branch_with_summary(self, which: int, place: int, *, to_root: bool) -> None:
@@ -225,12 +225,12 @@ class Forest(RuleBasedStateMachine):
         told = Said(Message(Role.BRANCH_SUMMARY, text), is_message=False)
         before = session.last_sequence
         try:
-            entry_id = self.call(session.branch_with_summary, target, text)
+            entry_id = self.call(session.tree.branch_with_summary, target, text)
         except StoreError:
             assert self.failing
             assert session.last_sequence == before
             return
-        entry = self.call(session.get_entry, entry_id)
+        entry = self.call(session.tree.get_entry, entry_id)
         assert (entry.summary, entry.from_id, entry.parent_id) == (text, left or "root", target)
         model.add(before + 1, "", Moved(target))
         model.add(before + 2, entry_id, told, entry.timestamp)
@@ -253,7 +253,7 @@ class Forest(RuleBasedStateMachine):
 
         async def compact() -> bool:
             try:
-                await session.append_compaction(text, kept, messages=extra)
+                await session.tree.append_compaction(text, kept, messages=extra)
             except UnsafeCompaction:
                 return False
             return True
@@ -282,7 +282,7 @@ class Forest(RuleBasedStateMachine):
             return
         assert session.last_sequence == before + (outcome.status is CompactionStatus.DONE)
         if outcome.status is CompactionStatus.DONE:
-            entry = self.call(session.get_entry, outcome.entry_id)
+            entry = self.call(session.tree.get_entry, outcome.entry_id)
             assert isinstance(entry, Compaction)
             model.add(before + 1, entry.id, Compacted(text, entry.first_kept_entry_id))
             model.acknowledged = model.last_sequence
@@ -307,11 +307,11 @@ class Forest(RuleBasedStateMachine):
                 return
         elif model.tree:
             target = sorted(model.tree)[place % len(model.tree)]
-            fork = self.call(source.create_branched_session, target)
+            fork = self.call(partial(source.fork, leaf_id=target))
             path = model.path(target)
-            copied = [entry.id for entry in self.call(fork.get_branch)][: len(path)]
+            copied = [entry.id for entry in self.call(fork.tree.get_branch)][: len(path)]
             assert copied == path
-            transcript = self.call(fork.get_transcript)
+            transcript = self.call(fork.tree.get_transcript)
             labels = {on: label for on, label in transcript.labels.items() if on in transcript}
             assert labels == {on: label for on, label in model.set_labels.items() if on in path}
         else:
@@ -447,9 +447,9 @@ class Forest(RuleBasedStateMachine):
     def compare(self, session: Session, model: TreeModel) -> None:
         """All of it, the transcript too."""
         self.compare_memory(session, model)
-        branch = [entry.id for entry in self.call(session.get_branch)]
+        branch = [entry.id for entry in self.call(session.tree.get_branch)]
         assert branch == model.path()
-        transcript = self.call(session.get_transcript)
+        transcript = self.call(session.tree.get_transcript)
         assert transcript.problems == []
         assert transcript.leaf_id == model.leaf
         assert transcript.labels == model.set_labels

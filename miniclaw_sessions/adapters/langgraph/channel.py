@@ -18,11 +18,11 @@ from miniclaw_sessions.adapters.langgraph.messages import (
     shown_to_others,
 )
 from miniclaw_sessions.adapters.langgraph.records import MessageList, Place, Reference, Typed, read_records
-from miniclaw_sessions.adapters.unit import Unit, read_at
 from miniclaw_sessions.errors import InvalidMessage, StoreCorrupt
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.unit import Unit
 
 
 class MessagesChannel:
@@ -112,7 +112,7 @@ class MessagesChannel:
         """
         base = index.newest_list(channel)
         if base is not None and (index.known is None or index.known[0] != base):
-            await self.load(unit.session, index, base)
+            await self.load(Session.of(unit.journal), index, base)
         known = index.known[1] if base is not None and index.known is not None else []
         keep, found = compare(messages, known, index.offered)
         new_from = new_at_the_end(found)
@@ -148,7 +148,7 @@ def _say(unit: Unit, message: BaseMessage) -> tuple[str | None, bool]:
         return None, False
     canonical, is_whole = shown
     try:
-        unit.session.check(canonical)
+        unit.journal.check(canonical)
     except InvalidMessage:  # too large for a message; a value may have any size
         return None, False
     return unit.add_message(canonical).id, is_whole
@@ -165,7 +165,7 @@ async def _read_entries(session: Session, index: Index, entry_ids: Sequence[str]
     """The message entries with these ids; what is missing is left out."""
     places = {index.messages[id_]: id_ for id_ in entry_ids if id_ in index.messages}
     found: dict[str, MessageEntry] = {}
-    for sequence, stored in (await read_at(session, places)).items():
+    for sequence, stored in (await session.tree.read_at(places)).items():
         if sequence not in places:
             continue
         try:

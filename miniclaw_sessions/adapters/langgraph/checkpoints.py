@@ -32,7 +32,6 @@ from miniclaw_sessions.adapters.langgraph.records import (
     add_record,
     read_records,
 )
-from miniclaw_sessions.adapters.unit import Unit, read_at
 from miniclaw_sessions.errors import SessionNotFound, StoreCorrupt
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -182,7 +181,7 @@ class Checkpoints:
         async with self._indexes.of(session) as index:
             if parent is not None and not namespace:
                 await self._go_back_to(session, index, parent)
-            unit = Unit(session)
+            unit = session.unit()
             mirrored = self._mirrored(namespace, new_versions, channel_values)
             changed = [name for name in new_versions if name in channel_values and name != mirrored]
             values += [self.serde.dumps_typed(channel_values[name]) for name in changed]
@@ -209,9 +208,9 @@ class Checkpoints:
         stored = index.checkpoints.get(("", parent))
         if stored is None or parent == index.latest(""):
             return
-        found = await read_at(session, [stored.place.sequence])
+        found = await session.tree.read_at([stored.place.sequence])
         if stored.place.sequence in found:
-            await session.branch(found[stored.place.sequence].entry_id)
+            await session.tree.branch(found[stored.place.sequence].entry_id)
             await index.catch_up(session)
 
     def _mirrored(self, namespace: str, versions: ChannelVersions, values: Mapping[str, Any]) -> str | None:
@@ -239,7 +238,7 @@ class Checkpoints:
                 path=task_path,
                 writes=tuple((number, name) for number, name, _ in new),
             )
-            unit = Unit(session)
+            unit = session.unit()
             values = [self.serde.dumps_typed(value) for _, _, value in new]
             add_record(unit, WRITES, header, values, limit=self.manager.settings.max_message_bytes)
             await unit.save()
@@ -346,7 +345,7 @@ class Checkpoints:
     async def _forget(self, session: Session, checkpoints: Sequence[CheckpointId] | None) -> None:
         if checkpoints is not None and not checkpoints:
             return
-        unit = Unit(session)
+        unit = session.unit()
         header = Header(checkpoints=None if checkpoints is None else tuple(checkpoints))
         add_record(unit, FORGET, header, [], limit=self.manager.settings.max_message_bytes)
         await unit.save()
@@ -363,7 +362,7 @@ class Checkpoints:
         """The config that names a checkpoint, the thread as the caller named it."""
         configurable = {} if config is None else config["configurable"]
         named: dict[str, Any] = {
-            "thread_id": configurable.get("thread_id", session.chat_id),
+            "thread_id": configurable.get("thread_id", session.key.chat_id),
             "checkpoint_ns": namespace,
             "checkpoint_id": checkpoint_id,
         }

@@ -26,10 +26,10 @@ from miniclaw_sessions.adapters.langgraph.records import (
     Reference,
     Version,
 )
-from miniclaw_sessions.adapters.unit import read_after
 from miniclaw_sessions.protocol.entries import METADATA
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.stores.base import StoredEntry
+from miniclaw_sessions.stores.reading import PAGE
 
 Channel = tuple[str, str, Version]
 """A channel at one version: its namespace, its name, the version."""
@@ -105,7 +105,7 @@ class Index:
     """
 
     def __init__(self, session: Session) -> None:
-        self.incarnation = session.incarnation
+        self.incarnation = session.journal.incarnation
         self.lock = anyio.Lock()
         self._folded = 0
         self._leaf = 0
@@ -136,7 +136,7 @@ class Index:
             StoreUnavailable: the store cannot be read.
         """
         while self._folded < session.last_sequence:
-            page = await read_after(session, self._folded)
+            page = await session.tree.read_after(self._folded, PAGE)
             if not page:
                 break
             for stored in page:
@@ -282,7 +282,7 @@ class Indexes:
             StoreUnavailable: the store cannot be read.
         """
         index = self._indexes.get(session.session_id)
-        if index is None or index.incarnation != session.incarnation:
+        if index is None or index.incarnation != session.journal.incarnation:
             index = self._indexes[session.session_id] = Index(session)
         self._indexes.move_to_end(session.session_id)
         async with index.lock:

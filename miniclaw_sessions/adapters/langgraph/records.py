@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from miniclaw_sessions.adapters.unit import Unit, read_at
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import Custom, Entry
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.unit import Unit
 
 CHECKPOINT, WRITES, FORGET, PIECE = (f"langgraph.{name}" for name in ("checkpoint", "writes", "forget", "piece"))
 """The `custom_type` of a checkpoint, of a task's pending writes, of what was deleted, and of a piece of a value."""
@@ -125,7 +125,7 @@ async def read_records(session: Session, places: Sequence[Place]) -> dict[Place,
         StoreUnavailable: the store cannot be read.
     """
     spans = {place: range(place.sequence - place.pieces, place.sequence + 1) for place in places}
-    stored = await read_at(session, (sequence for span in spans.values() for sequence in span))
+    stored = await session.tree.read_at(sequence for span in spans.values() for sequence in span)
     records: dict[Place, list[Typed]] = {}
     for place, span in spans.items():
         try:

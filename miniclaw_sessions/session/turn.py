@@ -9,9 +9,8 @@ an error result, so that the history stays legal and shows what happened.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import anyio
 import msgspec
@@ -19,17 +18,15 @@ import msgspec
 from miniclaw_sessions.errors import DuplicateMessage, NothingToResume, SessionDeleted, SessionsError, TurnInProgress
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, ToolCall
-
-if TYPE_CHECKING:
-    from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.journal import Journal
+from miniclaw_sessions.session.tree import SessionTree
+from miniclaw_sessions.session.unit import Unit
 
 INTERRUPTED = "The tool call was interrupted; it has no result."
 """What stands for the result of a call whose turn broke off."""
 
 ABANDONED = "The user went on without waiting for this tool call; it has no result."
 """What stands for the result of a call that was open when the next message came."""
-
-_open_turns: ContextVar[tuple[Turn, ...]] = ContextVar("open_turns", default=())
 
 
 class Turn:
@@ -52,11 +49,12 @@ class Turn:
         UnsavedLimit, SessionDeleted, ManagerClosed: nothing of the reply was accepted.
     """
 
-    def __init__(self, session: Session, message: Message | None, *, idempotency_key: str | None) -> None:
-        self.session = session
+    def __init__(self, journal: Journal, message: Message | None, *, idempotency_key: str | None) -> None:
+        self.session_id = journal.session_id
         self.is_open = False
         self.is_resumed = False
         """Whether it takes up a message that was there before, and what was said since."""
+        self._journal = journal
         self._request = message
         self._idempotency_key = idempotency_key
         self._message: MessageEntry | None = None
@@ -66,7 +64,7 @@ class Turn:
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
-        return f"<Turn of {self.session.session_id}, {state}, {len(self.staged)} staged>"
+        return f"<Turn of {self.session_id}, {state}, {len(self.staged)} staged>"
 
     @property
     def message(self) -> MessageEntry:
@@ -74,6 +72,19 @@ class Turn:
         if self._message is None:
             raise TurnInProgress("the turn has not been entered; use `async with session.turn(message)`")
         return self._message
+
+    @property
+    def tree(self) -> SessionTree:
+        """The session's tree."""
+        return SessionTree(self._journal)
+
+    def check(self, message: Message) -> None:
+        """Raise unless a message could be appended.
+
+        Raises:
+            InvalidMessage: it cannot be stored faithfully, or is too large.
+        """
+        self._journal.check(message)
 
     def append(self, message: Message) -> None:
         """Stage a message; it joins the session when the turn ends.
@@ -85,8 +96,8 @@ class Turn:
         if not self.is_open:
             raise TurnInProgress("the turn is not open: what it is given now would be lost; open another one")
         if message.timestamp is None:
-            message = msgspec.structs.replace(message, timestamp=self.session.now())
-        self.session.check(message)
+            message = msgspec.structs.replace(message, timestamp=self._journal.now())
+        self.check(message)
         self._said.append(message)
 
     async def save(self) -> None:
@@ -97,8 +108,8 @@ class Turn:
             UnsavedLimit, SessionDeleted, ManagerClosed: it has not joined.
         """
         staged = self.staged
-        self._joined += self.session.extend(staged, continues=[True] * len(staged))
-        await self.session.saved()
+        self._joined += self._extend(staged)
+        await self._journal.saved()
 
     @property
     def said(self) -> list[Message]:
@@ -112,13 +123,13 @@ class Turn:
         forgets its own steps repeats them.
         """
         own = {entry.id: entry for entry in self.entries()}
-        others = [entry for entry in self.session.entries() if entry.id not in own]
+        others = [entry for entry in self._journal.conversation.window if entry.id not in own]
         entries = sorted((*others, *own.values()), key=lambda entry: entry.sequence)
-        return [*self.session.summary(), *(entry.message for entry in entries), *self.staged]
+        return [*self._journal.summary(), *(entry.message for entry in entries), *self.staged]
 
     def entries(self) -> list[MessageEntry]:
         """What is saved of this turn and not compacted: the user's message and the steps, oldest first."""
-        kept_from = self.session.kept_from
+        kept_from = self._journal.kept_from
         saved = (self.message, *self._taken_up, *self._joined)
         return [entry for entry in saved if entry.sequence >= kept_from]
 
@@ -128,17 +139,17 @@ class Turn:
         return self._said[len(self._joined) :]
 
     async def __aenter__(self) -> Self:
-        refuse_reentry(self.session)
+        self._journal.refuse_reentry()
         if self._message is not None:
             raise TurnInProgress("a turn is entered once, its reply would be saved twice; call `session.turn()` again")
-        await self.session.turn_lock.acquire()
+        await self._journal.turn_lock.acquire()
         try:
             self._message = await self._begin()
         except BaseException:
-            self.session.turn_lock.release()
+            self._journal.turn_lock.release()
             raise
         self.is_open = True
-        _open_turns.set((*_open_turns.get(), self))
+        self._journal.turn_began(self)
         return self
 
     async def __aexit__(
@@ -152,47 +163,61 @@ class Turn:
                 raise  # else the body's own error tells more
         finally:
             self.is_open = False
-            _open_turns.set(tuple(turn for turn in _open_turns.get() if turn is not self))
-            self.session.turn_lock.release()
+            self._journal.turn_ended(self)
+            self._journal.turn_lock.release()
 
     async def _begin(self) -> MessageEntry:
         """Commit the user's message, or take up the one that a former process left unanswered."""
-        if self.session.is_deleted:
-            raise SessionDeleted(f"session {self.session.session_id} was deleted while its turn was waited for")
+        if self._journal.is_deleted:
+            raise SessionDeleted(f"session {self.session_id} was deleted while its turn was waited for")
         if self._request is None:
             return await self._take_up()
         key = self._idempotency_key
-        known = self.session.find_duplicate(key) if key is not None else None
+        known = self._journal.find_duplicate(key) if key is not None else None
         if known is None:
             self._close_what_was_left(self._request)
-            return await self.session.add_message(self._request, idempotency_key=key)
+            return await self._ask(self._request)
         if not is_unanswered(known, await self._since_compaction(known)):
-            raise DuplicateMessage(self.session.session_id, key or "", known.id)
-        await self.session.saved()
+            raise DuplicateMessage(self.session_id, key or "", known.id)
+        await self._journal.saved()
         return await self._take_up()
+
+    async def _ask(self, request: Message) -> MessageEntry:
+        self._journal.home.committer.check_store()
+        entry = self._journal.append(request, idempotency_key=self._idempotency_key)
+        await self._journal.saved()
+        return entry
+
+    def _extend(self, messages: Sequence[Message]) -> list[MessageEntry]:
+        """Append messages that belong to this turn, as one unit."""
+        unit = Unit(self._journal)
+        entries = [unit.add_message(message, continues=True) for message in messages]
+        unit.accept()
+        return entries
 
     async def _since_compaction(self, known: MessageEntry) -> list[MessageEntry]:
         """The window; where a turn under way has compacted its own beginning, the whole branch."""
-        window = self.session.entries()
+        window = list(self._journal.conversation.window)
         is_over = not window or _is_reply(window[-1].message)
-        if is_over or not self.session.kept_from or any(entry.id == known.id for entry in window):
+        if is_over or not self._journal.kept_from or any(entry.id == known.id for entry in window):
             return window
-        return _messages(await self.session.get_branch())
+        return _messages(await self.tree.get_branch())
 
     def _close_what_was_left(self, request: Message) -> None:
         """Behind the user's message the results would stand in the wrong place, and a crash could come between."""
-        self.session.check(request)
-        results = [Message.tool_result(call, ABANDONED, is_error=True) for call in open_calls(self.session.messages())]
-        self.session.extend(results, continues=[True] * len(results))
+        self.check(request)
+        window = [entry.message for entry in self._journal.conversation.window]
+        left = open_calls([*self._journal.summary(), *window])
+        self._extend([Message.tool_result(call, ABANDONED, is_error=True) for call in left])
 
     async def _take_up(self) -> MessageEntry:
         """The user's newest message, and what was said since: the window may hold no more than the end of it."""
-        path = _messages((await self.session.read_branch(max_tokens=1)).entries)
+        path = _messages((await self._journal.reader.branch(max_tokens=1)).entries)
         if not any(map(begins_turn, path)):  # it is compacted
-            path = _messages(await self.session.get_branch())
+            path = _messages(await self.tree.get_branch())
         place = next((place for place in reversed(range(len(path))) if begins_turn(path[place])), None)
         if place is None:
-            raise NothingToResume(f"session {self.session.session_id} has no message of a user that could be answered")
+            raise NothingToResume(f"session {self.session_id} has no message of a user that could be answered")
         self.is_resumed = True
         self._taken_up = path[place + 1 :]
         return path[place]
@@ -200,7 +225,7 @@ class Turn:
     async def _finish(self, *, failed: bool) -> None:
         if failed:
             self._close_calls()
-        self.session.touch()
+        self._journal.touch()
         await self.save()
 
     def _close_calls(self) -> None:
@@ -211,19 +236,6 @@ class Turn:
             self._said = closed
         else:  # something that was saved long ago is open in the middle, where nothing can be inserted any more
             self._said[saved:] = close_open_calls(self.staged)
-
-
-def refuse_reentry(session: Session) -> None:
-    """Waiting for the session's turn must not be waiting for oneself.
-
-    Raises:
-        TurnInProgress: this very task, or one that started it, holds the session's turn.
-    """
-    if any(turn.is_open and turn.session is session for turn in _open_turns.get()):
-        raise TurnInProgress(
-            f"session {session.session_id} is in a turn that this task belongs to; "
-            "use that turn, or start the other work from a task that was there before the turn"
-        )
 
 
 def close_open_calls(messages: Sequence[Message]) -> list[Message]:

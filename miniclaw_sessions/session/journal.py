@@ -1,0 +1,539 @@
+"""What stands behind a session: its conversation in memory, its way to the store, and its file.
+
+Everything that is accepted passes through `append` or `accept`: encoded, folded into the conversation, handed to the
+committer. They are synchronous, so that nobody else runs in between. People talk to a `Session`, which holds a journal
+and nothing else; manager, flusher and turns work on the journal itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import ref
+
+import anyio
+import msgspec
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.errors import InvalidMessage, LeafMoved, SessionDeleted, TurnInProgress
+from miniclaw_sessions.history.branch import Branch, summary_messages
+from miniclaw_sessions.history.conversation import Conversation, Snapshot
+from miniclaw_sessions.history.placing import Places
+from miniclaw_sessions.persistence.committer import SessionLog, anew
+from miniclaw_sessions.persistence.flusher import Flushable
+from miniclaw_sessions.protocol.encoding import decode_entry, decode_message, encode_entry, encode_message, in_utc
+from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, EntryBase, LeafMove, MessageEntry, moves_leaf
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Message, Role
+from miniclaw_sessions.session.reading import TreeReader
+from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry, stored_entry
+
+ACCESS_RESOLUTION = timedelta(hours=1)
+"""An access that changes nothing is written to disk at most this often."""
+
+MAX_IDEMPOTENCY_KEY = 512
+"""Characters that an idempotency key may have: a session remembers hundreds of them."""
+
+E = TypeVar("E", bound=EntryBase)
+
+
+class Commits(Protocol):
+    """What a session needs of the committer."""
+
+    def check_room(self, size: int) -> None:
+        """Raise if `size` more bytes may not be accepted."""
+        ...
+
+    def check_store(self) -> None:
+        """Raise if the store did not take what it was given last."""
+        ...
+
+    def submit(self, session: SessionLog, entry: StoredEntry) -> None:
+        """Accept an entry."""
+        ...
+
+    async def wait(self, session: SessionLog, sequence: int) -> None:
+        """Return when the entries up to this one are acknowledged."""
+        ...
+
+
+class Flushes(Protocol):
+    """What a session needs of the flusher."""
+
+    def add(self, session: Flushable) -> None:
+        """The session changed."""
+        ...
+
+
+class Home(Protocol):
+    """Where sessions live: a manager, or the memory. What saves them, and what makes another one beside them."""
+
+    @property
+    def clock(self) -> Clock:
+        """Time and ids."""
+        ...
+
+    @property
+    def committer(self) -> Commits:
+        """Takes what was accepted to the store."""
+        ...
+
+    @property
+    def flusher(self) -> Flushes:
+        """Writes the snapshots."""
+        ...
+
+    @property
+    def store(self) -> Store:
+        """Has the transcripts."""
+        ...
+
+    @property
+    def max_message_bytes(self) -> int:
+        """How large one message may be, as JSON."""
+        ...
+
+    def new_journal(self, key: SessionKey, *, purpose: str) -> AbstractAsyncContextManager[Journal]:
+        """A new session that nobody else sees until the block has ended well; else nothing of it is left."""
+        ...
+
+
+class OpenTurn(Protocol):
+    """What holds a session's turn."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has begun and is not over."""
+        ...
+
+
+class Encoded(NamedTuple):
+    """An entry and its bytes."""
+
+    entry: Entry
+    encoded: bytes
+
+
+class SessionStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A session's numbers at one moment."""
+
+    session_id: str
+    messages: int
+    window: int
+    last_sequence: int
+    committed_sequence: int
+    evicted: int
+    dirty: bool
+    in_turn: bool
+
+
+_open_turns: ContextVar[tuple[OpenTurn, ...]] = ContextVar("open_turns", default=())
+
+
+class Journal:
+    """A session's conversation, and how it is saved and checkpointed.
+
+    Attributes:
+        session_id: whose journal it is.
+        conversation: the state that its entries lead to.
+        home: what it is saved by.
+        log: its way to the store.
+        evicted: how many messages have left the window.
+        turn: the turn that holds the session, if one does.
+        handle: the live `Session` of this journal, if there is one.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_accessed_on_disk",
+        "_flushed_revision",
+        "_retired",
+        "_revision",
+        "_turn_lock",
+        "conversation",
+        "evicted",
+        "handle",
+        "home",
+        "log",
+        "session_id",
+        "turn",
+    )
+
+    def __init__(self, conversation: Conversation, home: Home, *, committed: int = 0, dirty: bool = False) -> None:
+        self.session_id = conversation.key.session_id
+        self.conversation = conversation
+        self.home = home
+        head = SessionHead(self.session_id, conversation.key, conversation.incarnation, conversation.created_at)
+        self.log = SessionLog(head, committed)
+        self.evicted = 0
+        self.turn: OpenTurn | None = None
+        self.handle: ref[Any] | None = None
+        self._revision = 0
+        self._flushed_revision = 0
+        self._accessed_on_disk = conversation.last_accessed
+        self._turn_lock: anyio.Lock | None = None
+        self._retired = False
+        if dirty:
+            self._changed()
+
+    def __repr__(self) -> str:
+        state = "deleted" if self._retired else "dirty" if self.is_dirty else "clean"
+        return f"<Journal of {self.session_id}, {state}>"
+
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> SessionKey:
+        """The pair (channel, chat_id)."""
+        return self.conversation.key
+
+    @property
+    def last_accessed(self) -> datetime:
+        """When it was last used, UTC; its time to live counts from here."""
+        return self.conversation.last_accessed
+
+    @property
+    def incarnation(self) -> str:
+        """A random id that a deleted and recreated session does not share with its predecessor."""
+        return self.conversation.incarnation
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of the newest entry; 0 when there is none."""
+        return self.conversation.last_sequence
+
+    @property
+    def committed_sequence(self) -> int:
+        """The sequence number up to which the store has acknowledged it."""
+        return self.log.committed
+
+    @property
+    def kept_from(self) -> int:
+        """The sequence number from which on entries are kept by the newest compaction of the branch; 0 without one."""
+        compaction = self.conversation.compaction
+        if compaction is None:
+            return 0
+        return compaction.sequence if compaction.first_kept_entry_id is None else compaction.first_kept_sequence or 0
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether its file lacks something."""
+        return self._revision != self._flushed_revision
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether it accepts nothing more."""
+        return self._retired
+
+    @property
+    def reader(self) -> TreeReader:
+        """Its tree."""
+        return TreeReader(self.home.store, self.log, self.conversation)
+
+    def now(self) -> datetime:
+        """The wall clock of its home."""
+        return self.home.clock.now()
+
+    def summary(self) -> list[Message]:
+        """What stands for the part of the branch that was compacted; empty where none was."""
+        return summary_messages(self.conversation.compaction)
+
+    def statistics(self) -> SessionStatistics:
+        """Its numbers at this moment."""
+        return SessionStatistics(
+            session_id=self.session_id,
+            messages=len(self.conversation.window),
+            window=self.conversation.window.capacity,
+            last_sequence=self.last_sequence,
+            committed_sequence=self.committed_sequence,
+            evicted=self.evicted,
+            dirty=self.is_dirty,
+            in_turn=self.in_turn,
+        )
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether a turn is open or waited for."""
+        return self._turn_lock is not None and self._turn_lock.locked()
+
+    @property
+    def turn_lock(self) -> anyio.Lock:
+        """Held by the open turn; made when first needed, because most sessions sleep."""
+        if self._turn_lock is None:
+            self._turn_lock = anyio.Lock()
+        return self._turn_lock
+
+    @asynccontextmanager
+    async def between_turns(self) -> AsyncIterator[None]:
+        """Hold the session while no turn does.
+
+        Raises:
+            TurnInProgress: this very task, or one that started it, holds the session's turn.
+        """
+        self.refuse_reentry()
+        async with self.turn_lock:
+            yield
+
+    def refuse_reentry(self) -> None:
+        """Waiting for the session's turn must not be waiting for oneself.
+
+        Raises:
+            TurnInProgress: this very task, or one that started it, holds the session's turn.
+        """
+        if any(turn.is_open and turn is self.turn for turn in _open_turns.get()):
+            raise TurnInProgress(
+                f"session {self.session_id} is in a turn that this task belongs to; "
+                "use that turn, or start the other work from a task that was there before the turn"
+            )
+
+    def turn_began(self, turn: OpenTurn) -> None:
+        """This turn holds the session from here on, and this task is part of it."""
+        self.turn = turn
+        _open_turns.set((*_open_turns.get(), turn))
+
+    def turn_ended(self, turn: OpenTurn) -> None:
+        """The session is free for the next turn."""
+        self.turn = None
+        _open_turns.set(tuple(other for other in _open_turns.get() if other is not turn))
+
+    # --- accepting ---------------------------------------------------------------------------------------------------
+
+    def append(self, message: Message, *, idempotency_key: str | None = None) -> MessageEntry:
+        """Accept a message; see `Session.append`."""
+        if idempotency_key is not None and (known := self.known(idempotency_key)) is not None:
+            return known
+        now, conversation = self.home.clock.now(), self.conversation
+        follows_leaf = conversation.leaf_id is None or conversation.leaf_sequence == conversation.last_sequence
+        entry = MessageEntry(
+            id=self.home.clock.new_id(),
+            parent_id=conversation.leaf_id,
+            timestamp=now,
+            sequence=conversation.last_sequence + 1,
+            parent_sequence=None if follows_leaf else conversation.leaf_sequence,
+            message=owned(message, now),
+            idempotency_key=idempotency_key,
+        )
+        self._check_accepting()
+        encoded = encode_entry(entry)
+        self.check_entry(entry, len(encoded))
+        self.home.committer.check_room(len(encoded))
+        self._accept(entry, encoded)
+        return entry
+
+    def accept(self, entries: Sequence[Encoded], *, branch: Branch | None = None) -> None:
+        """Accept entries that were made for the places that follow, all of them or none.
+
+        Args:
+            entries: in order, each as `next_entry` makes it.
+            branch: where one of them moves the leaf: the branch that it moves to.
+
+        Raises:
+            LeafMoved: something was accepted since they were made.
+            InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.append`.
+        """
+        self._check_accepting()
+        if entries and entries[0].entry.sequence != self.last_sequence + 1:
+            raise LeafMoved(
+                f"entries were made for place {entries[0].entry.sequence} of session {self.session_id}, which goes on "
+                f"at {self.last_sequence + 1}: something was said meanwhile; nothing was accepted, try again"
+            )
+        for entry, encoded in entries:
+            self.check_entry(entry, len(encoded))
+        self.home.committer.check_room(sum(len(encoded) for _, encoded in entries))
+        for entry, encoded in entries:
+            self._accept(entry, encoded)
+            if self.conversation.lacks_branch and branch is not None:
+                self.conversation.rebuild(branch)
+
+    def next_entry(self, kind: type[E], before: Sequence[Encoded] = (), **fields: Any) -> E:
+        """An entry for the place behind the newest one, and behind those that are accepted together with it."""
+        conversation = self.conversation
+        parent_id, place = conversation.leaf_id, conversation.leaf_sequence
+        if leaf := next((entry for entry, _ in reversed(before) if moves_leaf(entry)), None):
+            parent_id, place = leaf.id, leaf.sequence
+            if isinstance(leaf, LeafMove):
+                parent_id, place = leaf.target_id, leaf.target_sequence or 0
+        sequence = conversation.last_sequence + 1 + len(before)
+        return kind(
+            id=self.home.clock.new_id(),
+            parent_id=parent_id,
+            timestamp=self.now(),
+            sequence=sequence,
+            parent_sequence=None if parent_id is None or place == sequence - 1 else place,
+            **fields,
+        )
+
+    def note(self, own_metadata: Mapping[str, Any]) -> None:
+        """Set what sessions know of themselves (`OWN_METADATA`); accepted like a message.
+
+        Raises:
+            InvalidMessage: a value is not JSON, or the whole is too large.
+        """
+        self.accept([encoded_once(self.next_entry(Custom, custom_type=METADATA, data=dict(own_metadata)))])
+
+    def adopt(self, entries: Sequence[Entry], places: Places) -> None:
+        """Accept entries from elsewhere, with their ids and parents, in the places that follow.
+
+        For a session that nobody else uses yet; call `settle` when it is complete.
+
+        Raises:
+            InvalidMessage, UnsavedLimit: nothing of it was accepted.
+        """
+        placed = [places.place(_timed(entry), place) for place, entry in enumerate(entries, self.last_sequence + 1)]
+        self.accept([Encoded(entry, encode_entry(entry)) for entry in placed])
+
+    async def settle(self) -> None:
+        """Give a session that was put together of adopted entries the window of its leaf.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        await self.reader.bring_window_up()
+
+    async def saved(self) -> None:
+        """Return when everything accepted so far is acknowledged; see `Session.saved`."""
+        await self.home.committer.wait(self.log, self.last_sequence)
+
+    def check(self, message: Message) -> None:
+        """Raise unless a message could be appended.
+
+        Raises:
+            InvalidMessage: it cannot be stored faithfully, or is too large.
+        """
+        self._check_size(len(encode_message(owned(message, self.now().replace(microsecond=999_999)))))
+
+    def check_entry(self, entry: EntryBase, size: int) -> None:
+        """Raise unless an entry of this size could be accepted.
+
+        The limit is on the message itself, so that one that passes `check` is never refused later.
+
+        Raises:
+            InvalidMessage: it is too large.
+        """
+        if size > self.home.max_message_bytes:
+            self._check_size(len(encode_message(entry.message)) if isinstance(entry, MessageEntry) else size)
+
+    def known(self, idempotency_key: str, accepted: Sequence[Encoded] = ()) -> MessageEntry | None:
+        """The entry that has this key already, in the session or among those that are accepted together."""
+        if len(idempotency_key) > MAX_IDEMPOTENCY_KEY:
+            raise InvalidMessage(f"an idempotency key has at most {MAX_IDEMPOTENCY_KEY} characters")
+        same = (
+            entry
+            for entry, _ in accepted
+            if isinstance(entry, MessageEntry) and entry.idempotency_key == idempotency_key
+        )
+        return self.find_duplicate(idempotency_key) or next(same, None)
+
+    def find_duplicate(self, idempotency_key: str) -> MessageEntry | None:
+        """The entry that was accepted with this idempotency key, if it is remembered."""
+        entry_id = (self.conversation.idempotency_keys or {}).get(idempotency_key)
+        if entry_id is None:
+            return None
+        for entry in self.conversation.window:
+            if entry.id == entry_id:
+                return entry
+        updated_at = self.conversation.updated_at
+        return MessageEntry(id=entry_id, parent_id=None, timestamp=updated_at, message=Message.user(""))
+
+    # --- for the manager and the flusher -----------------------------------------------------------------------------
+
+    def touch(self) -> None:
+        """The session is being used: its time to live starts again."""
+        now = self.home.clock.now()
+        self.conversation.last_accessed = max(self.conversation.last_accessed, now)
+        if now - self._accessed_on_disk >= ACCESS_RESOLUTION:
+            self._changed()
+
+    def forgive(self, jump: timedelta, *, before: datetime) -> None:
+        """The wall clock jumped: unless it was used since, the session is as idle as it was."""
+        if self.conversation.last_accessed <= before:
+            self.conversation.last_accessed += jump
+            self._changed()
+
+    def capture(self) -> tuple[int, Snapshot] | None:
+        """Its revision and the snapshot that may be written now, in one step between two awaits (rule R10)."""
+        snapshot = None if self._retired else self.conversation.capture(self.log.committed)
+        if snapshot is None:
+            return None
+        return (self._revision if snapshot.complete else self._revision - 1), snapshot
+
+    def flushed(self, revision: int) -> None:
+        """The snapshot of this revision is safe."""
+        self._flushed_revision = max(self._flushed_revision, revision)
+        self._accessed_on_disk = self.conversation.last_accessed
+
+    def retire(self) -> None:
+        """Accept nothing more: the session is about to be deleted or replaced."""
+        self._retired = True
+
+    def revive(self) -> None:
+        """Accept again: the deletion failed."""
+        self._retired = False
+        self._changed()
+        self.home.flusher.add(self)  # which had forgotten it, dirty or not
+
+    def _check_accepting(self) -> None:
+        if self._retired:
+            raise SessionDeleted(f"session {self.session_id} was deleted; get_or_create makes a new one")
+        if self.log.rejected is not None:
+            raise anew(self.log.rejected)
+
+    def _accept(self, entry: Entry, encoded: bytes) -> None:
+        self.evicted += self.conversation.apply(entry)
+        self.home.committer.submit(self.log, stored_entry(entry, encoded))
+        self._changed()
+
+    def _check_size(self, size: int) -> None:
+        limit = self.home.max_message_bytes
+        if size > limit:
+            raise InvalidMessage(f"the message has {size} bytes as JSON, the limit is {limit} (max_message_bytes)")
+
+    def _changed(self) -> None:
+        if self._retired:  # its file is gone or another object's: nothing would ever make it clean again
+            return
+        if self._revision == self._flushed_revision:
+            self.home.flusher.add(self)
+        self._revision += 1
+
+
+def encoded_once(entry: Entry) -> Encoded:
+    """An entry as its own bytes say it: it shares nothing with whoever made it, and can be read again.
+
+    Raises:
+        InvalidMessage: it cannot be stored faithfully.
+    """
+    encoded = encode_entry(entry)
+    return Encoded(decode_entry(encoded), encoded)
+
+
+def owned(message: Message, now: datetime) -> Message:
+    """The message as the session keeps it: with a time in UTC, and sharing nothing that can change with the caller.
+
+    Anything but a plain text is read back from its own bytes, so that nothing is acknowledged that could not be read
+    again, whatever types a caller put into it.
+
+    Raises:
+        InvalidMessage: it cannot be stored faithfully.
+    """
+    moment = message.timestamp
+    if moment is None:
+        message = msgspec.structs.replace(message, timestamp=now)
+    elif moment.tzinfo is not UTC:
+        message = msgspec.structs.replace(message, timestamp=in_utc(moment))
+    role, content = message.role, message.content
+    if type(content) is str and type(role) is Role and message == Message(role, content, message.timestamp):
+        return message  # the usual case: a role and a text, and nothing else
+    return decode_message(encode_message(message))
+
+
+def _timed(entry: Entry) -> Entry:
+    """Every message that is kept has a time (document 004); one that came without has its entry's."""
+    if isinstance(entry, MessageEntry) and entry.message.timestamp is None:
+        message = msgspec.structs.replace(entry.message, timestamp=in_utc(entry.timestamp))
+        return msgspec.structs.replace(entry, message=message)
+    return entry

@@ -1,0 +1,182 @@
+"""Entries of one session that are accepted together: all of them, or none. One commit carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from miniclaw_sessions.errors import InvalidMessage, LeafMoved
+from miniclaw_sessions.history.branch import Branch
+from miniclaw_sessions.protocol.encoding import encode_entry
+from miniclaw_sessions.protocol.entries import (
+    METADATA,
+    OWN_METADATA,
+    Custom,
+    Entry,
+    EntryBase,
+    MessageEntry,
+    ModelChange,
+    SessionInfo,
+    ThinkingLevelChange,
+)
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session.journal import Encoded, Journal, encoded_once, owned
+
+E = TypeVar("E", bound=EntryBase)
+
+UNSET: Any = object()
+
+
+class Unit:
+    """Entries that are put together one by one and accepted as one, by `accept` or `save`.
+
+    Each is made for its place when it is added: behind the session's newest entry, and behind those added before it.
+    What anybody else lets the session accept in between makes `accept` refuse. So wait for nothing in between, or be
+    ready to put the unit together again.
+
+    Attributes:
+        journal: of the session whose entries they are.
+    """
+
+    __slots__ = ("_entries", "journal")
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self._entries: list[Encoded] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What was added, in order."""
+        return [entry for entry, _ in self._entries]
+
+    def add(self, kind: type[E], **fields: Any) -> E:
+        """An entry of any kind, with its own fields; id, parent, time and place are given to it.
+
+        Raises:
+            InvalidMessage: it cannot be stored faithfully.
+        """
+        entry = self.journal.next_entry(kind, self._entries, **fields)
+        added = encoded_once(cast("Entry", entry))
+        self._entries.append(added)
+        return cast("E", added.entry)
+
+    def add_message(
+        self, message: Message, *, idempotency_key: str | None = None, continues: bool | None = None
+    ) -> MessageEntry:
+        """A message.
+
+        Args:
+            message: what was said.
+            idempotency_key: the sender's own id; a message whose key is known is not added, its entry is returned.
+            continues: whether it belongs to the turn of the message before it; by default, unless it is a user's.
+
+        Raises:
+            InvalidMessage: it cannot be stored faithfully.
+        """
+        if idempotency_key is not None:
+            known = self.journal.known(idempotency_key, self._entries)
+            if known is not None:
+                return known
+        journal, same_turn = self.journal, not message.is_user if continues is None else continues
+        own = owned(message, journal.now())
+        entry = journal.next_entry(
+            MessageEntry, self._entries, message=own, idempotency_key=idempotency_key, continues=same_turn
+        )
+        self._entries.append(Encoded(entry, encode_entry(entry)))
+        return entry
+
+    def add_messages(
+        self,
+        messages: Sequence[Message],
+        *,
+        idempotency_keys: Sequence[str | None] = (),
+        continues: Iterable[bool] = (),
+    ) -> list[MessageEntry]:
+        """Several messages; see `Session.extend`."""
+        belongs = iter(continues)
+        return [
+            self.add_message(message, idempotency_key=key, continues=next(belongs, False))
+            for message, key in zip(messages, idempotency_keys or [None] * len(messages), strict=True)
+        ]
+
+    def add_custom(self, custom_type: str, data: Mapping[str, Any] | None = None) -> Custom:
+        """An entry that never reaches a model, such as an extension's state.
+
+        Raises:
+            InvalidMessage: the data is not JSON, or the type is `metadata`, which `Session.update` sets.
+        """
+        if custom_type == METADATA:
+            raise InvalidMessage(f"custom_type {METADATA!r} is the session's own; use update(), or another type")
+        return self.add(Custom, custom_type=custom_type, data=dict(data or {}))
+
+    def add_metadata(
+        self,
+        *,
+        title: str | None = UNSET,
+        model: str | None = UNSET,
+        provider: str | None = UNSET,
+        thinking_level: str | None = UNSET,
+        **metadata: Any,
+    ) -> None:
+        """Changes of metadata; see `Session.update`."""
+        if title is not UNSET:
+            self.add(SessionInfo, name=title or "")
+        if model is not UNSET or provider is not UNSET:
+            known = self.journal.conversation.metadata
+            model = known.get("model") if model is UNSET else model
+            provider = known.get("provider") if provider is UNSET else provider
+            self.add(ModelChange, provider=provider or "", model_id=model or "")
+        if thinking_level is not UNSET:
+            self.add(ThinkingLevelChange, thinking_level=thinking_level or "")
+        if own := [name for name in metadata if name.startswith(OWN_METADATA)]:
+            raise InvalidMessage(f"metadata {own[0]!r} cannot be set: names that begin with {OWN_METADATA} are ours")
+        if metadata:
+            self.add(Custom, custom_type=METADATA, data=metadata)
+
+    def check(self) -> None:
+        """Raise unless each of the entries could be accepted.
+
+        Raises:
+            InvalidMessage: one of them is too large.
+        """
+        for entry, encoded in self._entries:
+            self.journal.check_entry(entry, len(encoded))
+
+    def accept(
+        self, *, if_leaf: str | None = None, if_sequence: int | None = None, branch: Branch | None = None
+    ) -> list[Entry]:
+        """Let the session accept the entries: in memory, in order, and on their way to the store. Returns at once.
+
+        Args:
+            if_leaf: only if this entry is the leaf; the empty text stands for the root. None: whatever it is.
+            if_sequence: only if this is the session's last sequence number. None: whatever it is.
+            branch: where an entry moves the leaf: what is on the branch that it moves to.
+
+        Raises:
+            LeafMoved: something was accepted since the first was added, or the leaf or the last sequence is another
+                one than was demanded; nothing was accepted.
+            InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.append`; nothing was accepted.
+        """
+        conversation = self.journal.conversation
+        is_other_leaf = if_leaf is not None and (if_leaf or None) != conversation.leaf_id
+        if is_other_leaf or if_sequence not in (None, conversation.last_sequence):
+            raise LeafMoved(
+                f"session {self.journal.session_id} went on meanwhile, or elsewhere; look at it and try again"
+            )
+        self.journal.accept(self._entries, branch=branch)
+        return self.entries
+
+    async def save(self, *, if_leaf: str | None = None, if_sequence: int | None = None) -> list[Entry]:
+        """`accept`, and return when the entries are acknowledged: the store has committed them.
+
+        Raises:
+            LeafMoved: as for `accept`.
+            StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.add_message`.
+        """
+        self.journal.home.committer.check_store()
+        entries = self.accept(if_leaf=if_leaf, if_sequence=if_sequence)
+        await self.journal.saved()
+        return entries
