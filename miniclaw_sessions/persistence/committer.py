@@ -35,7 +35,7 @@ log = get_logger(__name__)
 class SessionLog:
     """One session's way to the store: what waits, what is on its way, what has arrived."""
 
-    __slots__ = ("_waiting", "committed", "head", "rejected", "sending")
+    __slots__ = ("_waiting", "committed", "failure", "head", "rejected", "sending")
 
     def __init__(self, head: SessionHead, committed: int = 0) -> None:
         self.head = head
@@ -43,6 +43,7 @@ class SessionLog:
         self._waiting: list[StoredEntry] | None = None
         self.sending: list[StoredEntry] | None = None
         self.rejected: StoreError | None = None
+        self.failure: StoreUnavailable | None = None  # why the last attempt failed for this session alone
 
     @property
     def waiting(self) -> Sequence[StoredEntry]:
@@ -131,6 +132,9 @@ class Committer:
         self._clock = clock
         self._max_unsaved_bytes = max_unsaved_bytes
         self._queued: dict[SessionLog, None] = {}
+        self._delayed: dict[SessionLog, None] = {}  # which the store could not write, and are tried again
+        self._retry_at = 0.0
+        self._retry_delay_s = FIRST_RETRY_S
         self._wake = anyio.Event()
         self._hurry = anyio.Event()
         self._next_round = _Round()
@@ -194,6 +198,8 @@ class Committer:
                 raise anew(session.rejected)
             if self.failure is not None:
                 raise anew(self.failure, _STILL_THERE if self.accepting else "")
+            if session.failure is not None:
+                raise anew(session.failure, _STILL_THERE if self.accepting else "")
             on_its_way = session.sending is not None and sequence <= session.sending[-1].sequence
             await (self._this_round if on_its_way else self._next_round).wait()
 
@@ -203,6 +209,8 @@ class Committer:
         Raises:
             StoreUnavailable: the store cannot take it now.
         """
+        if self._delayed:
+            self._retry_delayed()
         if self._queued and self.failure is not None:
             round_done = self._next_round
             self._hurry.set()
@@ -212,6 +220,9 @@ class Committer:
         elif self.busy_since is not None:
             await self._this_round.wait()
         self.check_store()
+        for session in self._delayed:
+            if session.failure is not None:
+                raise anew(session.failure)
 
     async def run(self) -> None:
         """Commit until `close`; never raises for what the store does. Nobody waits for it in vain when it ends."""
@@ -225,7 +236,7 @@ class Committer:
     async def _commit_until_closed(self) -> None:
         backoff = FIRST_RETRY_S
         while True:
-            await self._wake.wait()
+            await self._work()
             self._wake = anyio.Event()
             if self._queued:
                 await self._commit()
@@ -238,6 +249,21 @@ class Committer:
                 self._wake.set()
             else:
                 backoff = FIRST_RETRY_S
+
+    async def _work(self) -> None:
+        """Return when there is something to commit, or to be tried again."""
+        if self._delayed and not self._wake.is_set():
+            await sleep_unless(self._clock, max(0.0, self._retry_at - self._clock.monotonic()), self._wake)
+        elif not self._delayed:
+            await self._wake.wait()
+        if self._delayed and (self._closing or self._clock.monotonic() >= self._retry_at):
+            self._retry_delayed()
+
+    def _retry_delayed(self) -> None:
+        """Let the sessions that could not be written go with the next commit."""
+        self._queued = {**self._delayed, **self._queued}
+        self._delayed = {}
+        self._wake.set()
 
     def close(self) -> None:
         """Make `run` return after one more attempt at whatever is left."""
@@ -278,10 +304,35 @@ class Committer:
                 self._unsaved_bytes -= len(entry.encoded)
             if outcome is None:
                 session.committed = sent[-1].sequence
+                if session.failure is not None:
+                    session.failure, self._retry_delay_s = None, FIRST_RETRY_S
                 self._committed += len(sent)
+            elif isinstance(outcome, StoreUnavailable):
+                self._delay(session, sent, outcome)
             else:
                 session.rejected = outcome
                 self._reject_rest(session, outcome)
+
+    def _delay(self, session: SessionLog, sent: list[StoredEntry], error: StoreUnavailable) -> None:
+        """One session cannot be written now: it waits to be tried again, and holds nobody else up."""
+        self._failures += 1
+        if session.failure is None:
+            log.error(
+                "a session cannot be written; retrying",
+                action="commit.delayed",
+                session_id=session.head.session_id,
+                error=str(error),
+            )
+        session.failure = error
+        session.sending = sent
+        session.put_back()
+        self._unsaved_entries += len(sent)
+        self._unsaved_bytes += sum(len(entry.encoded) for entry in sent)
+        self._queued.pop(session, None)
+        if not self._delayed:
+            self._retry_delay_s = min(2 * self._retry_delay_s, LAST_RETRY_S)
+            self._retry_at = self._clock.monotonic() + self._clock.jitter(self._retry_delay_s)
+        self._delayed[session] = None
 
     def _reject_rest(self, session: SessionLog, outcome: StoreError) -> None:
         """What follows a refused entry would leave a gap: it is refused too."""

@@ -387,7 +387,7 @@ def _missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, 
     conversation.last_sequence = conversation.state_sequence = marker.sequence
     entries = [*(entry for entry in left if entry.sequence > last), marker]
     head = SessionHead(snapshot.key.session_id, snapshot.key, snapshot.incarnation, snapshot.created_at)
-    return Append(head, [stored_entry(entry) for entry in entries])
+    return Append(head, [stored_entry(entry) for entry in entries], after_loss=True)
 
 
 def _entries_of(snapshot: Snapshot) -> list[Entry]:

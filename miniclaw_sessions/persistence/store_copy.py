@@ -145,10 +145,10 @@ class StoreCopy:
             self.changed += changed is not None
             page.append(stored if changed is None else changed)
             if len(page) == GROUP // 4:
-                yield Append(stored_head.head, page)
+                yield Append(stored_head.head, page, after_loss=True)
                 page = []
         if page or not stored_head.last_sequence:
-            yield Append(stored_head.head, page)
+            yield Append(stored_head.head, page, after_loss=True)
 
     def _as_it_should_be(self, session_id: str, stored: StoredEntry) -> StoredEntry | None:
         """The entry as it should be, or None if it is.
@@ -157,9 +157,11 @@ class StoreCopy:
         """
         was_sealed = is_sealed(stored.encoded)
         opened = open_entry(self._keys, session_id, stored) if was_sealed else stored
-        is_damaged = was_sealed and opened is stored
+        is_damaged = was_sealed and opened.encoded.startswith(DAMAGED)
         if is_damaged:
             self._damaged.add(f"entry {stored.sequence} of session {session_id} is damaged")
+        if is_damaged:
+            opened = stored
         if not self._decrypt:
             is_right = was_sealed and not is_damaged and self._keys.is_current(stored.encoded)
             return None if is_right else seal_entry(self._keys, session_id, opened)

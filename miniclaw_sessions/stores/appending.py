@@ -22,7 +22,7 @@ def entries_to_add(
 
     Raises:
         StoreConflict: another entry is stored at one of the sequences, the session is another incarnation, or the
-            sequences do not ascend.
+            sequences do not follow each other and what is stored.
     """
     session_id, entries = append.head.session_id, append.entries
     if incarnation is not None and incarnation != append.head.incarnation:
@@ -30,16 +30,13 @@ def entries_to_add(
             f"cannot append to session {session_id}: the store has another session of this name, made after this one "
             "was deleted or by another program; get_or_create gives the one that is stored"
         )
-    previous = last_sequence
-    for entry in entries:
-        if entry.sequence <= previous:
-            break
-        previous = entry.sequence
-    else:  # the usual case: all of them are new
-        return entries
+    if all(entry.sequence == expected for expected, entry in enumerate(entries, last_sequence + 1)):
+        return entries  # the usual case: all of them are new
     _check_ascending(session_id, entries)
+    if not append.after_loss:
+        _check_no_gap(session_id, entries, last_sequence)
     known = [entry for entry in entries if entry.sequence <= last_sequence]
-    stored = ids_between(known[0].sequence, known[-1].sequence)
+    stored = ids_between(known[0].sequence, known[-1].sequence) if known else {}
     for entry in known:
         if stored.get(entry.sequence) != entry.entry_id:
             raise StoreConflict(
@@ -47,6 +44,19 @@ def entries_to_add(
                 f"is at {last_sequence} and has {stored.get(entry.sequence, 'no entry')} there; read the session again"
             )
     return entries[len(known) :]
+
+
+def _check_no_gap(session_id: str, entries: Sequence[StoredEntry], last_sequence: int) -> None:
+    """A gap would never be filled: whoever appends behind one believes that the store has what it does not have."""
+    previous = min(entries[0].sequence - 1, last_sequence)
+    for entry in entries:
+        if entry.sequence != previous + 1:
+            raise StoreConflict(
+                f"cannot append to session {session_id} at sequence {entry.sequence}: the store ends at {previous}, "
+                "and what should lie between is not in it. It has lost entries, or its file was replaced; open the "
+                "session again, which writes back what its snapshot has"
+            )
+        previous = entry.sequence
 
 
 def _check_ascending(session_id: str, entries: Sequence[StoredEntry]) -> None:

@@ -7,8 +7,9 @@ A store keeps, for each session, a head (who it is) and a sequence of encoded en
 
 - *Order*: entries come back in `sequence` order, which is the order of appending.
 - *Idempotence*: appending the same entry (same sequence, same id) again changes nothing and succeeds.
-- *No gaps, no overwriting*: a failed append leaves a prefix of what it was given, never a gap; another entry at a taken
-  sequence is refused with `StoreConflict`.
+- *No gaps, no overwriting*: entries begin at 1 and follow each other; whoever would leave a gap, or put another entry
+  at a taken sequence, is refused with `StoreConflict`. A failed append leaves a prefix of what it was given.
+- *No damage unnoticed*: what does not come back as it was written is not given out as if it had.
 - *Isolation*: in one call of `append`, the failure of one session's append does not fail its neighbours.
 - *Durability*: when `append` returns without an error for a session, its entries survive whatever `durable` promises.
 - *Cancellation*: a call that has begun runs to its end even if the caller is cancelled; it is all or nothing for each
@@ -27,6 +28,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
 import msgspec
+from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.errors import StoreError
 from miniclaw_sessions.protocol.encoding import encode_entry
@@ -112,10 +114,14 @@ def is_damaged(encoded: bytes) -> bool:
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
-    """New entries of one session, in order of sequence."""
+    """New entries of one session, in order of sequence, which begin right behind what is stored.
+
+    `after_loss` says that entries are known to be lost: only then may there be gaps, before and between them.
+    """
 
     head: SessionHead
     entries: Sequence[StoredEntry]
+    after_loss: bool = False
 
 
 class Store(Protocol):
@@ -123,7 +129,7 @@ class Store(Protocol):
 
     Every method may raise `StoreUnavailable` (cannot be reached or written now), `StoreFull` (no space; a
     StoreUnavailable) or `StoreCorrupt` (its files are damaged). Opening may also raise `SchemaTooNew`, and
-    `ConfigError` when the place holds something else.
+    `ConfigError` when the place holds something else. What a method does in here is what a store without files needs.
     """
 
     durable: ClassVar[bool]
@@ -135,24 +141,33 @@ class Store(Protocol):
     @property
     def files(self) -> Sequence[Path]:
         """The files that make up the store, to be set aside when it is corrupt; empty when it has none of its own."""
-        ...
+        return ()
 
     async def __aenter__(self) -> Self:
         """Open, creating or upgrading what is needed."""
-        ...
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Wait for running calls and close; what was acknowledged is safe."""
-        ...
+        del kind, error, trace  # without files there is nothing to close
+
+    async def still_there(self) -> None:
+        """Return if what is appended goes to where the next start looks for it.
+
+        Raises:
+            StoreUnavailable: the file was deleted, moved or replaced while it was open. Appending is refused too.
+        """
+        await checkpoint()
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Append entries of many sessions with one sync; a session unknown so far is created from its head.
 
         No session occurs twice in one call. Returns one outcome per append, in the same order: None is the
-        acknowledgement, an error means that this session's entries are not in the store. When the whole call fails
-        (no space, no connection) the error is raised instead, and nothing of it is acknowledged.
+        acknowledgement, an error means that this session's entries are not in the store: a `StoreUnavailable` that
+        they may be appended again later, any other that they never will be. When nothing can be taken at all (no
+        space, no connection) the error is raised instead, and nothing is acknowledged.
         """
         ...
 
@@ -169,7 +184,10 @@ class Store(Protocol):
         ...
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
-        """The entries with a sequence greater than `after`, oldest first, at most `limit` of them."""
+        """The entries with a sequence greater than `after`, oldest first, at most `limit` of them.
+
+        One that contradicts its checksum comes with bytes that no reader takes for an entry (`damaged`).
+        """
         ...
 
     async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
@@ -184,8 +202,15 @@ class Store(Protocol):
         """The oldest entry with this idempotency key, or None; cheap enough to be asked before every append."""
         ...
 
+    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        """Put the right entries in the place of damaged ones, durably; how many that were.
+
+        Only what is damaged (`is_damaged`) at the same sequence is replaced; everything else stays as it is.
+        """
+        ...
+
     async def delete(self, session_id: str) -> bool:
-        """Remove the session and all its entries, durably; whether there was one."""
+        """Remove the session and all its entries, durably. Returns whether there was one."""
         ...
 
     async def check(self) -> list[str]:

@@ -1,72 +1,34 @@
 """Any store, with its entries encrypted: whoever reads its files learns which sessions there are, not what was said.
 
 Heads, sequences and entry ids stay as they are, so the inner store keeps its promises, and this one keeps them with it.
-An entry is bound to its session, its sequence and its id. One that does not open with a key that is held is damaged: it
-is passed on as it is, sealed, and fails where entries are decoded. One whose key is not held, or that is not sealed at
-all, is no damage: it stops whoever reads it, and nothing is concluded from it.
+An entry is bound to its session, its sequence and its id. One that does not open with a key that is held is damaged.
+One whose key is not held, or that is not sealed at all, is no damage: it stops whoever reads it, and nothing is
+concluded from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Self
+from collections.abc import Sequence
 
 from miniclaw_sessions.encryption import DamagedSeal, KeyRing, is_sealed, of_entry
 from miniclaw_sessions.errors import InvalidMessage, KeyMismatch, StoreError
 from miniclaw_sessions.protocol.encoding import decode_entry
-from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, idempotency_key_in
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, damaged, idempotency_key_in, is_damaged
 from miniclaw_sessions.stores.reading import read_all
 from miniclaw_sessions.stores.soundness import TranscriptCheck
+from miniclaw_sessions.stores.wrapping import WrappingStore
 
 
-class EncryptedStore:
+class EncryptedStore(WrappingStore):
     """A store around another one. Reading may also raise `WrongKey` and `NotEncrypted`, which are StoreErrors."""
 
-    durable: ClassVar[bool] = False
-    keeps_entries: ClassVar[bool] = True
-
     def __init__(self, store: Store, keys: KeyRing) -> None:
-        vars(self).update(durable=store.durable, keeps_entries=store.keeps_entries)  # what the inner one promises
-        self._store = store
+        super().__init__(store)
         self._keys = keys
-
-    def __repr__(self) -> str:
-        return f"<EncryptedStore {self._store!r}>"
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """The inner store's."""
-        return self._store.files
-
-    async def __aenter__(self) -> Self:
-        """Open the inner store."""
-        await self._store.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the inner store."""
-        await self._store.__aexit__(kind, error, trace)
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Encrypt and append; with one sync, where the inner store syncs."""
         return await self._store.append([self._sealed(item) for item in appends])
-
-    async def heads(self) -> AsyncIterator[StoredHead]:
-        """The inner store's."""
-        async for stored in self._store.heads():
-            yield stored
-
-    async def session_ids(self) -> list[str]:
-        """The inner store's."""
-        return await self._store.session_ids()
-
-    async def head(self, session_id: str) -> StoredHead | None:
-        """The inner store's."""
-        return await self._store.head(session_id)
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries after a sequence, oldest first."""
@@ -89,9 +51,16 @@ class EncryptedStore:
                 return open_entry(self._keys, session_id, stored)
         return None
 
-    async def delete(self, session_id: str) -> bool:
-        """The inner store's."""
-        return await self._store.delete(session_id)
+    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        """Encrypt the right entries, and put them where the stored ones do not open."""
+        mended = 0
+        for entry in entries:
+            page = await self._store.read(session_id, after=entry.sequence - 1, limit=1)
+            if page and page[0].sequence == entry.sequence:
+                opened = open_entry(self._keys, session_id, page[0])
+                if is_damaged(opened.encoded):
+                    mended += await self._store.mend(session_id, [seal_entry(self._keys, session_id, entry)])
+        return mended
 
     async def check(self) -> list[str]:
         """What the inner store finds, and every entry: whether it opens, and is sound within."""
@@ -111,8 +80,8 @@ class EncryptedStore:
         return problems or check.problems
 
     def _sealed(self, item: Append) -> Append:
-        session_id = item.head.session_id
-        return Append(item.head, [seal_entry(self._keys, session_id, stored) for stored in item.entries])
+        sealed = [seal_entry(self._keys, item.head.session_id, stored) for stored in item.entries]
+        return Append(item.head, sealed, item.after_loss)
 
     def _opened(self, session_id: str, page: Sequence[StoredEntry]) -> list[StoredEntry]:
         return [open_entry(self._keys, session_id, stored) for stored in page]
@@ -132,7 +101,7 @@ def seal_entry(keys: KeyRing, session_id: str, stored: StoredEntry) -> StoredEnt
 
 
 def open_entry(keys: KeyRing, session_id: str, stored: StoredEntry) -> StoredEntry:
-    """The entry with its content decrypted; one that is damaged stays as it is.
+    """The entry with its content decrypted; one that does not open comes as `damaged`.
 
     Raises:
         WrongKey: it is sealed with a key that is not held.
@@ -140,12 +109,12 @@ def open_entry(keys: KeyRing, session_id: str, stored: StoredEntry) -> StoredEnt
         SchemaTooNew: a newer version sealed it.
     """
     if not is_sealed(stored.encoded) and not _is_entry(stored.encoded):
-        return stored
+        return stored if is_damaged(stored.encoded) else damaged(stored)
     place = of_entry(session_id, stored.sequence, stored.entry_id)
     try:
         content = keys.open(stored.encoded, place, f"entry {stored.sequence} of session {session_id}")
     except DamagedSeal:
-        return stored
+        return damaged(stored)
     return StoredEntry(stored.sequence, stored.entry_id, content, idempotency_key_in(content))
 
 

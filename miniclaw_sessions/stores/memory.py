@@ -5,21 +5,19 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Mapping, Sequence
 from operator import attrgetter
-from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.errors import StoreConflict, StoreError
 from miniclaw_sessions.stores.appending import entries_to_add
-from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead, is_damaged
 from miniclaw_sessions.stores.soundness import TranscriptCheck
 
 _sequence = attrgetter("sequence")
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """A dict of lists. Closing it keeps them, so that a test may open it again and find what was there."""
 
     durable: ClassVar[bool] = False
@@ -27,20 +25,6 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Transcript] = {}
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """None."""
-        return ()
-
-    async def __aenter__(self) -> Self:
-        """Nothing to open."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing to close."""
 
     def __repr__(self) -> str:
         return f"<MemoryStore {len(self._sessions)} sessions>"
@@ -105,6 +89,15 @@ class MemoryStore:
         """The oldest entry with this key, or None."""
         await checkpoint()
         return next((entry for entry in self._entries(session_id) if entry.idempotency_key == key), None)
+
+    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        """Replace what a test has damaged."""
+        await checkpoint()
+        stored, right = self._entries(session_id), {entry.sequence: entry for entry in entries}
+        wrong = [n for n, entry in enumerate(stored) if is_damaged(entry.encoded) and entry.sequence in right]
+        for number in wrong:
+            stored[number] = right[stored[number].sequence]
+        return len(wrong)
 
     async def delete(self, session_id: str) -> bool:
         """Forget a session; whether there was one."""

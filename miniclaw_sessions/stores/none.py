@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from miniclaw_sessions.errors import StoreError
-from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
 
 
-class NoStore:
+class NoStore(Store):
     """Acknowledges everything at once and keeps nothing."""
 
     durable: ClassVar[bool] = False
     keeps_entries: ClassVar[bool] = False
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """None."""
-        return ()
-
-    async def __aenter__(self) -> Self:
-        """Nothing to open."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing to close."""
 
     def __repr__(self) -> str:
         return "<NoStore>"
@@ -73,6 +57,10 @@ class NoStore:
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:  # noqa: ARG002 - same
         """Nothing."""
         return None
+
+    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:  # noqa: ARG002 - same
+        """Nothing to mend."""
+        return 0
 
     async def delete(self, session_id: str) -> bool:  # noqa: ARG002 - same
         """There was none."""

@@ -3,57 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import anyio
 
 from miniclaw_sessions.errors import StoreConflict, StoreError, StoreUnavailable
-from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import Append, Store, StoredHead
+from miniclaw_sessions.stores.wrapping import WrappingStore
 
 T = TypeVar("T")
-Method = Literal[
-    "append",
-    "heads",
-    "session_ids",
-    "head",
-    "read",
-    "read_newest",
-    "find",
-    "find_by_idempotency_key",
-    "delete",
-    "check",
-]
 
 
-class FaultyStore:
+class FaultyStore(WrappingStore):
     """A real store with faults on request; without any it does what the real one does.
 
     Attributes:
         calls: how often each method was called.
     """
 
-    durable: ClassVar[bool] = False
-    keeps_entries: ClassVar[bool] = True
-
     def __init__(self, store: Store) -> None:
-        vars(self).update(durable=store.durable, keeps_entries=store.keeps_entries)  # what the real store promises
-        self.calls: Counter[Method] = Counter()
-        self._store = store
-        self._failures: dict[Method, list[tuple[Exception, bool]]] = {}
-        self._failing: dict[Method, Exception] = {}
+        super().__init__(store)
+        self.calls: Counter[str] = Counter()
+        self._failures: dict[str, list[tuple[Exception, bool]]] = {}
+        self._failing: dict[str, Exception] = {}
         self._refused: dict[str, StoreError] = {}
         self._hold: Hold | None = None
-
-    def __repr__(self) -> str:
-        return f"<FaultyStore {self._store!r}>"
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def fail_next(
-        self, count: int = 1, error: Exception | None = None, *, method: Method = "append", stored: bool = False
+        self, count: int = 1, error: Exception | None = None, *, method: str = "append", stored: bool = False
     ) -> None:
         """Let the next calls of a method raise.
 
@@ -65,7 +45,7 @@ class FaultyStore:
         """
         self._failures.setdefault(method, []).extend([(error or _unavailable(), stored)] * count)
 
-    def fail(self, error: Exception | None = None, *, method: Method = "append") -> None:
+    def fail(self, error: Exception | None = None, *, method: str = "append") -> None:
         """Let a method raise until `heal`."""
         self._failing[method] = error or _unavailable()
 
@@ -89,22 +69,6 @@ class FaultyStore:
 
     # --- the contract ------------------------------------------------------------------------------------------------
 
-    @property
-    def files(self) -> Sequence[Path]:
-        """The real store's."""
-        return self._store.files
-
-    async def __aenter__(self) -> Self:
-        """Open the real store."""
-        await self._store.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the real store."""
-        await self._store.__aexit__(kind, error, trace)
-
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Append, but for the faults."""
         hold = self._hold
@@ -127,46 +91,14 @@ class FaultyStore:
         if after is not None:
             raise after
 
-    async def session_ids(self) -> list[str]:
-        """The real store's, but for the faults."""
-        return await self._call("session_ids", self._store.session_ids)
-
-    async def head(self, session_id: str) -> StoredHead | None:
-        """The real store's, but for the faults."""
-        return await self._call("head", lambda: self._store.head(session_id))
-
-    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
-        """The real store's, but for the faults."""
-        return await self._call("read", lambda: self._store.read(session_id, after=after, limit=limit))
-
-    async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
-        """The real store's, but for the faults."""
-        return await self._call("read_newest", lambda: self._store.read_newest(session_id, limit))
-
-    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
-        """The real store's, but for the faults."""
-        return await self._call("find", lambda: self._store.find(session_id, entry_id))
-
-    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
-        """The real store's, but for the faults."""
-        return await self._call("find_by_idempotency_key", lambda: self._store.find_by_idempotency_key(session_id, key))
-
-    async def delete(self, session_id: str) -> bool:
-        """The real store's, but for the faults."""
-        return await self._call("delete", lambda: self._store.delete(session_id))
-
-    async def check(self) -> list[str]:
-        """The real store's, but for the faults."""
-        return await self._call("check", self._store.check)
-
-    async def _call(self, method: Method, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _forward(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
         after = self._begin(method)
-        result = await work()
+        result = await call()
         if after is not None:
             raise after
         return result
 
-    def _begin(self, method: Method) -> Exception | None:
+    def _begin(self, method: str) -> Exception | None:
         """Count the call and raise its fault, or return the fault that is to be raised when the work is done."""
         self.calls[method] += 1
         if (failing := self._failing.get(method)) is not None:

@@ -184,15 +184,24 @@ async def a_taken_place_is_never_overwritten(stores: StoreMaker) -> None:
         await _append(store, sample_head(), sample_entries(4, 4))
 
 
-async def sequences_ascend(stores: StoreMaker) -> None:
-    """Entries out of order are refused; a hole that the caller leaves is kept, reported, and never filled later."""
+async def sequences_follow_each_other(stores: StoreMaker) -> None:
+    """From 1 on; a gap is refused, unless it is known that entries were lost, and then reported and never filled."""
     async with stores.new() as store:
         for wrong in (sample_entries(2, 2) + sample_entries(1, 1), sample_entries(1, 1) * 2, sample_entries(0, 1)):
             (outcome,) = await store.append([Append(sample_head(), wrong)])
             _expect(isinstance(outcome, StoreConflict), "sequences that do not ascend from 1 are refused")
+        for gap in (sample_entries(5, 6), sample_entries(1, 2) + sample_entries(4, 4)):
+            (outcome,) = await store.append([Append(sample_head(), gap)])
+            _expect(isinstance(outcome, StoreConflict), "a gap in a new session is refused")
         _expect(await store.head("telegram_1") is None, "a refused append creates no session")
-        await _append(store, sample_head(), sample_entries(5, 6))
-        _expect(await store.read("telegram_1") == sample_entries(5, 6), "a session may begin later than 1")
+        await _append(store, sample_head(2), sample_entries(1, 3))
+        for gap in (sample_entries(5, 5), sample_entries(2, 4) + sample_entries(6, 6)):
+            (outcome,) = await store.append([Append(sample_head(2), gap)])
+            _expect(isinstance(outcome, StoreConflict), "a gap behind what is stored is refused")
+        _expect(await store.read("telegram_2") == sample_entries(1, 3), "of an append with a gap nothing is added")
+        lost = [Append(sample_head(), sample_entries(5, 6), after_loss=True)]
+        _expect(await store.append(lost) == [None], "after a loss a session may begin later than 1")
+        _expect(await store.read("telegram_1") == sample_entries(5, 6), "what was not lost comes back")
         (outcome,) = await store.append([Append(sample_head(), sample_entries(4, 4))])
         _expect(isinstance(outcome, StoreConflict), "a hole is not filled: order is the order of appending")
         _expect(len(await store.check()) == 1, "a hole is reported")
@@ -365,7 +374,7 @@ STORE_CHECKS: tuple[StoreCheck, ...] = (
     bytes_come_back_as_they_were,
     appending_again_changes_nothing,
     a_taken_place_is_never_overwritten,
-    sequences_ascend,
+    sequences_follow_each_other,
     another_incarnation_is_refused,
     one_conflict_does_not_fail_its_neighbours,
     an_entry_is_found_by_its_idempotency_key,

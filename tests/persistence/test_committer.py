@@ -415,3 +415,40 @@ async def test_being_busy_is_measured_from_the_start_of_a_commit() -> None:
         bench.store.gate.set()
         await bench.committer.drain()
         assert bench.busy_since() is None
+
+
+async def test_one_session_that_cannot_be_written_holds_no_other_up_and_is_tried_again() -> None:
+    class OneStuck(WatchedStore):
+        is_stuck = True
+
+        async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+            taken = [one for one in appends if not (self.is_stuck and one.head.session_id == "test_1")]
+            outcomes = iter(await super().append(taken))
+            stuck = StoreUnavailable("this file cannot be written")
+            return [next(outcomes) if one in taken else stuck for one in appends]
+
+    bench = Bench()
+    store = OneStuck()
+    committer = Committer(store, clock=bench.clock, max_unsaved_bytes=1_000_000)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(committer.run)
+        stuck, free = session_log("1"), session_log("2")
+        committer.submit(stuck, stored(1))
+        committer.submit(free, stored(1))
+        await committer.wait(free, 1)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="this file"):
+                await committer.wait(stuck, 1)
+        committer.submit(stuck, stored(2))
+        committer.submit(free, stored(2))
+        await committer.wait(free, 2)
+        assert committer.counts.unsaved_entries == 2
+        assert committer.failure is None
+        with pytest.raises(StoreUnavailable, match="this file"):
+            await committer.drain()
+        store.is_stuck = False
+        await bench.clock.advance(LAST_RETRY_S)
+        await committer.wait(stuck, 2)
+        assert await store.sequences("test_1") == [1, 2]
+        assert committer.counts.unsaved_entries == committer.counts.unsaved_bytes == 0
+        committer.close()

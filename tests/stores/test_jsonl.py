@@ -730,13 +730,13 @@ async def test_a_write_that_fails_half_way_leaves_nothing_of_itself(
     assert await found(path) == sample_entries(1, 4)
 
 
-async def test_what_is_safe_beside_a_failure_is_recognized_when_it_is_appended_again(
+async def test_one_file_that_cannot_be_written_holds_no_other_session_up(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with JSONLStore(path) as store:
         assert await append(store, 1, 1, 1) is None
         assert await append(store, 2, 1, 1) is None
-        appends = [Append(sample_head(chat_id), sample_entries(2, 3)) for chat_id in (1, 2, 3)]
+        appends = [Append(sample_head(n), sample_entries(first, 3)) for n, first in ((1, 2), (2, 2), (3, 1))]
         written: list[int] = []
         fdatasync = os.fdatasync
 
@@ -748,11 +748,12 @@ async def test_what_is_safe_beside_a_failure_is_recognized_when_it_is_appended_a
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "fdatasync", fail_second)
-            with pytest.raises(StoreUnavailable):
-                await store.append(appends)
+            outcomes = await store.append(appends)
+        assert [type(outcome) for outcome in outcomes] == [type(None), StoreUnavailable, type(None)]
+        assert "telegram_2" in str(outcomes[1])
         assert [(await store.read(f"telegram_{n}"))[-1].sequence for n in (1, 2, 3)] == [3, 1, 3]
         assert await store.append(appends) == [None] * 3
-        assert [len(await store.read(f"telegram_{n}")) for n in (1, 2, 3)] == [3, 3, 2]
+        assert [len(await store.read(f"telegram_{n}")) for n in (1, 2, 3)] == [3, 3, 3]
 
 
 async def test_a_new_session_whose_name_could_not_be_made_safe_is_not_acknowledged_until_it_is(
@@ -880,9 +881,10 @@ async def test_nothing_is_acknowledged_into_a_file_that_is_no_longer_there(how: 
             (path / NAME).unlink()
         else:
             (path / NAME).rename(path / "moved")
-        assert await append(store, 1, 3, 4) is None
-        assert await store.read("telegram_1") == sample_entries(3, 4)
-    assert await found(path) == sample_entries(3, 4)
+        assert isinstance(await append(store, 1, 3, 4), StoreConflict)  # behind what is no longer there
+        assert await store.head("telegram_1") is None
+        assert await append(store, 1, 1, 4) is None
+    assert await found(path) == sample_entries(1, 4)
 
 
 async def test_a_file_that_was_cut_under_our_hands_is_not_filled_up(path: Path) -> None:

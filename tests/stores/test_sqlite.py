@@ -570,8 +570,9 @@ async def test_a_session_that_another_store_deleted_can_begin_anew(path: Path) -
         assert await append(one, 1, 1, 2) is None
         assert await two.delete("telegram_1")
         assert await append(two, 2, 1, 1) is None
-        assert await append(one, 1, 3, 3) is None
-        assert await one.read("telegram_1") == sample_entries(3, 3)
+        assert isinstance(await append(one, 1, 3, 3), StoreConflict)
+        assert await append(one, 1, 1, 1) is None
+        assert await one.read("telegram_1") == sample_entries(1, 1)
         assert await one.read("telegram_2") == sample_entries(1, 1)
 
 
@@ -760,3 +761,56 @@ async def test_a_flipped_bit_in_a_row_is_noticed(path: Path) -> None:
         damaged = [entry for entry in await store.read("telegram_1") if is_damaged(entry.encoded)]
         assert len(damaged) == len(await store.check()) == 1
         assert b"hellp" in damaged[0].encoded
+
+
+# --- gone under our hands --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced", "without its log"])
+async def test_nothing_is_acknowledged_into_a_database_that_nobody_will_find_again(how: str, path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        assert await append(store, 1, 1, 3) is None
+        await store.still_there()
+        if how == "without its log":
+            path.with_name("sessions.db-wal").unlink()
+        else:
+            path.unlink()
+        if how == "replaced":
+            path.write_bytes(b"")
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+                await append(store, 1, 4, 4)
+            with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+                await store.still_there()
+        assert len(await store.read("telegram_1")) == 3
+    async with SQLiteStore(path) as store:
+        left = await store.read("telegram_1")
+        assert left == (sample_entries(1, 3) if how == "without its log" else [])
+        assert await append(store, 2, 1, 1) is None
+
+
+async def test_a_database_that_does_not_say_its_version_is_damaged_not_new(path: Path) -> None:
+    await filled(path)
+    for version in ("NULL", "'\x10002'", "2"):
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("DROP TABLE alembic_version")
+            other.execute("CREATE TABLE alembic_version (version_num)")
+            other.execute(f"INSERT INTO alembic_version VALUES ({version})")
+        with pytest.raises(StoreCorrupt, match="version"):
+            async with SQLiteStore(path):
+                pass
+
+
+async def test_a_damaged_row_is_mended_and_a_sound_one_left_alone(path: Path) -> None:
+    entries = sample_entries(1, 3)
+    async with SQLiteStore(path) as store:
+        assert await append(store, 1, 1, 3) is None
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("UPDATE entries SET encoded = '{}' WHERE sequence = 2")
+    async with SQLiteStore(path) as store:
+        assert [is_damaged(entry.encoded) for entry in await store.read("telegram_1")] == [False, True, False]
+        forged = sample_entries(1, 3, text="forged")
+        assert await store.mend("telegram_1", [forged[0], entries[1], forged[2]]) == 1
+        assert await store.mend("telegram_9", entries) == 0
+        assert await store.read("telegram_1") == entries
+        assert await store.check() == []

@@ -19,7 +19,7 @@ from anyio import CancelScope, Semaphore, to_thread
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.errors import StoreCorrupt, StoreError, StoreUnavailable
-from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
 from miniclaw_sessions.stores.jsonl.failures import failing
 from miniclaw_sessions.stores.jsonl.file import entry_with_key, place_of, place_of_newest
 from miniclaw_sessions.stores.jsonl.finding import damaged_files
@@ -38,7 +38,7 @@ Place = Callable[..., tuple[int, int]]
 T = TypeVar("T")
 
 
-class JSONLStore:
+class JSONLStore(Store):
     """Transcripts in a directory, which it locks: two programs cannot have it open."""
 
     durable: ClassVar[bool] = True
@@ -176,6 +176,10 @@ class JSONLStore:
                 return entry_with_key(fd, transcript, key)
             finally:
                 os.close(fd)
+
+    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:  # noqa: ARG002 - soon
+        """Not yet."""
+        return 0
 
     async def delete(self, session_id: str) -> bool:
         """Remove a session's file and what crashes had left of it; whether there was a session.

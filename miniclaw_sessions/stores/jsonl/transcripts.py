@@ -90,28 +90,32 @@ class Transcripts:
         """Append entries of many sessions, with one sync.
 
         Raises:
-            StoreUnavailable, StoreFull: the disk refused some of it, or all. What is safe nevertheless is recognized
-                when it is appended again.
+            StoreUnavailable, StoreFull: the disk refused all of it.
         """
-        outcomes: list[StoreError | None] = [None] * len(appends)
-        failures: list[OSError] = []
+        outcomes: dict[str, StoreError | OSError | None] = {item.head.session_id: None for item in appends}
         written: list[_Written] = []
         new: list[_New] = []
-        for index, item in enumerate(appends):
+        for item in appends:
             try:
                 self._write(item, written, new)
-            except OSError as error:
-                failures.append(error)
-            except StoreError as error:
-                outcomes[index] = error
-        failures += self._settle(written)
-        failures += self._create(new)
-        if failures:
-            for item in appends:
-                self._take_back(item.head.session_id)
-            worst = next((error for error in failures if not is_no_space(error)), failures[0])
+            except (OSError, StoreError) as error:
+                outcomes[item.head.session_id] = error
+        outcomes |= self._settle(written)
+        outcomes |= self._create(new)
+        refused = [error for error in outcomes.values() if isinstance(error, OSError)]
+        if refused and len(refused) == len(outcomes):
+            for session_id in outcomes:
+                self._take_back(session_id)
+            worst = next((error for error in refused if not is_no_space(error)), refused[0])
             raise unavailable(worst, "append to", self._path) from worst
-        return outcomes
+        return [self._outcome(session_id, failure) for session_id, failure in outcomes.items()]
+
+    def _outcome(self, session_id: str, failure: StoreError | OSError | None) -> StoreError | None:
+        """What is told of one session; what the disk refused of it is taken back."""
+        if not isinstance(failure, OSError):
+            return failure
+        self._take_back(session_id)
+        return unavailable(failure, f"append to session {session_id} in", self._path)
 
     def _write(self, item: Append, written: list[_Written], new: list[_New]) -> None:
         """Write one session's new entries to the end of its file, or prepare what its new file is to hold."""
@@ -139,21 +143,21 @@ class Transcripts:
                 raise
             written.append(_Written(transcript, fd, transcript.length + len(data), last_sequence))
 
-    def _settle(self, written: Sequence[_Written]) -> list[OSError]:
-        """Sync what was written; what is safe then belongs to the transcripts."""
-        failures = []
+    def _settle(self, written: Sequence[_Written]) -> dict[str, OSError]:
+        """Sync what was written; what is safe then belongs to the transcripts. Returns what is not, by session."""
+        failures = {}
         outcomes = self._directory.sync_files([one.fd for one in written]) if written else []
         for one, failure in zip(written, outcomes, strict=True):
             if failure is None:
                 one.transcript.length, one.transcript.last_sequence = one.length, one.last_sequence
                 one.transcript.rest = Rest.NOTHING
             else:
-                failures.append(failure)
+                failures[one.transcript.head.session_id] = failure
         return failures
 
-    def _create(self, new: Sequence[_New]) -> list[OSError]:
-        """Make the files of new sessions."""
-        failures = []
+    def _create(self, new: Sequence[_New]) -> dict[str, OSError]:
+        """Make the files of new sessions. Returns what could not be made, by session."""
+        failures = {}
         files = [(one.transcript.name, partial(bytes, one.data)) for one in new]
         for one, failure in zip(new, self._directory.create(files), strict=True):
             session_id = one.transcript.head.session_id
@@ -161,7 +165,7 @@ class Transcripts:
                 self.known[session_id] = one.transcript
             elif isinstance(failure, OSError):
                 self._doubtful.add(session_id)  # it may be there all the same
-                failures.append(failure)
+                failures[session_id] = failure
             else:
                 raise failure
         return failures

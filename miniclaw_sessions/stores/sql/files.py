@@ -7,13 +7,14 @@ the umask (rule R33). Every connection is set up here, and nowhere else.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import stat
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from miniclaw_sessions.errors import ConfigError, StoreUnavailable
+from miniclaw_sessions.errors import ConfigError, StoreCorrupt, StoreUnavailable
 
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 """How far the -wal file grows before it moves to the database; larger is hardly faster, with longer pauses."""
@@ -69,6 +70,7 @@ def schema_version(path: Path) -> str | None:
 
     Raises:
         ConfigError: the database is another program's.
+        StoreCorrupt: it does not tell.
         sqlite3.Error: it cannot be read.
     """
     rolled_back_by_opening = path.with_name(f"{path.name}-journal").exists()  # which a reader may not do
@@ -80,7 +82,9 @@ def schema_version(path: Path) -> str | None:
         if "alembic_version" not in tables or "entries" not in tables:
             raise ConfigError(f"cannot open {path} as a store: it is another program's database; choose another path")
         row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        return str(row[0]) if row else None
+        if row is None or not isinstance(row[0], str) or not re.fullmatch(r"\d{4}", row[0]):
+            raise StoreCorrupt(f"cannot open {path}: it is damaged, it does not say which version of the schema it has")
+        return row[0]
     finally:
         connection.close()
 
@@ -100,6 +104,7 @@ def connect(path: Path, *, writing: bool) -> sqlite3.Connection:
         check_same_thread=False,
     )
     try:
+        connection.text_factory = _text
         connection.execute("PRAGMA temp_store = MEMORY")  # no conversations in temporary files
         connection.execute("PRAGMA trusted_schema = OFF")
         if writing:
@@ -108,6 +113,11 @@ def connect(path: Path, *, writing: bool) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _text(data: bytes) -> str:
+    """Text, also where damage has left none: whoever compares it with its checksum notices."""
+    return data.decode("utf-8", "surrogateescape")
 
 
 def _set_up_writing(connection: sqlite3.Connection, path: Path) -> None:

@@ -22,7 +22,8 @@ from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, SQLAlchemyE
 from sqlalchemy.pool import NullPool, QueuePool
 
 from miniclaw_sessions.errors import SchemaTooNew, StoreConflict, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
-from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
 from miniclaw_sessions.stores.sql import statements
 from miniclaw_sessions.stores.sql.failures import is_full, store_error
 from miniclaw_sessions.stores.sql.files import (
@@ -54,8 +55,10 @@ _REFUSED = (IntegrityError, DataError, sqlite3.IntegrityError, sqlite3.DataError
 
 T = TypeVar("T")
 
+log = get_logger(__name__)
 
-class SQLiteStore:
+
+class SQLiteStore(Store):
     """Transcripts in one file. Where two programs have it open, a conflict is refused and nothing overwritten."""
 
     durable: ClassVar[bool] = True
@@ -65,6 +68,8 @@ class SQLiteStore:
         self._path = path
         self._known = Known()
         self._version: int | None = None
+        self._identities: dict[Path, tuple[int, int]] = {}
+        self._is_gone = False
         self._writers: Engine | None = None
         self._readers: Engine | None = None
         self._writer: Connection | None = None
@@ -109,12 +114,27 @@ class SQLiteStore:
             if thread is not None:
                 thread.stop()
 
+    async def still_there(self) -> None:
+        """Look whether the database and its -wal file are still those that are open."""
+        await self._write(self._check_still_there)
+
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Append entries of many sessions in one transaction, with one sync."""
         return await self._write(self._append, appends)
 
     async def heads(self) -> AsyncIterator[StoredHead]:
         """All sessions in order of session_id, read a page at a time."""
+        async for stored in self._all_heads():
+            if _is_named_rightly(stored):
+                yield stored
+            else:
+                log.error(
+                    "the row of a session is damaged, and nobody knows whose it is; it was left alone",
+                    action="store.session_damaged",
+                    session_id=stored.head.session_id,
+                )
+
+    async def _all_heads(self) -> AsyncIterator[StoredHead]:
         after = ""
         while page := await self._read(partial(statements.heads_after, session_id=after)):
             for stored in page:
@@ -127,7 +147,12 @@ class SQLiteStore:
 
     async def head(self, session_id: str) -> StoredHead | None:
         """One session, or None."""
-        return await self._read(partial(statements.head, session_id=session_id))
+        stored = await self._read(partial(statements.head, session_id=session_id))
+        if stored is not None and not _is_named_rightly(stored):
+            raise StoreCorrupt(
+                f"cannot use session {session_id} in {self._path}: its row is damaged, it says {stored.head.key}"
+            )
+        return stored
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries after a sequence, oldest first."""
@@ -146,6 +171,10 @@ class SQLiteStore:
         """The oldest entry with this key, or None; through an index."""
         return await self._read(partial(statements.entry_with_key, session_id=session_id, key=key))
 
+    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        """Write the right entries over rows that contradict their checksum."""
+        return await self._write(self._mend, session_id, entries)
+
     async def delete(self, session_id: str) -> bool:
         """Remove a session and overwrite what it said with zeros; whether there was one.
 
@@ -158,7 +187,7 @@ class SQLiteStore:
         """SQLite's own checks, then every session's entries."""
         try:
             problems = await self._read(statements.check_database)
-            async for stored in self.heads():
+            async for stored in self._all_heads():
                 problems += await self._read(partial(statements.check_session, stored=stored))
         except StoreCorrupt as error:
             return [str(error)]
@@ -177,6 +206,9 @@ class SQLiteStore:
     def _open(self) -> None:
         with self._failing("open"):
             create_file(self._path)
+            self._identities.clear()
+            self._is_gone = False
+            self._check_still_there()
             found = schema_version(self._path)
             if found is not None and found not in REVISIONS:
                 raise SchemaTooNew(
@@ -243,6 +275,10 @@ class SQLiteStore:
                 f"cannot ({type(error).__name__})"
             )
 
+    def _mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        with self._failing("mend"), self._transaction() as connection:
+            return sum(statements.mend(connection, session_id, entry, self._known) for entry in entries)
+
     def _delete(self, session_id: str) -> bool:
         with self._failing("delete from"), self._transaction() as connection:
             return statements.delete_session(connection, session_id, self._known)
@@ -281,12 +317,32 @@ class SQLiteStore:
                 self._writer = _opened(self._writers, self._path).connect()
             with self._writer.begin():
                 self._notice_others(self._writer)
+                self._check_still_there()
                 yield self._writer
         except BaseException as error:
             self._known.forget()
-            if not isinstance(error, _REFUSED) and not is_full(error):
+            if not isinstance(error, _REFUSED) and not is_full(error) and not self._is_gone:
                 self._discard_writer()
             raise
+
+    def _check_still_there(self) -> None:
+        """Refuse to acknowledge into a file that nobody will find again.
+
+        The -wal file is looked at too, from the first transaction of a connection on: as long as that is open, nobody
+        has a right to remove it.
+
+        Raises:
+            StoreUnavailable: one of them was deleted or replaced.
+        """
+        for path in database_files(self._path)[: 2 if self._writer is not None else 1]:
+            found = _identity(path)
+            if found is None or self._identities.setdefault(path, found) != found:
+                self._is_gone = True  # for good: another connection would make a second -wal file beside the lost one
+        if self._is_gone:
+            raise StoreUnavailable(
+                f"cannot use {self._path}: it, or its -wal file, was deleted or replaced while it was open. Nothing "
+                "more is acknowledged; start again, and the sessions go on from what is there and their snapshots"
+            )
 
     def _notice_others(self, connection: Connection) -> None:
         """Another program may have changed the file since the last transaction: then nothing is known any more."""
@@ -327,6 +383,7 @@ class SQLiteStore:
 
     def _discard_writer(self) -> None:
         writer, self._writer = self._writer, None
+        self._identities.pop(database_files(self._path)[1], None)
         if writer is not None:
             with suppress(SQLAlchemyError, sqlite3.Error):
                 writer.invalidate()
@@ -346,6 +403,19 @@ def _opened(engine: Engine | None, path: Path) -> Engine:
     if engine is None:
         raise _not_open(path)
     return engine
+
+
+def _is_named_rightly(stored: StoredHead) -> bool:
+    return stored.head.key.session_id == stored.head.session_id
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file has this name; None: none has."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _not_open(path: Path) -> StoreUnavailable:

@@ -35,7 +35,7 @@ from sqlalchemy import (
 from miniclaw_sessions.errors import StoreConflict, StoreError
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.appending import entries_to_add
-from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead, damaged
+from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead, damaged, is_damaged
 from miniclaw_sessions.stores.soundness import TranscriptCheck
 from miniclaw_sessions.stores.sql.models import EntryRow, KeyRow, PlacedRow, PlaceRow, SessionRow
 
@@ -163,6 +163,9 @@ _MISPLACED = (
     .outerjoin(PlaceRow, and_(PlaceRow.session == EntryRow.session, PlaceRow.sequence == EntryRow.sequence))
     .where(or_(not_(_IN_TAIL), PlaceRow.position.is_not(None)), PlaceRow.position.is_distinct_from(EntryRow.position))
     .group_by(SessionRow.session_id)
+)
+_PLACE_OF = select(PlaceRow.session, PlaceRow.position).where(
+    PlaceRow.session == _ROW_OF, PlaceRow.sequence == bindparam("sequence")
 )
 _ORPHANS = (
     select(func.count())
@@ -377,10 +380,12 @@ def checksum_of(row: int, sequence: int, entry_id: str, key: str | None, encoded
 def _stored_entry(  # noqa: PLR0913, PLR0917 - the columns
     sequence: int, entry_id: str, encoded: bytes, key: str | None, checksum: int | None, row: int
 ) -> StoredEntry:
-    stored = StoredEntry(sequence, entry_id, encoded, key)
-    if checksum is None or checksum == checksum_of(row, sequence, entry_id, key, encoded):
-        return stored
-    return damaged(stored)
+    try:
+        if checksum is None or checksum == checksum_of(row, sequence, entry_id, key, encoded):
+            return StoredEntry(sequence, entry_id, encoded, key)
+    except (TypeError, ValueError):  # not even the types of its columns are right
+        return damaged(StoredEntry(sequence, str(entry_id), repr(encoded).encode()))
+    return damaged(StoredEntry(sequence, entry_id, encoded))
 
 
 def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping[int, int]) -> StoredHead:
@@ -390,6 +395,25 @@ def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def mend(connection: Connection, session_id: str, entry: StoredEntry, known: Known) -> bool:
+    """Write an entry over the row at its sequence, if that contradicts its checksum. Returns whether it did."""
+    stored = entries_after(connection, session_id, entry.sequence - 1, 1)
+    if not stored or stored[0].sequence != entry.sequence or not is_damaged(stored[0].encoded):
+        return False
+    place(connection, known)
+    at = {"session_id": session_id, "sequence": entry.sequence}
+    row, position = connection.execute(_PLACE_OF, at).one()
+    checksum = checksum_of(row, entry.sequence, entry.entry_id, entry.idempotency_key, entry.encoded)
+    values = {
+        "entry_id": entry.entry_id,
+        "encoded": entry.encoded,
+        "idempotency_key": entry.idempotency_key,
+        "checksum": checksum,
+    }
+    connection.execute(update(EntryRow).where(EntryRow.position == position).values(values))
+    return True
 
 
 def delete_session(connection: Connection, session_id: str, known: Known) -> bool:

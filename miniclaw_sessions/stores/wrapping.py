@@ -1,0 +1,98 @@
+"""A store around another one: everything goes to the inner store, unless a subclass does something else with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self, TypeVar
+
+from miniclaw_sessions.errors import StoreError
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
+
+T = TypeVar("T")
+
+
+class WrappingStore(Store):
+    """Promises what the inner store promises."""
+
+    durable: ClassVar[bool] = False
+    keeps_entries: ClassVar[bool] = True
+
+    def __init__(self, store: Store) -> None:
+        vars(self).update(durable=store.durable, keeps_entries=store.keeps_entries)
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._store!r}>"
+
+    async def _forward(self, method: str, call: Callable[[], Awaitable[T]]) -> T:  # noqa: ARG002 - to override
+        """Call a method of the inner store."""
+        return await call()
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The inner store's."""
+        return self._store.files
+
+    async def __aenter__(self) -> Self:
+        """Open the inner store."""
+        await self._store.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the inner store."""
+        await self._store.__aexit__(kind, error, trace)
+
+    async def still_there(self) -> None:
+        """Ask the inner store."""
+        await self._forward("still_there", self._store.still_there)
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        """Append to the inner store."""
+        return await self._forward("append", lambda: self._store.append(appends))
+
+    async def heads(self) -> AsyncIterator[StoredHead]:
+        """The inner store's."""
+        async for stored in self._store.heads():
+            yield stored
+
+    async def session_ids(self) -> list[str]:
+        """The inner store's."""
+        return await self._forward("session_ids", self._store.session_ids)
+
+    async def head(self, session_id: str) -> StoredHead | None:
+        """The inner store's."""
+        return await self._forward("head", lambda: self._store.head(session_id))
+
+    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """Read from the inner store."""
+        return await self._forward("read", lambda: self._store.read(session_id, after=after, limit=limit))
+
+    async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
+        """Read from the inner store."""
+        return await self._forward("read_newest", lambda: self._store.read_newest(session_id, limit))
+
+    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
+        """Look in the inner store."""
+        return await self._forward("find", lambda: self._store.find(session_id, entry_id))
+
+    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
+        """Look in the inner store."""
+        return await self._forward(
+            "find_by_idempotency_key", lambda: self._store.find_by_idempotency_key(session_id, key)
+        )
+
+    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        """Mend the inner store."""
+        return await self._forward("mend", lambda: self._store.mend(session_id, entries))
+
+    async def delete(self, session_id: str) -> bool:
+        """Delete from the inner store."""
+        return await self._forward("delete", lambda: self._store.delete(session_id))
+
+    async def check(self) -> list[str]:
+        """Check the inner store."""
+        return await self._forward("check", self._store.check)
