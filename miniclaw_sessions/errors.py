@@ -18,7 +18,7 @@
     │                  └── SchemaTooNew
     ├── answering      AgentError, ModelError ── ContextOverflow, IterationLimit
     ├── dispatching    Busy ── ChatBusy, TooManyTurns
-    │                  MessageUnderWay, TurnCutOff
+    │                  MessageUnderWay, MessageStopped, TurnCutOff
     └── talking        Unreachable
 
 Each message says what was attempted, on what, and what to do next. None of them carries message text.
@@ -280,6 +280,10 @@ class TooManyTurns(Busy):
 
 class MessageUnderWay(SessionsError):
     """The same message was delivered before, and waits for its answer or is being answered."""
+
+
+class MessageStopped(SessionsError):
+    """Somebody stopped the chat while this message waited; the model was not asked."""
 
 
 class TurnCutOff(SessionsError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import anyio
@@ -12,8 +11,18 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from miniclaw_sessions.agent.provider import TextDelta
 from miniclaw_sessions.errors import AgentError
+from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.session.compacting import CompactionOutcome
+
+ABORTED = "aborted"
+"""The `stop_reason` of a reply that was stopped by a person: document 003's word."""
+
+
+class MessageAccepted(msgspec.Struct, frozen=True, tag=True):
+    """What is being answered is acknowledged by the store; the first event of every turn."""
+
+    entry: MessageEntry
 
 
 class ReplyFinished(msgspec.Struct, frozen=True, tag=True):
@@ -71,20 +80,37 @@ class TurnFinished(msgspec.Struct, frozen=True, tag=True):
     usage: Usage
 
 
-AgentEvent = TextDelta | ReplyFinished | ToolStarted | ToolFinished | SessionCompacted | TurnSuspended | TurnFinished
+class TurnStopped(msgspec.Struct, frozen=True, tag=True):
+    """The turn was stopped (`Session.stop_turn`); the last event of such a turn, when the store has acknowledged it.
+
+    Attributes:
+        message: what the model had said of its reply by then, perhaps nothing; its `stop_reason` is `ABORTED`.
+        usage: what the replies before cost; of the one that was stopped it is unknown.
+    """
+
+    message: Message
+    usage: Usage
 
 
-async def reply_of(turn: AbstractAsyncContextManager[Events]) -> Message:
-    """The reply of a turn that is run to its end, acknowledged by the store.
+TurnEnd = TurnFinished | TurnStopped | TurnSuspended
+"""The last event of a turn that no error ended."""
+
+AgentEvent = MessageAccepted | TextDelta | ReplyFinished | ToolStarted | ToolFinished | SessionCompacted | TurnEnd
+
+
+def reply_of(end: TurnEnd) -> Message:
+    """The reply that a turn ended with.
 
     Raises:
-        AgentError: the turn was suspended; and whatever ended it.
+        AgentError: it was suspended or stopped before the model had replied.
     """
-    async with turn as events:
-        async for event in events:
-            if isinstance(event, TurnFinished):
-                return event.message
-    raise AgentError("the turn ended without a reply; it waits for the answer of a tool")
+    match end:
+        case TurnFinished(message=message):
+            return message
+        case TurnStopped():
+            raise AgentError("the turn was stopped; what was said by then is in the session")
+        case TurnSuspended():
+            raise AgentError("the turn ended without a reply; it waits for the answer of a tool")
 
 
 class Events:

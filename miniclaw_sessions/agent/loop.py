@@ -21,22 +21,25 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 import anyio
 import msgspec
-from anyio.streams.memory import MemoryObjectSendStream
 
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import (
+    ABORTED,
     AgentEvent,
     Events,
+    MessageAccepted,
     PendingCall,
     ReplyFinished,
     SessionCompacted,
     ToolFinished,
     ToolStarted,
+    TurnEnd,
     TurnFinished,
+    TurnStopped,
     TurnSuspended,
     reply_of,
 )
@@ -69,6 +72,7 @@ __all__ = [
     "Events",
     "Generation",
     "Hooks",
+    "MessageAccepted",
     "PendingCall",
     "ReplyFinished",
     "SessionCompacted",
@@ -77,6 +81,7 @@ __all__ = [
     "ToolFinished",
     "ToolStarted",
     "TurnFinished",
+    "TurnStopped",
     "TurnSuspended",
     "Unanswered",
 ]
@@ -118,14 +123,26 @@ class Unanswered(StrEnum):
     """Answer them with an error, and let the model decide."""
 
 
+class _Options(TypedDict, total=False):
+    """What `run` and `resume` pass on to `answer`."""
+
+    idempotency_key: str | None
+    results: Mapping[str, Content] | None
+    unanswered: Unanswered
+    keeper: ContextKeeper | None
+
+
 class _Request(msgspec.Struct, frozen=True):
     """What one call of an agent asks for."""
 
     session: Session
     opening: Turn
     keeper: ContextKeeper | None
-    results: Mapping[str, Content] = {}
-    unanswered: Unanswered = Unanswered.CLOSE
+    results: Mapping[str, Content]
+    unanswered: Unanswered
+    tell: Tell
+    draft: list[str] = msgspec.field(default_factory=list)
+    """What the model has said of the reply that is under way."""
 
 
 class Agent:
@@ -197,6 +214,7 @@ class Agent:
         """Answer a message within a turn: `async with agent.run(message, session=session) as events`.
 
         Leaving the block before the turn has ended cancels it. Leaving waits until what it had completed is saved.
+        `Session.stop_turn` stops it from anywhere: its last event is then `TurnStopped`.
 
         Args:
             message: the user's message.
@@ -210,8 +228,7 @@ class Agent:
             AgentError: a hook failed. These errors carry what was produced.
             TurnInProgress, DuplicateMessage, StoreError, ...: as for `Session.turn`.
         """
-        chosen = session or self.session or Session.new()
-        return self._run(_Request(chosen, chosen.turn(message, idempotency_key=idempotency_key), keeper))
+        return self._run(message, session, idempotency_key=idempotency_key, keeper=keeper)
 
     def resume(
         self,
@@ -236,10 +253,44 @@ class Agent:
             NothingToResume: nothing waits for an answer.
             ModelError, IterationLimit, AgentError, TurnInProgress, StoreError, ...: as for `run`.
         """
-        chosen = session or self.session
-        if chosen is None:
+        if session is None and self.session is None:
             raise NothingToResume("an agent without a session has no turn that could be resumed")
-        return self._run(_Request(chosen, chosen.turn(), keeper, results or {}, unanswered))
+        return self._run(None, session, results=results, unanswered=unanswered, keeper=keeper)
+
+    async def answer(  # noqa: PLR0913 - as for `run` and `resume`
+        self,
+        message: Message | None,
+        *,
+        session: Session | None = None,
+        idempotency_key: str | None = None,
+        results: Mapping[str, Content] | None = None,
+        unanswered: Unanswered | None = None,
+        keeper: ContextKeeper | None = None,
+        tell: Tell = lambda _: None,
+    ) -> TurnEnd:
+        """Run a turn in this task, and return its last event, which is acknowledged by the store.
+
+        Args:
+            message: the user's message; None: the turn that was left goes on, as with `resume`.
+            session: whose conversation it is; the agent's own by default, or none at all.
+            idempotency_key: the sender's own id of the message; see `Session.turn`.
+            results: as for `resume`.
+            unanswered: what becomes of calls without a result; by default those of a turn that goes on are run, and
+                those of one whose message was delivered twice are closed.
+            keeper: as for `run`.
+            tell: called with each event but the last, as it happens.
+
+        Raises:
+            ModelError, IterationLimit, AgentError, TurnInProgress, DuplicateMessage, NothingToResume, StoreError, ...:
+            as for `run` and `resume`.
+        """
+        chosen = session or self.session
+        if message is None and chosen is None:
+            raise NothingToResume("an agent without a session has no turn that could be resumed")
+        chosen = chosen or Session.new()
+        opening = chosen.turn(message, idempotency_key=idempotency_key)
+        unanswered = unanswered or (Unanswered.RUN if message is None else Unanswered.CLOSE)
+        return await self._turn(_Request(chosen, opening, keeper, results or {}, unanswered, tell))
 
     async def reply(
         self, message: Message, *, session: Session | None = None, idempotency_key: str | None = None
@@ -248,25 +299,31 @@ class Agent:
 
         Raises:
             ModelError, IterationLimit, AgentError, TurnInProgress, DuplicateMessage, StoreError: as for `run`. A turn
-            that is suspended is an AgentError here.
+            that is suspended or stopped is an AgentError here.
         """
-        return await reply_of(self.run(message, session=session, idempotency_key=idempotency_key))
+        return reply_of(await self.answer(message, session=session, idempotency_key=idempotency_key))
 
     # --- a turn ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _run(self, request: _Request) -> AsyncGenerator[Events, None]:
+    async def _run(
+        self, message: Message | None, session: Session | None, **options: Unpack[_Options]
+    ) -> AsyncGenerator[Events, None]:
         """Run the turn in a task of its own, which ends before the block does."""
         sender, receiver = anyio.create_memory_object_stream[AgentEvent | Exception](math.inf)
         failure: Exception | None = None
 
         async def run() -> None:
             with sender:
-                await self._turn(request, sender)
+                try:
+                    end = await self.answer(message, session=session, tell=sender.send_nowait, **options)
+                    sender.send_nowait(end)
+                except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the reader
+                    sender.send_nowait(error)
 
         with receiver:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(run, name=f"agent turn {request.opening.session_id}")
+                tasks.start_soon(run, name="agent turn")
                 try:
                     yield Events(receiver)
                 except Exception as error:  # noqa: BLE001 - raised below: within the group it would become a group
@@ -275,45 +332,50 @@ class Agent:
         if failure is not None:
             raise failure
 
-    async def _turn(self, request: _Request, sender: MemoryObjectSendStream[AgentEvent | Exception]) -> None:
-        """From the lock to the commit. What ends the turn is told, not raised."""
-        tell = sender.send_nowait
+    async def _turn(self, request: _Request) -> TurnEnd:
+        """From the lock to the commit."""
         generation: Generation | None = None
         try:
             async with request.opening as turn:
+                request.tell(MessageAccepted(turn.message))
                 generation = Generation(
                     request.session, turn.message.message, self.system_prompt, is_resumed=turn.is_resumed
                 )
-                end = await self._generate(turn, generation, request, tell)
-            tell(end)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the reader
-            if isinstance(error, AgentError) and generation is not None:
+                end: TurnEnd
+                with turn.stoppable() as work:
+                    end = await self._generate(turn, generation, request)
+                if work.cancelled_caught:
+                    end = self._stopped(turn, generation, request)
+        except AgentError as error:
+            if generation is not None:
                 error.messages, error.usage = tuple(request.opening.said), generation.usage
-            tell(error)
+            raise
         except anyio.get_cancelled_exc_class():
             if anyio.current_effective_deadline() == -math.inf:
                 raise
-            tell(AgentError("the model or a hook has cancelled itself; what was complete is saved, ask again"))
+            raise AgentError(
+                "the model or a hook has cancelled itself; what was complete is saved, ask again"
+            ) from None
+        return end
 
-    async def _generate(
-        self, turn: Turn, generation: Generation, request: _Request, tell: Tell
-    ) -> TurnFinished | TurnSuspended:
+    async def _generate(self, turn: Turn, generation: Generation, request: _Request) -> TurnFinished | TurnSuspended:
         """Ask the model and run its tools until it calls none."""
         left = open_calls(turn.messages())
         if turn.is_resumed and not left and not _awaits_reply(turn.messages()):
             raise NothingToResume(f"session {turn.session_id} has no turn that waits for an answer")
         await self._hook(self._hooks.before_generation(generation))
-        if left and (still := await self._answer(left, turn, generation, request, tell)):
+        if left and (still := await self._answer(left, turn, generation, request)):
             return await self._suspend(turn, generation, still)
         for added in generation.added:
             turn.append(self._given_by_hook(turn, added, _ADDABLE))
         for _ in range(self.max_iterations):
-            reply = await self._next_reply(turn, generation, request.keeper, tell)
+            reply = await self._next_reply(turn, generation, request)
             if not reply.tool_calls:
                 return await self._finish(turn, generation, reply)
             self._append(turn, reply)
+            request.draft.clear()
             await turn.save()  # before a tool does anything that a crash would make us forget
-            pending = await self._tools.run_all(reply.tool_calls, turn, generation, tell)
+            pending = await self._tools.run_all(reply.tool_calls, turn, generation, request.tell)
             await turn.save()
             if pending:
                 return await self._suspend(turn, generation, pending)
@@ -322,26 +384,25 @@ class Agent:
             "its steps are saved. Raise max_iterations if the task needs more."
         )
 
-    async def _next_reply(
-        self, turn: Turn, generation: Generation, keeper: ContextKeeper | None, tell: Tell
-    ) -> Message:
+    async def _next_reply(self, turn: Turn, generation: Generation, request: _Request) -> Message:
         """Ask the model once; once more where its context had to be made smaller first."""
+        keeper = request.keeper
         builder = self._context if keeper is None else keeper.context
         if keeper is not None and (outcome := await keeper.before_request(turn)) is not None:
-            tell(SessionCompacted(outcome))
+            request.tell(SessionCompacted(outcome))
         try:
-            answer = await self._ask(await builder.build(turn, generation.system_prompt), tell)
+            answer = await self._ask(await builder.build(turn, generation.system_prompt), request)
         except ContextOverflow:
             if keeper is None:
                 raise
             outcome = await keeper.overflowed(turn)
-            tell(SessionCompacted(outcome))
+            request.tell(SessionCompacted(outcome))
             if outcome.status is not CompactionStatus.DONE:
                 raise
-            answer = await self._ask(await builder.build(turn, generation.system_prompt), tell)
+            answer = await self._ask(await builder.build(turn, generation.system_prompt), request)
         reply = self._accepted(answer)
         generation.usage = _sum(generation.usage, reply.usage or Usage())
-        tell(ReplyFinished(reply))
+        request.tell(ReplyFinished(reply))
         return reply
 
     async def _finish(self, turn: Turn, generation: Generation, reply: Message) -> TurnFinished:
@@ -352,6 +413,16 @@ class Agent:
         else:
             turn.append(self._given_by_hook(turn, generation.reply, _FINAL))
         return TurnFinished(turn.said[-1], generation.usage)
+
+    def _stopped(self, turn: Turn, generation: Generation, request: _Request) -> TurnStopped:
+        """The end of a turn that was stopped, which also stands in the transcript: it does not wait for a reply."""
+        turn.close_calls()
+        reply = Message(Role.ASSISTANT, "".join(request.draft), model=self.provider.model, stop_reason=ABORTED)
+        try:
+            turn.append(reply)
+        except InvalidMessage:  # too large, or cut in the middle of a character
+            turn.append(msgspec.structs.replace(reply, content=""))
+        return TurnStopped(turn.said[-1], generation.usage)
 
     async def _suspend(self, turn: Turn, generation: Generation, pending: Sequence[PendingCall]) -> TurnSuspended:
         """Log what is waited for, so that a restart knows it."""
@@ -381,7 +452,7 @@ class Agent:
         return message
 
     async def _answer(
-        self, calls: Sequence[ToolCall], turn: Turn, generation: Generation, request: _Request, tell: Tell
+        self, calls: Sequence[ToolCall], turn: Turn, generation: Generation, request: _Request
     ) -> list[PendingCall]:
         """Answer the calls that a former process left open; those that still wait for an answer from outside."""
         results = request.results
@@ -392,7 +463,7 @@ class Agent:
             if call.id in results:
                 turn.append(Message.tool_result(call, results[call.id]))
         if request.unanswered is Unanswered.RUN:
-            still += await self._tools.run_all(to_run, turn, generation, tell)
+            still += await self._tools.run_all(to_run, turn, generation, request.tell)
         else:
             for call in to_run:
                 turn.append(Message.tool_result(call, INTERRUPTED, is_error=True))
@@ -401,15 +472,17 @@ class Agent:
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
-    async def _ask(self, context: Sequence[Message], tell: Tell) -> Message:
-        """One reply of the model, its text told as it arrives."""
+    async def _ask(self, context: Sequence[Message], request: _Request) -> Message:
+        """One reply of the model, its text told and put into the draft as it arrives."""
         reply: Message | None = None
+        request.draft.clear()
         try:
             async with aclosing(self.provider.generate(context, self.tools)) as answer:
                 async for event in answer:
                     match event:
                         case TextDelta():
-                            tell(event)
+                            request.draft.append(event.text)
+                            request.tell(event)
                         case Reply(message=reply):
                             pass
         except ModelError:

@@ -100,7 +100,8 @@ class AgentSession:
 
     async def reply(self, message: Message, *, idempotency_key: str | None = None) -> Message:
         """Answer a message and return the reply. Raises as `Agent.reply`."""
-        return await reply_of(self.run(message, idempotency_key=idempotency_key))
+        answer = self.agent.answer(message, session=self.session, idempotency_key=idempotency_key, keeper=self)
+        return reply_of(await answer)
 
     @asynccontextmanager
     async def retry(self) -> AsyncGenerator[Events, None]:

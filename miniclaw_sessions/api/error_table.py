@@ -36,6 +36,7 @@ STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.LeafMoved: (409, None),
     errors.NothingToResume: (409, None),
     errors.MessageUnderWay: (409, None),
+    errors.MessageStopped: (409, None),
     errors.ChatBusy: (429, None),
     errors.TooManyTurns: (503, None),
     errors.TurnCutOff: (503, None),

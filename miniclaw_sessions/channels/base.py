@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from miniclaw_sessions import errors
-from miniclaw_sessions.agent.events import AgentEvent, TurnFinished, TurnSuspended
+from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd, TurnFinished, TurnStopped
 from miniclaw_sessions.protocol.messages import Message
 
 
@@ -44,13 +44,6 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     channel: str = ""
 
 
-class Withdrawn(msgspec.Struct, frozen=True, eq=False):
-    """Nobody waits for the answer to this any more: it may take that many seconds, and is then cut off."""
-
-    incoming: Incoming
-    patience_s: float = 0.0
-
-
 # --- what becomes of it ----------------------------------------------------------------------------------------------
 
 
@@ -66,6 +59,9 @@ class Reason(StrEnum):
     CUT_OFF = "cut_off"
     """The answer took longer than somebody waited for it, or the program stops."""
 
+    STOPPED = "stopped"
+    """Somebody said stop before the model was asked. It need not be delivered again."""
+
     FAILED = "failed"
     """The model, a tool's turn or the store failed, or it is not a message that can be kept."""
 
@@ -74,6 +70,7 @@ class Accepted(msgspec.Struct, frozen=True, eq=False):
     """The message is acknowledged by the store, and the model is about to be asked. It need not be delivered again."""
 
     incoming: Incoming
+    event: MessageAccepted
 
     @property
     def text(self) -> str:
@@ -94,17 +91,31 @@ class Progress(msgspec.Struct, frozen=True, eq=False):
 
 
 class Answered(msgspec.Struct, frozen=True, eq=False):
-    """The answer, acknowledged by the store; or the turn waits for somebody else's answer first."""
+    """The answer, or its beginning where it was stopped, acknowledged by the store; or the turn waits for approval."""
 
     incoming: Incoming
-    event: TurnFinished | TurnSuspended
+    event: TurnEnd
 
     @property
     def text(self) -> str:
         """What a person is told."""
         if isinstance(self.event, TurnFinished):
             return self.event.message.text
+        if isinstance(self.event, TurnStopped):
+            return f"{self.event.message.text} (stopped)".lstrip()
         return "This waits for an approval."
+
+
+class StopObeyed(msgspec.Struct, frozen=True, eq=False):
+    """The message was `/stop`; `stopped` says whether there was something to stop."""
+
+    incoming: Incoming
+    stopped: bool
+
+    @property
+    def text(self) -> str:
+        """What a person is told: that there was nothing to stop; else the answer that was stopped says so."""
+        return "" if self.stopped else "There is nothing to stop."
 
 
 class NotAnswered(msgspec.Struct, frozen=True, eq=False):
@@ -122,11 +133,15 @@ class NotAnswered(msgspec.Struct, frozen=True, eq=False):
         return _SENTENCES[self.reason]
 
 
-Outgoing = Accepted | Progress | Answered | NotAnswered
+Last = Answered | StopObeyed | NotAnswered
+"""The last that is told of a message."""
+
+Outgoing = Accepted | Progress | Last
 
 _SENTENCES = {
     Reason.BUSY: "I am busy: too many messages wait for an answer. This one was not taken; please send it again later.",
     Reason.DUPLICATE: "",
+    Reason.STOPPED: "",
     Reason.CUT_OFF: "I was interrupted before the answer was complete; please ask again.",
 }
 _FAILURES: list[tuple[type[Exception], str]] = [
@@ -145,19 +160,17 @@ class Channel(Protocol):
     Attributes:
         name: names its sessions: `{name}_{chat_id}`.
         bot: who the agent is there.
-        logs_failures: whether it logs the failures that it is told of itself; where not, the dispatcher does.
     """
 
     name: str
     bot: Person
-    logs_failures: bool
 
-    def receive(self) -> AsyncGenerator[Incoming | Withdrawn, None]:
+    def receive(self) -> AsyncGenerator[Incoming, None]:
         """Hand over what is said, as it comes.
 
         Ending means that nothing more will come. An error is logged, and `receive` is called again after a while.
-        A network that repeats what was not confirmed should confirm a message when `Accepted`, `Answered` or a
-        DUPLICATE is told of it, and not before.
+        A network that repeats what was not confirmed should confirm a message when it is told that it is `Accepted`,
+        `Answered`, `StopObeyed`, a DUPLICATE or STOPPED, and not before.
         """
         ...
 

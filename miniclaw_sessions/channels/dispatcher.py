@@ -1,51 +1,53 @@
 """The dispatcher: takes what all channels hand over and lets the assistant answer it.
 
     async with Dispatcher(manager, assistant) as dispatcher:
-        dispatcher.serve(channel)
+        dispatcher.serve(channel)  # a network: it is told everything
+        asked = dispatcher.ask(incoming)  # or somebody who waits: he reads what becomes of his message
 
 Within a chat, messages are answered in the order in which they came; chats are answered at the same time. How much may
 wait is bounded, and who is beyond the bound is told so. A message that is delivered twice is answered once. A message
 that waits is only in memory: its channel is told `Accepted` when the store has it, and should keep it until then.
+`/stop`, said in any chat, stops the answer that is under way there, and answers nothing of what waits behind it.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
-from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
-from anyio.streams.memory import MemoryObjectSendStream
 
-from miniclaw_sessions.agent.events import TurnFinished, TurnSuspended
-from miniclaw_sessions.channels.answering import Assistant
+from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted
+from miniclaw_sessions.channels.asked import Asked
 from miniclaw_sessions.channels.base import (
     Accepted,
     Answered,
     Channel,
     Incoming,
+    Last,
     NotAnswered,
     Outgoing,
     Progress,
     Reason,
-    Withdrawn,
+    StopObeyed,
 )
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.errors import (
-    AgentError,
     ChatBusy,
     DuplicateMessage,
     InvalidKey,
     ManagerClosed,
+    MessageStopped,
     MessageUnderWay,
     TooManyTurns,
     TurnCutOff,
-    named,
 )
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager import SessionManager
@@ -59,6 +61,7 @@ SEND_TIMEOUT_S = 30.0
 BACKOFF_S = (1.0, 60.0)
 """How long it takes until a channel that failed is started again: at first, doubled each time, and at most."""
 
+_STOP = re.compile(r"\s*/stop(@\w+)?\s*", re.IGNORECASE)  # rooms with several bots add the name of one
 _REFUSALS = 64  # told at the same time, by one channel; then it is not listened to until some are told
 _LAST_WORDS_S = 1.0  # for telling channels that their answers were cut off
 
@@ -90,9 +93,9 @@ class Dispatcher:
         self._limits = limits or ChannelSettings()
         self._backoff_s = backoff_s
         self._send_timeout_s = send_timeout_s
-        self._chats: dict[str, deque[_Delivery]] = {}
-        self._under_way: dict[int, _Delivery] = {}
-        self._refused: set[_Delivery] = set()
+        self._chats: dict[str, deque[Asked]] = {}
+        self._under_way: set[Asked] = set()
+        self._refused: set[Asked] = set()
         self._listening: set[anyio.CancelScope] = set()
         self._tasks: TaskGroup | None = None
         self._cut_off_at = math.inf
@@ -132,13 +135,38 @@ class Dispatcher:
         self._listening.add(scope)
         tasks.start_soon(self._listen, channel, scope, name=f"channel {channel.name}")
 
+    def ask(self, incoming: Incoming) -> Asked:
+        """Hand a message over and follow what becomes of it: iterate over the result, and `abandon` it at the end.
+
+        Args:
+            incoming: what was said; it names its channel.
+
+        Raises:
+            ManagerClosed: the dispatcher has stopped, or was not entered.
+        """
+        self._running_tasks()
+        if self._cut_off_at <= anyio.current_time():
+            raise ManagerClosed("the program is stopping and takes no further messages")
+        asked = Asked(incoming)
+        self._take(incoming, asked)
+        return asked
+
+    def stop(self, session_id: str) -> bool:
+        """Stop what is being answered in a chat, and what waits there; what was said by then is kept.
+
+        Returns:
+            False if nothing was under way.
+        """
+        stopped = [asked.stop() for asked in self._chats.get(session_id, ())]
+        return any(stopped)
+
     def cut_off(self, at: float) -> None:
         """Listen no more, and cut off what is still not answered at this time of the event loop."""
         self._cut_off_at = min(self._cut_off_at, at)
         for scope in self._listening:
             scope.cancel()
-        for delivery in (*self._under_way.values(), *self._refused):
-            delivery.cut_off(at, at + _LAST_WORDS_S)
+        for asked in (*self._under_way, *self._refused):
+            asked.cut_off(at, at + _LAST_WORDS_S)
 
     async def finished(self) -> None:
         """Wait until nothing is under way; what has finished is told and saved."""
@@ -158,13 +186,18 @@ class Dispatcher:
         """Take what a channel hands over; where it fails, try it again, each time after a longer while."""
         delay, longest = self._backoff_s
         refusals = anyio.Semaphore(_REFUSALS)
+        tasks = self._running_tasks()
         with scope:
             while True:
                 try:
                     async with aclosing(channel.receive()) as received:
-                        async for one in received:
+                        async for incoming in received:
                             delay = self._backoff_s[0]
-                            self._take(channel, one, refusals)
+                            asked = Asked(incoming, channel)
+                            if not self._take(incoming, asked):
+                                refusals.acquire_nowait()
+                                self._refused.add(asked)
+                                tasks.start_soon(self._refuse, channel, asked, refusals, name="refusal")
                             async with refusals:  # there is room for telling one more
                                 pass
                     break
@@ -177,28 +210,34 @@ class Dispatcher:
             log.info("a channel has ended", action="channel.ended", channel=channel.name)
         self._listening.discard(scope)
 
-    def _take(self, channel: Channel, one: Incoming | Withdrawn, refusals: anyio.Semaphore) -> None:
-        """Put a message behind those of its chat, or refuse it. Does not wait, so that nothing can be lost here."""
-        if isinstance(one, Withdrawn):
-            if (withdrawn := self._under_way.get(id(one.incoming))) is not None:
-                withdrawn.cut_off(anyio.current_time() + one.patience_s, math.inf)
-            return
-        delivery = _Delivery(channel, one)
-        if (refused := self._refusal(delivery)) is None:
-            self._put(delivery)
-            return
-        refusals.acquire_nowait()
-        self._refused.add(delivery)
-        self._running_tasks().start_soon(self._refuse, delivery, refused, refusals, name=f"refusal by {channel.name}")
+    def _take(self, incoming: Incoming, asked: Asked) -> bool:
+        """Put a message behind those of its chat, or tell at once what becomes of it.
 
-    def _refusal(self, delivery: _Delivery) -> NotAnswered | None:
-        """Why the message is not taken; and whose chat it is."""
-        incoming = delivery.incoming
+        Does not wait, so that nothing can be lost here. Returns False if it is not to be answered.
+        """
         try:
-            delivery.session_id = SessionKey.of(delivery.key[0], delivery.key[1]).session_id
+            key = SessionKey.of(asked.channel_name, incoming.chat_id)
+            asked.session_id = key.session_id
         except InvalidKey as error:
-            return NotAnswered(incoming, Reason.FAILED, error)
-        waiting = self._chats.get(delivery.session_id, ())
+            asked.put(NotAnswered(incoming, Reason.FAILED, error))
+            return False
+        if (refused := self._refusal(incoming, key.session_id)) is not None:
+            asked.put(refused)
+            return False
+        self._under_way.add(asked)
+        asked.cut_off(self._cut_off_at, self._cut_off_at + _LAST_WORDS_S)
+        if key.session_id in self._chats:
+            self._chats[key.session_id].append(asked)
+        else:
+            self._chats[key.session_id] = deque([asked])
+            self._running_tasks().start_soon(self._work, key, name=f"chat {key.session_id}")
+        return True
+
+    def _refusal(self, incoming: Incoming, session_id: str) -> Last | None:
+        """What becomes at once of a message that is not to be answered."""
+        if incoming.message is not None and _STOP.fullmatch(incoming.message.text):
+            return StopObeyed(incoming, self.stop(session_id))
+        waiting = self._chats.get(session_id, ())
         if incoming.message_id is not None and any(one.incoming.message_id == incoming.message_id for one in waiting):
             again = MessageUnderWay("this message was delivered before, and its answer is on the way")
             return NotAnswered(incoming, Reason.DUPLICATE, again)
@@ -209,170 +248,99 @@ class Dispatcher:
             return NotAnswered(incoming, Reason.BUSY, TooManyTurns("too many turns are under way; try again later"))
         return None
 
-    def _put(self, delivery: _Delivery) -> None:
-        session_id = delivery.session_id
-        self._under_way[id(delivery.incoming)] = delivery
-        delivery.cut_off(self._cut_off_at, self._cut_off_at + _LAST_WORDS_S)
-        if session_id in self._chats:
-            self._chats[session_id].append(delivery)
-            return
-        self._chats[session_id] = deque([delivery])
-        self._running_tasks().start_soon(self._work, session_id, name=f"chat {session_id}")
-
-    async def _refuse(self, delivery: _Delivery, refused: NotAnswered, refusals: anyio.Semaphore) -> None:
+    async def _refuse(self, channel: Channel, asked: Asked, refusals: anyio.Semaphore) -> None:
         try:
-            with delivery.telling:
-                await self._send(delivery, refused)
+            await self._tell(channel, asked)
         finally:
-            self._refused.discard(delivery)
+            self._refused.discard(asked)
             refusals.release()
 
     # --- answering ---------------------------------------------------------------------------------------------------
 
-    async def _work(self, session_id: str) -> None:
+    async def _work(self, key: SessionKey) -> None:
         """Answer the messages of one chat, one after the other, until there are no more."""
-        waiting = self._chats[session_id]
+        waiting = self._chats[key.session_id]
         try:
             while waiting:
-                await self._deliver(waiting[0])
+                asked = waiting[0]
+                async with anyio.create_task_group() as tasks:
+                    if asked.channel is not None:
+                        tasks.start_soon(self._tell, asked.channel, asked, name="telling")
+                    asked.put(await self._answer_in_time(asked, key))
                 self._forget(waiting.popleft())
         finally:
-            del self._chats[session_id]
-            for delivery in waiting:  # only if the dispatcher itself is cancelled
-                self._forget(delivery)
+            del self._chats[key.session_id]
+            for asked in waiting:  # only if the dispatcher itself is cancelled
+                self._forget(asked)
 
-    def _forget(self, delivery: _Delivery) -> None:
-        del self._under_way[id(delivery.incoming)]
+    def _forget(self, asked: Asked) -> None:
+        self._under_way.discard(asked)
         self._idle.set()
 
-    async def _deliver(self, delivery: _Delivery) -> None:
-        """Answer one message and tell everything about it, in order; returns when it is told."""
-        sender, receiver = anyio.create_memory_object_stream[Outgoing](math.inf)
-
-        async def tell() -> None:
-            with delivery.telling:
-                async for outgoing in receiver:
-                    if delivery.is_reached or not isinstance(outgoing, Progress):
-                        await self._send(delivery, outgoing)
-
-        with receiver:  # open until the end: what nobody listens to any more is dropped, and breaks nothing
-            await self._answer_and_tell(delivery, sender, tell)
-
-    async def _answer_and_tell(
-        self,
-        delivery: _Delivery,
-        sender: MemoryObjectSendStream[Outgoing],
-        tell: Callable[[], Coroutine[Any, Any, None]],
-    ) -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(tell, name="telling")
-            with sender:
-                delivery.tell = sender.send_nowait
-                last = await self._answer_in_time(delivery)
-                if isinstance(last, NotAnswered):
-                    _log(delivery, last)
-                sender.send_nowait(last)
-
-    async def _answer_in_time(self, delivery: _Delivery) -> Answered | NotAnswered:
-        incoming = delivery.incoming
-        error = TurnCutOff("the turn was cut off; its steps are saved")
-        last: Answered | NotAnswered = NotAnswered(incoming, Reason.CUT_OFF, error)
-        with delivery.answering:
+    async def _answer_in_time(self, asked: Asked, key: SessionKey) -> Last:
+        last: Last | None = None
+        with asked.answering:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._show_typing, delivery, name="typing")
-                last = await self._answer(delivery)
+                if asked.channel is not None:
+                    tasks.start_soon(self._show_typing, asked.channel, asked.incoming.chat_id, name="typing")
+                last = await self._answer(asked, key)
                 tasks.cancel_scope.cancel()
-        return last
+        if last is not None:
+            return last
+        if asked.is_stopped:
+            error = MessageStopped("the chat was stopped before this message was answered; say it again")
+            return NotAnswered(asked.incoming, Reason.STOPPED, error)
+        return NotAnswered(asked.incoming, Reason.CUT_OFF, TurnCutOff("the turn was cut off; its steps are saved"))
 
-    async def _answer(self, delivery: _Delivery) -> Answered | NotAnswered:
-        """Let the assistant answer; the result is believed when the turn is saved."""
-        incoming, finished = delivery.incoming, None
+    async def _answer(self, asked: Asked, key: SessionKey) -> Last:
+        """Let the assistant answer."""
+        incoming = asked.incoming
+
+        def tell(event: AgentEvent) -> None:
+            asked.put(Accepted(incoming, event) if isinstance(event, MessageAccepted) else Progress(incoming, event))
+
         try:
             await checkpoint()  # whose time is over while it waits is not begun
-            session = await self._manager.get_or_create(*delivery.key)
-            async with self._assistant.answer(
-                session,
-                incoming.message,
-                idempotency_key=incoming.message_id,
-                on_accepted=lambda: delivery.tell(Accepted(incoming)),
-            ) as events:
-                async for event in events:
-                    if isinstance(event, TurnFinished | TurnSuspended):
-                        finished = event
-                    else:
-                        delivery.tell(Progress(incoming, event))
+            asked.session = await self._manager.get_or_create(key.channel, key.chat_id)
+            end = await self._assistant.answer(
+                asked.session, incoming.message, idempotency_key=incoming.message_id, tell=tell
+            )
         except DuplicateMessage as error:
             return NotAnswered(incoming, Reason.DUPLICATE, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this message
             return NotAnswered(incoming, Reason.FAILED, error)
-        if finished is None:
-            return NotAnswered(incoming, Reason.FAILED, AgentError("the agent ended its turn without a reply"))
-        return Answered(incoming, finished)
+        return Answered(incoming, end)
 
     # --- telling -----------------------------------------------------------------------------------------------------
 
-    async def _show_typing(self, delivery: _Delivery) -> None:
+    async def _tell(self, channel: Channel, asked: Asked) -> None:
+        """Tell a channel everything, in order; where it does not take something, only what matters."""
+        is_reached = True
+        with asked.telling:
+            async for outgoing in asked:
+                if is_reached or not isinstance(outgoing, Progress):
+                    is_reached = await self._send(channel, asked, outgoing) and is_reached
+
+    async def _show_typing(self, channel: Channel, chat_id: str) -> None:
         try:
-            async with delivery.channel.typing(delivery.incoming.chat_id):
+            async with channel.typing(chat_id):
                 await anyio.sleep_forever()
         except Exception as error:  # noqa: BLE001 - a channel's own code, and only an ornament
             log.debug("typing is not shown", action="channel.typing_failed", error_type=type(error).__name__)
 
-    async def _send(self, delivery: _Delivery, outgoing: Outgoing) -> None:
-        """Send; what the channel does not take is in the session all the same."""
+    async def _send(self, channel: Channel, asked: Asked, outgoing: Outgoing) -> bool:
+        """Send; what the channel does not take is in the session all the same. Returns whether it took it."""
         try:
             with anyio.fail_after(self._send_timeout_s):
-                await delivery.channel.send(delivery.incoming.chat_id, outgoing)
+                await channel.send(asked.incoming.chat_id, outgoing)
         except Exception as error:  # noqa: BLE001 - a channel's own code; the chat goes on
-            delivery.is_reached = False
             log.warning(
                 "a channel did not send what it was told",
                 action="channel.send_failed",
-                channel=delivery.channel.name,
-                session_id=delivery.session_id,
+                channel=channel.name,
+                session_id=asked.session_id,
                 told=type(outgoing).__name__,
                 error_type=type(error).__name__,
             )
-
-
-def _log(delivery: _Delivery, last: NotAnswered) -> None:
-    facts = {"channel": delivery.channel.name, "session_id": delivery.session_id}
-    if last.reason is Reason.CUT_OFF:
-        log.warning("a turn was cut off", action="turn.cut_off", **facts)
-    elif last.reason is Reason.FAILED and not delivery.channel.logs_failures:
-        kind = type(last.error).__name__
-        log.error(
-            "a message was not answered", action="turn.failed", error_type=kind, detail=named(last.error), **facts
-        )
-
-
-class _Delivery:
-    """One message on its way, and how long it may take.
-
-    Attributes:
-        key: channel and chat, as the session's key is made of them.
-        session_id: whose message it is; empty where the key is not one.
-        answering: ends when the answer has taken too long.
-        telling: ends when telling of it has taken too long.
-        tell: puts something behind what the channel is told of this message.
-        is_reached: whether everything could be sent until now; where not, only what matters is.
-    """
-
-    def __init__(self, channel: Channel, incoming: Incoming) -> None:
-        self.channel = channel
-        self.incoming = incoming
-        self.key = (incoming.channel or channel.name, incoming.chat_id)
-        self.session_id = ""
-        self.answering = anyio.CancelScope()
-        self.telling = anyio.CancelScope()
-        self.tell: Callable[[Outgoing], None] = _too_early
-        self.is_reached = True
-
-    def cut_off(self, answer_at: float, tell_at: float) -> None:
-        """The answer may take until then, and telling of it a little longer."""
-        self.answering.deadline = min(self.answering.deadline, answer_at)
-        self.telling.deadline = min(self.telling.deadline, tell_at)
-
-
-def _too_early(outgoing: Outgoing) -> None:
-    raise RuntimeError(f"{type(outgoing).__name__} is told before the delivery has begun")
+            return False
+        return True

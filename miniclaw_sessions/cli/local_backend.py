@@ -89,14 +89,14 @@ class LocalBackend:
 
     async def chat(self, channel: str, chat_id: str, text: str | None) -> AsyncGenerator[ChatEvent, None]:
         """Say something to the configured model and follow its answer."""
-        from miniclaw_sessions.channels.answering import Assistant  # noqa: PLC0415 - only chats need it
+        from miniclaw_sessions.agent.assistant import Assistant  # noqa: PLC0415 - only chats need it
         from miniclaw_sessions.providers.configured import open_agent  # noqa: PLC0415 - same
 
         message = None if text is None else Message.user(text)
         async with open_agent(self._model) as agent:
             assistant = Assistant(agent, self._model)
             session = await self._manager.get_or_create(channel, chat_id)
-            async with assistant.answer(session, message) as events:
+            async with assistant.run(session, message) as events:
                 async for event in events:
                     yield ChatEvent(*event_document(event))
 

@@ -1,19 +1,21 @@
-"""The chat route: a message in, the agent's answer out, at once or as a stream of events."""
+"""The chat routes: a message in, the agent's answer out, at once or as a stream of events; and stopping it."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from urllib.parse import unquote
 
 import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from miniclaw_sessions.agent.events import TurnSuspended
+from miniclaw_sessions.agent.events import TurnStopped, TurnSuspended
 from miniclaw_sessions.api.error_table import RequestError
-from miniclaw_sessions.channels.base import Accepted, Answered, Incoming, NotAnswered, Outgoing
-from miniclaw_sessions.channels.http import Asked, HttpChannel
-from miniclaw_sessions.config import ListenSettings
+from miniclaw_sessions.channels.asked import Asked
+from miniclaw_sessions.channels.base import Accepted, Answered, Incoming, Last, NotAnswered, Outgoing, StopObeyed
+from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.config import Settings
 from miniclaw_sessions.gateway.documents import event_document
 from miniclaw_sessions.gateway.replies import as_reply, json_reply
 from miniclaw_sessions.gateway.requests import (
@@ -24,6 +26,7 @@ from miniclaw_sessions.gateway.requests import (
     shaped,
 )
 from miniclaw_sessions.gateway.streaming import ByteStream, cancel_when_gone, server_sent_event
+from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
 
 HEARTBEAT_S = 15.0
@@ -33,15 +36,32 @@ _STATUS_WAIT_S = 1.0
 
 
 class ChatApi:
-    """The chat over one channel."""
+    """Chats with one assistant.
 
-    def __init__(self, channel: HttpChannel, limits: ListenSettings) -> None:
-        self._channel = channel
-        self._limits = limits
+    Args:
+        dispatcher: takes what is said.
+        manager: whose sessions can be stopped.
+        settings: sizes and times; an answer that nobody waits for any more goes on for `model.timeout_s`.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, manager: SessionManager, settings: Settings) -> None:
+        self._dispatcher = dispatcher
+        self._manager = manager
+        self._limits = settings.listen
+        self._patience_s = settings.model.timeout_s
 
     def routes(self) -> list[Route]:
-        """The one route."""
-        return [Route("/v1/chat", self.chat, methods=["POST"])]
+        """Saying something, and stopping the answer."""
+        return [
+            Route("/v1/chat", self.chat, methods=["POST"]),
+            Route("/v1/sessions/{session_id}/stop", self.stop, methods=["POST"]),
+        ]
+
+    async def stop(self, request: Request) -> Response:
+        """Stop the turn under way in a session, whoever asked for it."""
+        session = await self._manager.find(unquote(request.path_params["session_id"]))
+        stopped = self._dispatcher.stop(session.session_id) or session.stop_turn()
+        return json_reply({"stopped": stopped})
 
     async def chat(self, request: Request) -> Response:
         """Answer a message; the turn is finished and saved even if the client goes away."""
@@ -50,12 +70,12 @@ class ChatApi:
         key = checked_idempotency_key(wanted.idempotency_key) or header_key
         message = wanted.user_message()
         chat = SessionKey.of(wanted.channel, wanted.chat_id)
-        asked = self._channel.ask(Incoming(chat.chat_id, message, message_id=key, channel=chat.channel))
+        asked = self._dispatcher.ask(Incoming(chat.chat_id, message, message_id=key, channel=chat.channel))
         if wanted.stream:
             return await self._stream(asked)
-        return await self._answer(asked, request, chat.session_id)
+        return await self._answer(asked, request)
 
-    async def _answer(self, asked: Asked, request: Request, session_id: str) -> Response:
+    async def _answer(self, asked: Asked, request: Request) -> Response:
         """Wait for the end of the turn, as long as the client does."""
         last: Outgoing | None = None
         try:
@@ -65,56 +85,65 @@ class ChatApi:
                     last = outgoing
                 tasks.cancel_scope.cancel()
         finally:
-            self._channel.abandon(asked)
-        if isinstance(last, NotAnswered):
-            raise last.error
-        if not isinstance(last, Answered):
-            raise RequestError(503, "turn_cut_off", "the turn ended without a reply; its steps are saved")
-        _, data = event_document(last.event)
-        if isinstance(last.event, TurnSuspended):
-            return json_reply({"suspended": data, "session_id": session_id}, status=202)
-        return json_reply({"reply": data["message"], "usage": data["usage"], "session_id": session_id})
+            asked.abandon(self._patience_s)
+        session_id = asked.session_id
+        match last:
+            case NotAnswered(error=error):
+                raise error
+            case StopObeyed(stopped=stopped):
+                return json_reply({"stopped": stopped, "session_id": session_id})
+            case Answered(event=TurnSuspended() as event):
+                return json_reply({"suspended": event_document(event)[1], "session_id": session_id}, status=202)
+            case Answered(event=event):
+                _, data = event_document(event)
+                reply = {"reply": data["message"], "usage": data["usage"], "session_id": session_id}
+                return json_reply({**reply, "stopped": True} if isinstance(event, TurnStopped) else reply)
+            case _:
+                raise RequestError(503, "turn_cut_off", "the turn ended without a reply; its steps are saved")
 
     async def _stream(self, asked: Asked) -> Response:
         """Begin the stream; what fails at once still becomes a status."""
-        first: Outgoing | None = None
+        first: list[Outgoing] = []
         begun = False
         try:
             with anyio.move_on_after(_STATUS_WAIT_S):
-                async for first in asked:
-                    if not isinstance(first, Accepted):
+                async for outgoing in asked:
+                    first.append(outgoing)
+                    if not isinstance(outgoing, Accepted):
                         break
-            begun = not isinstance(first, NotAnswered)
+            begun = not (first and isinstance(first[-1], NotAnswered))
         finally:
             if not begun:
-                self._channel.abandon(asked)
-        if isinstance(first, NotAnswered):
-            raise first.error
+                asked.abandon(self._patience_s)
+        if first and isinstance(first[-1], NotAnswered):
+            raise first[-1].error
         return ByteStream(
             _events(asked, first),
             "text/event-stream",
             stall_s=self._limits.request_timeout_s,
-            at_end=lambda: self._channel.abandon(asked),
+            at_end=lambda: asked.abandon(self._patience_s),
         )
 
 
-async def _events(asked: Asked, outgoing: Outgoing | None) -> AsyncGenerator[bytes, None]:
-    yield _encode(outgoing)
-    try:
-        while not isinstance(outgoing, Answered | NotAnswered):
-            outgoing = None
-            with anyio.move_on_after(HEARTBEAT_S):
-                outgoing = await anext(asked)
-            if not isinstance(outgoing, Accepted):
-                yield _encode(outgoing)
-    except StopAsyncIteration:
-        yield server_sent_event("error", {"message": "the stream was read too slowly", "type": "too_slow"})
+async def _events(asked: Asked, first: list[Outgoing]) -> AsyncGenerator[bytes, None]:
+    yield b"".join(map(_encode, first)) or _HEARTBEAT
+    outgoing = first[-1] if first else None
+    while not isinstance(outgoing, Last):
+        outgoing = None
+        with anyio.move_on_after(HEARTBEAT_S):
+            outgoing = await anext(asked)
+        yield _HEARTBEAT if outgoing is None else _encode(outgoing)
 
 
-def _encode(outgoing: Outgoing | None) -> bytes:
-    if outgoing is None or isinstance(outgoing, Accepted):
-        return b": still here\n\n"
-    if isinstance(outgoing, NotAnswered):
-        refused = as_reply(outgoing.error)
-        return server_sent_event("error", {"message": refused.message, "type": refused.kind, **refused.details})
-    return server_sent_event(*event_document(outgoing.event))
+_HEARTBEAT = b": still here\n\n"
+
+
+def _encode(outgoing: Outgoing) -> bytes:
+    match outgoing:
+        case NotAnswered(error=error):
+            refused = as_reply(error)
+            return server_sent_event("error", {"message": refused.message, "type": refused.kind, **refused.details})
+        case StopObeyed(stopped=stopped):
+            return server_sent_event("stop", {"stopped": stopped})
+        case _:
+            return server_sent_event(*event_document(outgoing.event))

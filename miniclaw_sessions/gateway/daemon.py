@@ -19,10 +19,9 @@ from typing import NamedTuple
 import anyio
 
 from miniclaw_sessions import errors
+from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.summarizing import summarizer_of
-from miniclaw_sessions.channels.answering import Assistant
 from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.channels.http import HttpChannel
 from miniclaw_sessions.config import ListenSettings, LoadedSettings, Secret, read_secret, socket_path
 from miniclaw_sessions.encryption import load_keys
 from miniclaw_sessions.gateway.exit_status import ExitStatus
@@ -93,11 +92,9 @@ async def _live(loaded: LoadedSettings, signals: Signals, notifier: Notifier) ->
             with ExitStack() as sockets:
                 listeners = open_listeners(loaded, os.environ, sockets)
                 policy = access_policy(listeners, settings.listen, token)
-                channel = HttpChannel(patience_s=settings.model.timeout_s)
                 dispatcher = Dispatcher(manager, assistant, limits=settings.channels)
-                app = make_app(manager, channel, settings.listen, policy, summarizer_of(agent.provider))
+                app = make_app(manager, dispatcher, settings, policy, summarizer_of(agent.provider))
                 async with dispatcher:
-                    dispatcher.serve(channel)
                     await _serve(app, manager, dispatcher, listeners, Life(settings.listen, signals, phase))
             status = await _save(manager)
     if opening.cancelled_caught:

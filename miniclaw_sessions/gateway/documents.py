@@ -10,11 +10,13 @@ import orjson
 
 from miniclaw_sessions.agent.events import (
     AgentEvent,
+    MessageAccepted,
     ReplyFinished,
     SessionCompacted,
     ToolFinished,
     ToolStarted,
     TurnFinished,
+    TurnStopped,
     TurnSuspended,
 )
 from miniclaw_sessions.agent.provider import TextDelta
@@ -127,8 +129,13 @@ def import_document(report: ImportReport) -> Document:
 
 
 def event_document(event: AgentEvent) -> tuple[str, Document]:  # noqa: PLR0911 - one for each kind of event
-    """An event of a turn: text, tool_started, tool_finished, usage, compacted, suspended or done; and its data."""
+    """An event of a turn and its data.
+
+    Its names: accepted, text, tool_started, tool_finished, usage, compacted; at the end suspended, stopped or done.
+    """
     match event:
+        case MessageAccepted(entry=entry):
+            return "accepted", {"entry_id": entry.id}
         case TextDelta(text=text):
             return "text", {"text": text}
         case ToolStarted(call=call):
@@ -142,6 +149,8 @@ def event_document(event: AgentEvent) -> tuple[str, Document]:  # noqa: PLR0911 
         case TurnSuspended(pending=pending, usage=usage):
             waiting = [{"id": one.call.id, "name": one.call.name, "reason": one.reason} for one in pending]
             return "suspended", {"pending": waiting, "usage": _usage_document(usage)}
+        case TurnStopped(message=message, usage=usage):
+            return "stopped", {"message": message_document(message), "usage": _usage_document(usage)}
         case TurnFinished(message=message, usage=usage):
             return "done", {"message": message_document(message), "usage": _usage_document(usage)}
 

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import RequestError
 from miniclaw_sessions.api.table import OPERATIONS
-from miniclaw_sessions.channels.http import HttpChannel
-from miniclaw_sessions.config import ListenSettings
+from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.config import Settings
 from miniclaw_sessions.gateway import metrics
 from miniclaw_sessions.gateway.binding import routes_of
 from miniclaw_sessions.gateway.chat import ChatApi
@@ -35,8 +35,8 @@ log = get_logger(__name__)
 
 def make_app(
     manager: SessionManager,
-    channel: HttpChannel,
-    limits: ListenSettings,
+    dispatcher: Dispatcher,
+    settings: Settings,
     policy: AccessPolicy | None,
     summarizer: Summarizer,
 ) -> Gateway:
@@ -44,16 +44,16 @@ def make_app(
 
     Args:
         manager: whose sessions are served.
-        channel: who takes what chats ask.
-        limits: sizes and times.
+        dispatcher: takes what is said in chats.
+        settings: sizes and times.
         policy: what requests by TCP must show; None refuses all of them.
         summarizer: who summarises for compactions.
     """
     requests, delay = RequestCounts(), LoopDelay()
     registry = make_registry(manager.statistics, requests, delay)
     routes = [
-        *routes_of(OPERATIONS, Context(manager, summarizer=summarizer), limits),
-        *ChatApi(channel, limits).routes(),
+        *routes_of(OPERATIONS, Context(manager, summarizer=summarizer), settings.listen),
+        *ChatApi(dispatcher, manager, settings).routes(),
         Route("/metrics", _metrics_of(registry)),
     ]
     return Gateway(Router(routes, redirect_slashes=False), policy, requests, delay)

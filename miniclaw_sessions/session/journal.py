@@ -109,6 +109,10 @@ class OpenTurn(Protocol):
         """Whether it has begun and is not over."""
         ...
 
+    def stop(self) -> bool:
+        """Cancel its work, if it does something that can be stopped."""
+        ...
+
 
 class Encoded(NamedTuple):
     """An entry and its bytes."""

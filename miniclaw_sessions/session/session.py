@@ -243,6 +243,14 @@ class Session:
         """
         return Turn(self.journal, message, idempotency_key=idempotency_key)
 
+    def stop_turn(self) -> bool:
+        """Stop the agent whose turn is open: its model and its tools are cancelled, and what was said is kept.
+
+        Returns:
+            False if no agent works in this session now.
+        """
+        return self.journal.turn is not None and self.journal.turn.stop()
+
     def clear(self) -> None:
         """Start over with an empty window; accepted like a message. The transcript and the metadata stay."""
         unit = self.unit()

@@ -8,7 +8,8 @@ an error result, so that the history stays legal and shows what happened.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -61,6 +62,7 @@ class Turn:
         self._said: list[Message] = []
         self._joined: list[MessageEntry] = []
         self._taken_up: list[MessageEntry] = []
+        self._work: anyio.CancelScope | None = None
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
@@ -137,6 +139,36 @@ class Turn:
     def staged(self) -> list[Message]:
         """What was appended to this turn and has not joined the session yet."""
         return self._said[len(self._joined) :]
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def stoppable(self) -> Iterator[anyio.CancelScope]:
+        """Do work that `stop` cancels; the turn itself goes on behind the block. `cancelled_caught` says whether."""
+        with anyio.CancelScope() as work:
+            self._work = work
+            try:
+                yield work
+            finally:
+                self._work = None
+
+    def stop(self) -> bool:
+        """Cancel the work of this turn. Returns False if it does nothing that can be stopped."""
+        if self._work is None:
+            return False
+        self._work.cancel()
+        return True
+
+    def close_calls(self) -> None:
+        """Answer open calls with errors: in their place where they are staged, at the end where they were saved."""
+        closed = close_open_calls(self._said)
+        saved = len(self._joined)
+        if closed[:saved] == self._said[:saved]:
+            self._said = closed
+        else:  # something that was saved long ago is open in the middle, where nothing can be inserted any more
+            self._said[saved:] = close_open_calls(self.staged)
+
+    # --- entering and leaving ----------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         self._journal.refuse_reentry()
@@ -224,18 +256,9 @@ class Turn:
 
     async def _finish(self, *, failed: bool) -> None:
         if failed:
-            self._close_calls()
+            self.close_calls()
         self._journal.touch()
         await self.save()
-
-    def _close_calls(self) -> None:
-        """Answer what is open with errors: in its place where it is staged, at the end where it was saved before."""
-        closed = close_open_calls(self._said)
-        saved = len(self._joined)
-        if closed[:saved] == self._said[:saved]:
-            self._said = closed
-        else:  # something that was saved long ago is open in the middle, where nothing can be inserted any more
-            self._said[saved:] = close_open_calls(self.staged)
 
 
 def close_open_calls(messages: Sequence[Message]) -> list[Message]:

@@ -14,6 +14,7 @@ from anyio.lowlevel import checkpoint
 from miniclaw_sessions.agent.loop import (
     Agent,
     AgentEvent,
+    MessageAccepted,
     ReplyFinished,
     TextDelta,
     ToolFinished,
@@ -507,7 +508,7 @@ async def test_a_reply_that_is_not_saved_is_not_told_as_finished(tmp_path: Path)
 
         with pytest.raises(StoreFull):
             await read()
-        assert [type(event) for event in events] == [TextDelta, TextDelta, ReplyFinished]
+        assert [type(event) for event in events] == [MessageAccepted, TextDelta, TextDelta, ReplyFinished]
         assert said(session) == [("user", "hello"), ("assistant", "hi")]  # accepted: it is saved when space returns
         store.is_full = False
         await manager.flush()

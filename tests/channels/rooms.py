@@ -13,13 +13,11 @@ from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.base import (
     Accepted,
-    Answered,
     Incoming,
-    NotAnswered,
+    Last,
     Outgoing,
     Person,
     Progress,
-    Withdrawn,
 )
 from miniclaw_sessions.protocol.messages import Message
 
@@ -30,24 +28,19 @@ PATIENCE_S = 20.0
 class Room:
     """A channel: `say` is heard by the dispatcher, `sent` is what it told."""
 
-    logs_failures = False
-
     def __init__(self, name: str = "room") -> None:
         self.name = name
         self.bot = Person("bot", "the bot")
         self.sent: list[Outgoing] = []
         self.typing_in: list[str] = []
         self.begun = 0
-        self._said, self._heard = anyio.create_memory_object_stream[Incoming | Withdrawn | Exception](1000)
+        self._said, self._heard = anyio.create_memory_object_stream[Incoming | Exception](1000)
         self._changed = anyio.Event()
 
     def say(self, text: str, chat_id: str = "1", message_id: str | None = None) -> Incoming:
         incoming = Incoming(chat_id, Message.user(text), message_id=message_id, sender=Person("7", "Ada"))
         self._said.send_nowait(incoming)
         return incoming
-
-    def withdraw(self, incoming: Incoming, patience_s: float = 0.0) -> None:
-        self._said.send_nowait(Withdrawn(incoming, patience_s))
 
     def fail(self, error: Exception) -> None:
         """The connection breaks behind what was said."""
@@ -57,7 +50,7 @@ class Room:
         """Nothing more comes."""
         self._said.close()
 
-    async def receive(self) -> AsyncGenerator[Incoming | Withdrawn, None]:
+    async def receive(self) -> AsyncGenerator[Incoming, None]:
         self.begun += 1
         async for one in self._heard:
             if isinstance(one, Exception):
@@ -95,13 +88,13 @@ class Room:
             while not is_so():
                 await self._changed.wait()
 
-    async def ended(self, *incoming: Incoming) -> list[Answered | NotAnswered]:
+    async def ended(self, *incoming: Incoming) -> list[Last]:
         """The last that was told of each of these, once it is told."""
         await self.until(lambda: all(self.last(one) for one in incoming))
         return [last for one in incoming if (last := self.last(one)) is not None]
 
-    def last(self, incoming: Incoming) -> Answered | NotAnswered | None:
-        found = [one for one in self.sent if one.incoming is incoming and isinstance(one, Answered | NotAnswered)]
+    def last(self, incoming: Incoming) -> Last | None:
+        found = [one for one in self.sent if one.incoming is incoming and isinstance(one, Last)]
         assert len(found) < 2, "what becomes of a message is told once"
         return found[0] if found else None
 

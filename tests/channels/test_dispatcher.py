@@ -13,11 +13,22 @@ from anyio.lowlevel import checkpoint
 from structlog.testing import capture_logs
 
 from miniclaw_sessions import Message, SessionManager, SessionSettings
+from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.events import TurnStopped
 from miniclaw_sessions.agent.loop import Agent
-from miniclaw_sessions.agent.provider import ModelEvent, TextDelta
+from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.channels.answering import Assistant
-from miniclaw_sessions.channels.base import Accepted, Answered, Incoming, NotAnswered, Outgoing, Progress, Reason
+from miniclaw_sessions.channels.base import (
+    Accepted,
+    Answered,
+    Incoming,
+    Last,
+    NotAnswered,
+    Outgoing,
+    Progress,
+    Reason,
+    StopObeyed,
+)
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.errors import (
@@ -39,7 +50,12 @@ async def said_in(manager: SessionManager, chat_id: str = "1", channel: str = "r
     return [message.text for message in (await manager.get_or_create(channel, chat_id)).messages()]
 
 
-def reason_of(last: Answered | NotAnswered | None) -> Reason | None:
+def incoming(text: str, message_id: str | None = None) -> Incoming:
+    """What somebody says who waits for the answer himself."""
+    return Incoming("1", Message.user(text), message_id=message_id, channel="room")
+
+
+def reason_of(last: Last | None) -> Reason | None:
     assert last is None or isinstance(last, NotAnswered)
     return None if last is None else last.reason
 
@@ -408,31 +424,30 @@ async def test_a_dispatcher_ends_when_its_channels_have(manager: SessionManager,
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
-async def test_who_does_not_wait_any_more_is_cut_off_and_what_waits_behind_is_answered(
-    dispatcher: Dispatcher, room: Room, model: Doors, manager: SessionManager
+async def test_nobody_waits_any_more_and_what_was_said_behind_it_is_answered(
+    dispatcher: Dispatcher, model: Doors, manager: SessionManager
 ) -> None:
-    del dispatcher
     model.close("slow", "not yet")
-    slow, not_yet, behind = room.say("slow"), room.say("not yet"), room.say("behind")
+    slow, not_yet, behind = (dispatcher.ask(incoming(text)) for text in ("slow", "not yet", "behind"))
     await model.was_asked("slow")
-    room.withdraw(not_yet)
-    room.withdraw(slow)
-    ends = await room.ended(slow, not_yet, behind)
-    assert [reason_of(end) for end in ends[:2]] == [Reason.CUT_OFF] * 2
-    assert ends[2].text == "echo: behind"
+    not_yet.abandon(0)
+    slow.abandon(0)
+    last = [outgoing async for outgoing in behind][-1]
+    assert last.text == "echo: behind"
     assert model.asked == ["slow", "behind"]
     assert await said_in(manager) == ["slow", "behind", "echo: behind"]  # what was not begun was not accepted
 
 
-async def test_who_is_patient_a_little_longer_gets_the_answer(dispatcher: Dispatcher, room: Room, model: Doors) -> None:
-    del dispatcher
+async def test_an_answer_goes_on_for_a_while_when_nobody_waits(
+    dispatcher: Dispatcher, model: Doors, manager: SessionManager
+) -> None:
     model.close("slow")
-    slow = room.say("slow")
+    slow = dispatcher.ask(incoming("slow"))
     await model.was_asked("slow")
-    room.withdraw(slow, PATIENCE_S)
-    assert (await room.ended(room.say("elsewhere", "2")))[0].text == "echo: elsewhere"  # it was heard
+    slow.abandon(PATIENCE_S)
     model.open("slow")
-    assert (await room.ended(slow))[0].text == "echo: slow"
+    await dispatcher.finished()
+    assert await said_in(manager) == ["slow", "echo: slow"]
 
 
 async def test_stopping_lets_everything_that_waits_finish_in_time(
@@ -478,7 +493,7 @@ async def play_and_end(directory: Path, told: int, steps: int, *, hard: bool) ->
         with anyio.CancelScope() as scope:
             async with Dispatcher(manager, Assistant(Agent(Doors()))) as dispatcher:
                 dispatcher.serve(room)
-                await room.until(lambda: len(room.sent) >= told)
+                await room.until(lambda: len(room.sent) >= told or all(map(room.last, sent)))
                 for _ in range(steps):
                     await checkpoint()
                 if hard:
@@ -494,7 +509,7 @@ async def play_and_end(directory: Path, told: int, steps: int, *, hard: bool) ->
 @pytest.mark.parametrize("hard", [False, True])
 async def test_ending_at_any_point_loses_nothing_that_was_accepted(tmp_path: Path, hard: bool) -> None:
     seen: set[tuple[bool, Any]] = set()
-    for told in range(20):  # each of the four messages is told of five times
+    for told in range(20):  # each of the four messages is told of at most five times
         for steps in (0, 2, 7):
             directory = tmp_path / f"{told}-{steps}"
             room, sent, unheard = await play_and_end(directory, told, steps, hard=hard)
@@ -555,3 +570,78 @@ async def test_any_number_of_tasks_may_wait_for_the_end(dispatcher: Dispatcher, 
                 tasks.start_soon(dispatcher.finished)
                 await checkpoint()
             model.open("one")
+
+
+# --- stopping --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["/stop", " /STOP\n", "/stop@the_bot"])
+@pytest.mark.usefixtures("dispatcher")
+async def test_stop_said_in_a_chat_ends_the_answer_and_what_waits_there(
+    room: Room, model: Doors, manager: SessionManager, command: str
+) -> None:
+    model.close("slow", "elsewhere")
+    slow, waits, elsewhere = room.say("slow"), room.say("waits"), room.say("elsewhere", "2")
+    await model.was_asked("slow", "elsewhere")
+    stop = room.say(command)
+    ended, not_begun, obeyed = await room.ended(slow, waits, stop)
+    assert ended.text == "echo:  (stopped)"
+    assert isinstance(ended, Answered)
+    assert reason_of(not_begun) is Reason.STOPPED
+    assert isinstance(obeyed, StopObeyed)
+    assert obeyed.stopped
+    assert obeyed.text == ""
+    assert await said_in(manager) == ["slow", "echo: "]
+    assert room.last(elsewhere) is None  # another chat's answer goes on
+    model.open("elsewhere")
+    await room.ended(elsewhere)
+    assert (await room.ended(room.say("next")))[0].text == "echo: next"
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_stop_says_so_where_there_is_nothing_to_stop(room: Room, manager: SessionManager) -> None:
+    assert (await room.ended(room.say("/stop")))[0].text == "There is nothing to stop."
+    assert await said_in(manager) == []
+
+
+async def test_a_chat_is_stopped_by_its_session_id(dispatcher: Dispatcher, model: Doors) -> None:
+    model.close("slow")
+    slow = dispatcher.ask(incoming("slow"))
+    await model.was_asked("slow")
+    assert dispatcher.stop("room_1")
+    last = [outgoing async for outgoing in slow][-1]
+    assert isinstance(last, Answered)
+    assert isinstance(last.event, TurnStopped)
+    assert not dispatcher.stop("room_1")
+
+
+def streamed(outgoings: Sequence[Outgoing]) -> list[str]:
+    return [one.event.text for one in outgoings if isinstance(one, Progress) and isinstance(one.event, TextDelta)]
+
+
+async def test_a_slow_reader_gets_everything_that_was_said(dispatcher: Dispatcher, model: Doors) -> None:
+    del model
+    asked = dispatcher.ask(incoming("hello"))
+    await dispatcher.finished()  # before anything is read
+    outgoings = [outgoing async for outgoing in asked]
+    assert isinstance(outgoings[0], Accepted)
+    assert streamed(outgoings) == ["echo: hello"]  # as one piece
+    assert outgoings[-1].text == "echo: hello"
+
+
+async def test_what_nobody_reads_is_bounded_and_the_end_is_told(manager: SessionManager) -> None:
+    class Talker(Doors):
+        async def generate(
+            self, messages: Sequence[Message], tools: Sequence[Tool]
+        ) -> AsyncGenerator[ModelEvent, None]:
+            del messages, tools
+            for _ in range(100):
+                yield TextDelta("word " * 5000)
+            yield Reply(Message.assistant("enough"))
+
+    async with Dispatcher(manager, Assistant(Agent(Talker()))) as dispatcher:
+        asked = dispatcher.ask(incoming("hello"))
+        await dispatcher.finished()
+        outgoings = [outgoing async for outgoing in asked]
+        assert sum(map(len, streamed(outgoings))) < 2 * 2**20
+        assert outgoings[-1].text == "enough"

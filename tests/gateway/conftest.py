@@ -14,14 +14,13 @@ import httpx2
 import msgspec
 import pytest
 
+from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Tool, time_tool
-from miniclaw_sessions.channels.answering import Assistant
 from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.channels.http import HttpChannel
-from miniclaw_sessions.config import ChannelSettings, ListenSettings, ModelSettings, SessionSettings
+from miniclaw_sessions.config import ChannelSettings, ListenSettings, ModelSettings, SessionSettings, Settings
 from miniclaw_sessions.gateway.http import make_app
 from miniclaw_sessions.gateway.listeners import listen_tcp, listen_unix
 from miniclaw_sessions.gateway.security import AccessPolicy
@@ -40,7 +39,6 @@ class Served:
     manager: SessionManager
     server: EmbeddedServer
     dispatcher: Dispatcher
-    channel: HttpChannel
     socket: Path
     port: int
     unix: httpx2.AsyncClient
@@ -98,7 +96,7 @@ def limits() -> ListenSettings:
 @pytest.fixture
 def model_settings() -> ModelSettings:
     """Tests override this to bound the model's context."""
-    return ModelSettings()
+    return ModelSettings(timeout_s=5.0)
 
 
 @pytest.fixture
@@ -161,7 +159,7 @@ async def served(  # noqa: PLR0917 - fixtures
     listeners = [listen_unix(short_path / "s"), *listen_tcp("127.0.0.1:0")]
     port = listeners[1].port
     policy = AccessPolicy.of(TOKEN, [f"127.0.0.1:{port}"], ["https://good.example"])
-    channel = HttpChannel(patience_s=5.0)
+    settings = Settings(listen=limits, model=model_settings)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     transport = httpx2.AsyncHTTPTransport(uds=str(short_path / "s"))
     async with (
@@ -171,16 +169,15 @@ async def served(  # noqa: PLR0917 - fixtures
         Dispatcher(manager, Assistant(agent, model_settings), limits=channel_settings) as dispatcher,
         anyio.create_task_group() as tasks,
     ):
-        dispatcher.serve(channel)
         server = EmbeddedServer(
-            make_app(manager, channel, limits, policy, summarizer_of(agent.provider)),
+            make_app(manager, dispatcher, settings, policy, summarizer_of(agent.provider)),
             max_connections=limits.max_connections,
             request_timeout_s=limits.request_timeout_s,
             graceful_timeout_s=limits.graceful_timeout_s,
         )
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners])
         await server.listening.wait()
-        yield Served(manager, server, dispatcher, channel, short_path / "s", port, unix, tcp)
+        yield Served(manager, server, dispatcher, short_path / "s", port, unix, tcp)
         await unix.aclose()
         await tcp.aclose()
         dispatcher.cut_off(anyio.current_time())

@@ -16,12 +16,11 @@ import httptools
 import orjson
 from anyio.abc import SocketStream
 
+from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.summarizing import summarizer_of
-from miniclaw_sessions.channels.answering import Assistant
 from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.channels.http import HttpChannel
-from miniclaw_sessions.config import ChannelSettings, ListenSettings, ModelSettings, SessionSettings
+from miniclaw_sessions.config import ChannelSettings, ListenSettings, ModelSettings, SessionSettings, Settings
 from miniclaw_sessions.gateway.http import make_app
 from miniclaw_sessions.gateway.listeners import listen_unix
 from miniclaw_sessions.gateway.server import EmbeddedServer
@@ -293,7 +292,6 @@ async def _served(scratch: Any) -> AsyncIterator[SessionManager]:
     """The server, as the daemon puts it together, on `scratch`/socket."""
     limits = ListenSettings(request_timeout_s=0.5, graceful_timeout_s=1.0, max_body_bytes=100_000)
     listener = listen_unix(scratch / "socket")
-    channel = HttpChannel(patience_s=2.0)
     provider = OfflineProvider()
     settings = SessionSettings(store="memory:", max_sessions=200)
     async with (
@@ -301,9 +299,14 @@ async def _served(scratch: Any) -> AsyncIterator[SessionManager]:
         Dispatcher(manager, Assistant(Agent(provider), ModelSettings()), limits=ChannelSettings()) as dispatcher,
         anyio.create_task_group() as tasks,
     ):
-        dispatcher.serve(channel)
         server = EmbeddedServer(
-            make_app(manager, channel, limits, None, summarizer_of(provider)),
+            make_app(
+                manager,
+                dispatcher,
+                Settings(listen=limits, model=ModelSettings(timeout_s=2.0)),
+                None,
+                summarizer_of(provider),
+            ),
             max_connections=limits.max_connections,
             request_timeout_s=limits.request_timeout_s,
             graceful_timeout_s=limits.graceful_timeout_s,

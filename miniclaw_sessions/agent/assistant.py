@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
 
-from miniclaw_sessions.agent.events import Events
+from miniclaw_sessions.agent.events import AgentEvent, Events, TurnEnd
 from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.config import ModelSettings
 from miniclaw_sessions.errors import ConfigError, ContextOverflow
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.compacting import CompactionOutcome
-
-if TYPE_CHECKING:
-    from miniclaw_sessions.session.turn import Turn
 
 
 class Assistant:
@@ -43,31 +38,44 @@ class Assistant:
     def __repr__(self) -> str:
         return f"<Assistant {self.agent!r}, {self._settings.context_window or 'unknown'} tokens>"
 
-    def answer(
+    async def answer(
         self,
         session: Session,
         message: Message | None,
         *,
         idempotency_key: str | None = None,
-        on_accepted: Callable[[], None] = lambda: None,
-    ) -> AbstractAsyncContextManager[Events]:
-        """Answer a message: `async with assistant.answer(session, message) as events`.
+        tell: Callable[[AgentEvent], None] = lambda _: None,
+    ) -> TurnEnd:
+        """Answer a message in this task, and return the turn's last event; see `Agent.answer`.
 
         Args:
             session: whose conversation it is.
             message: the user's message; None: the newest one in the session is answered, or its turn goes on.
             idempotency_key: the sender's own id of the message; see `Session.turn`.
-            on_accepted: called when the message is acknowledged by the store, before the model is asked.
+            tell: called with each event but the last, as it happens.
 
-        Raises, while iterating over the events:
-            As for `Agent.run`, and without a message as for `Agent.resume`.
+        Raises:
+            ContextOverflow: the conversation is larger than the model takes, also after compaction.
+            AgentError, NothingToResume, StoreError, ...: as for `Agent.answer`.
         """
-        keeper = _Keeper(self.agent, self._kept(session), on_accepted)
-        if message is None:
-            return self.agent.resume(session, keeper=keeper)
-        return self.agent.run(message, session=session, idempotency_key=idempotency_key, keeper=keeper)
+        keeper = self._keeper(session)
+        try:
+            return await self.agent.answer(
+                message, session=session, idempotency_key=idempotency_key, keeper=keeper, tell=tell
+            )
+        except ContextOverflow as error:
+            raise error if keeper is not None else self._advised(error) from None
 
-    def _kept(self, session: Session) -> AgentSession | None:
+    def run(self, session: Session, message: Message | None) -> AbstractAsyncContextManager[Events]:
+        """Answer a message in a task of its own: `async with assistant.run(session, message) as events`.
+
+        See `Agent.run`, and without a message `Agent.resume`.
+        """
+        if message is None:
+            return self.agent.resume(session, keeper=self._keeper(session))
+        return self.agent.run(message, session=session, keeper=self._keeper(session))
+
+    def _keeper(self, session: Session) -> AgentSession | None:
         if not self._settings.context_window:
             return None
         return AgentSession(
@@ -78,26 +86,11 @@ class Assistant:
             keep_tokens=self._settings.keep_tokens,
         )
 
-
-class _Keeper:
-    """Says when the message is acknowledged, which it is before the model is asked; leaves the rest to `kept`."""
-
-    def __init__(self, agent: Agent, kept: AgentSession | None, on_accepted: Callable[[], None]) -> None:
-        self.context = agent.context if kept is None else kept.context
-        self._kept = kept
-        self._on_accepted = on_accepted
-        self._is_accepted = False
-
-    async def before_request(self, turn: Turn) -> CompactionOutcome | None:
-        if not self._is_accepted:
-            self._is_accepted = True
-            self._on_accepted()
-        return None if self._kept is None else await self._kept.before_request(turn)
-
-    async def overflowed(self, turn: Turn) -> CompactionOutcome:
-        if self._kept is None:
-            raise ContextOverflow(
-                "the conversation is larger than the model takes; set model.context_window, so that its older part "
-                "is summarised in time"
-            )
-        return await self._kept.overflowed(turn)
+    @staticmethod
+    def _advised(error: ContextOverflow) -> ContextOverflow:
+        advised = ContextOverflow(
+            "the conversation is larger than the model takes; set model.context_window, so that its older part "
+            "is summarised in time"
+        )
+        advised.messages, advised.usage = error.messages, error.usage
+        return advised

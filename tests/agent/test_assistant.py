@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from miniclaw_sessions import Message, SessionManager
+from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.events import AgentEvent, SessionCompacted, TurnFinished
 from miniclaw_sessions.agent.loop import Agent
-from miniclaw_sessions.channels.answering import Assistant
 from miniclaw_sessions.config import ModelSettings
 from miniclaw_sessions.errors import ConfigError, ContextOverflow
 from miniclaw_sessions.history.compaction import count_tokens
@@ -18,6 +19,13 @@ from miniclaw_sessions.session.compacting import CompactionStatus
 from miniclaw_sessions.testing import ScriptedProvider
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
+    async with SessionManager(tmp_path, store="memory:") as opened:
+        yield opened
+
 
 SMALL = ModelSettings(context_window=400, reserve_tokens=100, keep_tokens=100)
 
@@ -34,7 +42,7 @@ def is_for_a_summary(context: Sequence[Message]) -> bool:
 
 async def ask(assistant: Assistant, manager: SessionManager, text: str) -> list[AgentEvent]:
     session = await manager.get_or_create("room", "1")
-    async with assistant.answer(session, Message.user(text)) as events:
+    async with assistant.run(session, Message.user(text)) as events:
         return [event async for event in events]
 
 
@@ -64,8 +72,9 @@ async def test_without_a_known_context_the_model_is_sent_the_window(manager: Ses
 
 async def test_an_overflow_without_a_known_context_says_which_setting_helps(manager: SessionManager) -> None:
     assistant = Assistant(Agent(ScriptedProvider([ContextOverflow("too large")])))
+    session = await manager.get_or_create("room", "1")
     with pytest.raises(ContextOverflow, match=r"set model\.context_window"):
-        await ask(assistant, manager, "hello")
+        await assistant.answer(session, Message.user("hello"))
 
 
 async def test_an_overflow_with_a_known_context_is_summarised_and_asked_again(manager: SessionManager) -> None:
@@ -91,7 +100,7 @@ async def test_without_a_context_window_the_agent_s_own_limits_hold(manager: Ses
     session = await manager.get_or_create("telegram", "1")
     for number in range(10):
         await session.save_turn([Message.user(f"q{number}"), Message.assistant("a")])
-    async with Assistant(Agent(provider, history_limit=2)).answer(session, Message.user("now")) as events:
+    async with Assistant(Agent(provider, history_limit=2)).run(session, Message.user("now")) as events:
         async for _ in events:
             pass
     assert [message.text for message in provider.contexts[0]] == ["q9", "a", "now"]

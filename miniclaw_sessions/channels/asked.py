@@ -1,0 +1,136 @@
+"""A message on its way to its answer, and the one stream of what becomes of it: from the agent loop to its reader."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import anyio
+
+from miniclaw_sessions.agent.provider import TextDelta
+from miniclaw_sessions.channels.base import Channel, Incoming, Last, NotAnswered, Outgoing, Progress, Reason
+from miniclaw_sessions.errors import named
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.session import Session
+
+log = get_logger(__name__)
+
+MAX_UNREAD_CHARACTERS = 2**20
+"""How much text waits for a slow reader; what comes beyond it is not told piece by piece, only the end is."""
+
+_OF_AN_EVENT = 256  # characters that anything but text counts for
+
+
+class Asked:
+    """One message; iterate over it once for what becomes of it, the last of which is a `Last`.
+
+    Pieces of text that nobody has read yet become one. A reader who goes away calls `abandon`; the answer then goes on
+    for a while, and is saved.
+
+    Attributes:
+        incoming: what was said.
+        channel: which channel is told; None: whoever iterates.
+        session_id: whose chat it is; empty where it cannot be one.
+        session: the session, once it is there.
+        answering: cancelled when the answer has taken too long.
+        telling: cancelled when telling the channel of it has taken too long.
+        is_stopped: whether it was stopped before its turn began.
+    """
+
+    def __init__(self, incoming: Incoming, channel: Channel | None = None) -> None:
+        self.incoming = incoming
+        self.channel = channel
+        self.session_id = ""
+        self.answering = anyio.CancelScope()
+        self.telling = anyio.CancelScope()
+        self.session: Session | None = None
+        self.is_stopped = False
+        self._unread: deque[Outgoing] = deque()
+        self._unread_characters = 0
+        self._last: Last | None = None
+        self._is_abandoned = False
+        self._news = anyio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Asked in {self.session_id}, {len(self._unread)} events unread>"
+
+    @property
+    def channel_name(self) -> str:
+        """In which channel's sessions the chat is kept."""
+        return self.incoming.channel or ("" if self.channel is None else self.channel.name)
+
+    # --- for its reader ----------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Asked:
+        return self
+
+    async def __anext__(self) -> Outgoing:
+        while not self._unread:
+            if self._last is not None:
+                raise StopAsyncIteration
+            self._news = anyio.Event()
+            await self._news.wait()
+        return self._next()
+
+    def abandon(self, patience_s: float) -> None:
+        """Nobody listens any more: the answer may take that many seconds, and is then cut off."""
+        if self._last is None:
+            self._is_abandoned = True
+            self.cut_off(anyio.current_time() + patience_s, math.inf)
+        self._unread.clear()
+        self._unread_characters = 0
+
+    def _next(self) -> Outgoing:
+        first = self._unread.popleft()
+        texts = [_text_of(first)]
+        while texts[0] and self._unread and (more := _text_of(self._unread[0])):
+            texts.append(more)
+            self._unread.popleft()
+        self._unread_characters -= sum(map(len, texts)) or _OF_AN_EVENT
+        return first if len(texts) == 1 else Progress(self.incoming, TextDelta("".join(texts)))
+
+    # --- for the dispatcher ------------------------------------------------------------------------------------------
+
+    def put(self, outgoing: Outgoing) -> None:
+        """Tell the reader something; nothing is put behind a `Last`."""
+        if isinstance(outgoing, Progress):
+            if self._is_abandoned or self._unread_characters > MAX_UNREAD_CHARACTERS:
+                return
+        elif isinstance(outgoing, Last):
+            self._last = outgoing
+            if isinstance(outgoing, NotAnswered):
+                self._log(outgoing)
+        self._unread_characters += len(_text_of(outgoing)) or _OF_AN_EVENT
+        self._unread.append(outgoing)
+        self._news.set()
+
+    def stop(self) -> bool:
+        """Stop the answer; what was said by then is kept. Returns False if it has ended."""
+        if self._last is not None:
+            return False
+        if self.session is None or not self.session.stop_turn():
+            self.is_stopped = True  # the model was not asked yet
+            self.answering.cancel()
+        return True
+
+    def cut_off(self, answer_at: float, tell_at: float) -> None:
+        """The answer may take until then, and telling of it a little longer."""
+        self.answering.deadline = min(self.answering.deadline, answer_at)
+        self.telling.deadline = min(self.telling.deadline, tell_at)
+
+    def _log(self, last: NotAnswered) -> None:
+        """Log what nobody else sees: a reader who still listens logs failures as he reports them."""
+        facts = {"channel": self.channel_name, "session_id": self.session_id}
+        if last.reason is Reason.CUT_OFF:
+            log.warning("a turn was cut off", action="turn.cut_off", **facts)
+        elif last.reason is Reason.FAILED and (self._is_abandoned or self.channel is not None):
+            kind, detail = type(last.error).__name__, named(last.error)
+            log.error("a message was not answered", action="turn.failed", error_type=kind, detail=detail, **facts)
+
+
+def _text_of(outgoing: Outgoing) -> str:
+    match outgoing:
+        case Progress(event=TextDelta(text=text)):
+            return text
+        case _:
+            return ""
