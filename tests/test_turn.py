@@ -22,10 +22,11 @@ from miniclaw_sessions.errors import (
     TurnInProgress,
     UnsavedLimit,
 )
+from miniclaw_sessions.history.pairing import with_answers
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import INTERRUPTED, Turn, close_open_calls
+from miniclaw_sessions.session.turn import INTERRUPTED, Turn
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 
@@ -207,12 +208,13 @@ async def test_a_failing_turn_keeps_complete_groups_and_closes_the_open_call(ses
 
 async def test_every_unanswered_call_is_closed_right_behind_the_answers_of_its_unit() -> None:
     third = ToolCall("call-3", "list")
-    closed = close_open_calls(
+    closed = with_answers(
         [
             Message.assistant("", (CALL, OTHER)),
             Message.tool_result(OTHER, "2"),
             Message.assistant("", (third,)),
-        ]
+        ],
+        INTERRUPTED,
     )
     assert [(message.role.value, message.tool_call_id, message.is_error) for message in closed] == [
         ("assistant", None, False),
@@ -221,8 +223,8 @@ async def test_every_unanswered_call_is_closed_right_behind_the_answers_of_its_u
         ("assistant", None, False),
         ("tool_result", "call-3", True),
     ]
-    assert close_open_calls(closed) == closed
-    assert close_open_calls([]) == []
+    assert with_answers(closed, INTERRUPTED) == closed
+    assert with_answers([], INTERRUPTED) == []
 
 
 async def test_a_failing_turn_that_cannot_be_saved_raises_the_bodys_error(session: Session, bench: Bench) -> None:

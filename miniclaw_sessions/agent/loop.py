@@ -58,13 +58,14 @@ from miniclaw_sessions.errors import (
     NothingToResume,
     SessionsError,
 )
+from miniclaw_sessions.history.pairing import open_calls
 from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.encoding import parse_json
 from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, ToolCall, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.compacting import CompactionOutcome, CompactionStatus
-from miniclaw_sessions.session.turn import INTERRUPTED, Turn, open_calls
+from miniclaw_sessions.session.turn import INTERRUPTED, Turn
 
 __all__ = [
     "Agent",

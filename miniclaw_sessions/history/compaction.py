@@ -10,7 +10,7 @@ the place before an assistant's message with tool calls, too; this is stricter t
 results stay together behind such a cut, and without it a long turn could not be compacted at all. While calls wait for
 their results, no compaction may be logged.
 
-Which result answers which call is decided in one place, `history.context`, over the list that a model will be sent.
+Which result answers which call is decided in one place, `history.pairing`, over the list that a model will be sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import msgspec
 
 from miniclaw_sessions.errors import ConfigError, UnsafeCompaction
 from miniclaw_sessions.history.branch import Branch, resolve, summary_messages, told
-from miniclaw_sessions.history.context import build_context
+from miniclaw_sessions.history.context import build_context, is_whole, legal
+from miniclaw_sessions.history.pairing import open_calls
 from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.messages import Message, Role, TextPart, ThinkingPart
 
@@ -39,9 +40,7 @@ TokenCounter = Callable[[Message], int]
 """How many tokens a message costs."""
 
 _USER = Message.user("-")  # in front of a list, it keeps build_context from dropping what no user's message precedes
-_PLACE = "$place"  # in the `extra` of a copy: where its original stands
 _KNOWN_TO_MODELS = frozenset({Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL_RESULT})
-_IN_PAIRS = frozenset({Role.ASSISTANT, Role.TOOL_RESULT})
 _WITHIN_TURN = frozenset({Role.SYSTEM, Role.ASSISTANT, Role.TOOL_RESULT})
 _ENDS_WAITING = frozenset({Role.USER, Role.BRANCH_SUMMARY})
 _CAME_TO_NOTHING = frozenset({"aborted", "error"})
@@ -339,11 +338,9 @@ def _why_not_kept(path: Iterable[Entry], branch: Branch, entry_id: str) -> str:
 def _waits(messages: Sequence[Message]) -> bool:
     """Whether the newest calls are neither answered nor given up."""
     for place in range(len(messages) - 1, -1, -1):
-        message = messages[place]
-        if message.is_assistant:
-            unit = build_context((_USER, *_marked(messages[place:])))
-            return any(each.is_tool_result and each.is_error and _place_of(each) is None for each in unit)
-        if message.role in _ENDS_WAITING:
+        if messages[place].is_assistant:
+            return any(is_whole(call) for call in open_calls(messages[place:]))
+        if messages[place].role in _ENDS_WAITING:
             return False
     return False
 
@@ -359,27 +356,11 @@ def _safe_places(messages: Sequence[Message]) -> list[bool]:
 
 
 def _pairs(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
-    """The places of every message that calls tools and of each result for it, as `build_context` pairs them."""
+    """The places of every message that calls tools and of each result for it, as a model is shown them."""
     caller = 0
-    for message in build_context((_USER, *_marked(messages))):
-        place = _place_of(message)
-        if place is None:
-            continue
+    for message, shifted in legal((_USER, *messages)):
+        place = 0 if shifted is None else shifted - 1
         if message.is_assistant:
             caller = place
-        else:
+        elif message.is_tool_result and shifted is not None:
             yield caller, place
-
-
-def _marked(messages: Iterable[Message]) -> Iterator[Message]:
-    """Copies that know their places, so that `build_context` can be asked where it has put whom."""
-    for place, message in enumerate(messages):
-        if message.role in _IN_PAIRS:
-            yield msgspec.structs.replace(message, extra={**(message.extra or {}), _PLACE: place})
-        else:
-            yield message
-
-
-def _place_of(message: Message) -> int | None:
-    """Where a marked message stood; None for a result that `build_context` has made itself."""
-    return (message.extra or {}).get(_PLACE) if message.role in _IN_PAIRS else None

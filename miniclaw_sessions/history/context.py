@@ -14,10 +14,12 @@ that is not a system message is a user's. Only a system message is ever sent as 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.history.pairing import pair
 from miniclaw_sessions.protocol.encoding import parse_json
 from miniclaw_sessions.protocol.messages import Message, Part, Role, TextPart, ThinkingPart, ToolCall
 
@@ -32,24 +34,11 @@ _BRANCH_SUMMARY = "Summary of a branch of this conversation that was left:\n\n"
 _COMPACTION_SUMMARY = "Summary of the conversation before this point:\n\n"
 
 
-class _Unit:
-    """A message, and the results that answer its calls."""
+class Legal(NamedTuple):
+    """A message of a legal context, and where in the history it stands; None: nothing of the history is it."""
 
-    __slots__ = ("answers", "message")
-
-    def __init__(self, message: Message) -> None:
-        self.message = message
-        self.answers: dict[str, Message] = {}
-
-    def next_unanswered(self) -> ToolCall | None:
-        return next((call for call in self.message.tool_calls or () if call.id not in self.answers), None)
-
-    def messages(self) -> Sequence[Message]:
-        """The message, and one result for each of its calls, in the order of the calls."""
-        calls = self.message.tool_calls
-        if not calls:
-            return (self.message,)
-        return (self.message, *(_result_for(call, self.answers.get(call.id)) for call in calls))
+    message: Message
+    place: int | None
 
 
 def build_context(messages: Sequence[Message]) -> list[Message]:
@@ -61,8 +50,21 @@ def build_context(messages: Sequence[Message]) -> list[Message]:
     Args:
         messages: a history in order, cut anywhere, from anywhere; it is not changed.
     """
-    units = _pair([presentable for message in messages for presentable in _presented(message)])
-    context = [message for unit in units for message in unit.messages()]
+    return [message for message, _ in legal(messages)]
+
+
+def legal(messages: Sequence[Message]) -> list[Legal]:
+    """`build_context`, with the place that each of its messages has in the history."""
+    shown = [Legal(message, place) for place, told in enumerate(messages) for message in _presented(told)]
+    answers = pair([message for message, _ in shown])
+    context: list[Legal] = []
+    for index, one in enumerate(shown):
+        if one.message.is_tool_result:
+            continue
+        context.append(one)
+        for call in one.message.tool_calls or ():
+            answer = answers.get((index, call.id))
+            context.append(_missing(call) if answer is None else _answering(call, shown[answer]))
     return _begun_by_user(context) if messages else []
 
 
@@ -84,7 +86,7 @@ def _without_broken_calls(message: Message) -> Iterable[Message]:
     """The assistant's message with its whole calls; nothing if it neither says nor calls anything."""
     calls: dict[str, ToolCall] = {}
     for call in message.tool_calls or ():
-        if _is_whole(call):
+        if is_whole(call):
             calls.setdefault(call.id, call)  # the first of several with one id
     if not calls and _is_blank(message.content):
         return ()
@@ -93,7 +95,7 @@ def _without_broken_calls(message: Message) -> Iterable[Message]:
     return (msgspec.structs.replace(message, tool_calls=tuple(calls.values()) or None),)
 
 
-def _is_whole(call: ToolCall) -> bool:
+def is_whole(call: ToolCall) -> bool:
     """Whether a call arrived complete; empty arguments are those of a tool that takes none."""
     if not call.id or not call.name or _HALF_STREAMED in (call.extra or {}):
         return False
@@ -162,55 +164,30 @@ def _is_blank(content: str | tuple[Part, ...]) -> bool:
 # --- calls and results -----------------------------------------------------------------------------------------------
 
 
-def _pair(messages: Iterable[Message]) -> list[_Unit]:
-    """Bring every result to the nearest call before it that it can answer, and leave out those that answer none."""
-    units: list[_Unit] = []
-    waiting: dict[str, list[_Unit]] = {}  # the units with an unanswered call of this id, oldest first
-    by_position: list[tuple[Message, _Unit]] = []
-    last_calling: _Unit | None = None
-    for message in messages:
-        if not message.is_tool_result:
-            unit = _Unit(message)
-            units.append(unit)
-            for call in message.tool_calls or ():
-                waiting.setdefault(call.id, []).append(unit)
-                last_calling = unit
-        elif not message.tool_call_id:
-            if last_calling is not None:
-                by_position.append((message, last_calling))
-        elif asking := waiting.get(message.tool_call_id):
-            asking.pop().answers[message.tool_call_id] = message
-    _pair_by_position(by_position)
-    return units
+def _missing(call: ToolCall) -> Legal:
+    if call.output is not None:
+        return Legal(Message.tool_result(call, call.output), None)
+    return Legal(Message.tool_result(call, NO_RESULT, is_error=True), None)
 
 
-def _pair_by_position(results: Iterable[tuple[Message, _Unit]]) -> None:
-    """Document 004's sample has no ids: such results answer, in order, what no result with an id has answered."""
-    for result, unit in results:
-        if (call := unit.next_unanswered()) is not None:
-            unit.answers[call.id] = result
-
-
-def _result_for(call: ToolCall, answer: Message | None) -> Message:
-    if answer is None:
-        if call.output is not None:
-            return Message.tool_result(call, call.output)
-        return Message.tool_result(call, NO_RESULT, is_error=True)
-    if answer.tool_call_id == call.id and answer.name is not None:
+def _answering(call: ToolCall, answer: Legal) -> Legal:
+    message = answer.message
+    if message.tool_call_id == call.id and message.name is not None:
         return answer
-    return msgspec.structs.replace(answer, tool_call_id=call.id, name=answer.name or call.name)
+    named = msgspec.structs.replace(message, tool_call_id=call.id, name=message.name or call.name)
+    return Legal(named, answer.place)
 
 
 # --- the beginning ---------------------------------------------------------------------------------------------------
 
 
-def _begun_by_user(context: list[Message]) -> list[Message]:
+def _begun_by_user(context: list[Legal]) -> list[Legal]:
     """Leave out what stands before the first user message; without any, let a short one begin."""
-    first_user = next((index for index, message in enumerate(context) if message.is_user), None)
+    first_user = next((index for index, one in enumerate(context) if one.message.is_user), None)
     if first_user is not None:
-        return [message for message in context[:first_user] if message.role is Role.SYSTEM] + context[first_user:]
-    systems = next((index for index, message in enumerate(context) if message.role is not Role.SYSTEM), len(context))
-    return [*context[:systems], Message.user(BEGINNING_MISSING), *context[systems:]]
+        return [one for one in context[:first_user] if one.message.role is Role.SYSTEM] + context[first_user:]
+    systems = next((index for index, one in enumerate(context) if one.message.role is not Role.SYSTEM), len(context))
+    return [*context[:systems], Legal(Message.user(BEGINNING_MISSING), None), *context[systems:]]
 
 
 # --- the check -------------------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 At most `capacity` messages (50). The message that does not fit pushes out the oldest *unit*: a message together with
 the tool results that follow it, so a window never begins with an orphan result. Two things stay as long as anything
-else can go: the last user message (what is being answered) and the newest unit (what is being answered with). When a
-single open unit is larger than the window, its oldest call leaves together with its result; the user's message never
-leaves for it. Nothing is lost by this: the transcript in the store keeps every message.
+else can go: the last user message (what is being answered) and the newest unit (what is being answered with). A unit
+that is the newest, or very large, leaves call by call, each together with its result; the user's message never leaves
+for it. Nothing is lost by this: the transcript in the store keeps every message.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from miniclaw_sessions.history.pairing import answered_ids, pair
 from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import Role, ToolCall
+from miniclaw_sessions.protocol.messages import Role
 
 MAX_MESSAGES = 50
 """How many messages a window holds unless told otherwise (document 004)."""
+
+MOST_AT_ONCE = 24
+"""A unit of more messages leaves call by call, or one turn with many calls would leave the window nearly empty."""
 
 _USER, _TOOL_RESULT = Role.USER, Role.TOOL_RESULT  # finding a member of an enum is slow, for the path of every append
 
@@ -104,43 +108,34 @@ class Window:
     def _evict(self) -> int:
         """Remove the oldest unit that may go; at least one message leaves."""
         entries = self._entries
-        if entries[0] is not self._last_user and (size := self._unit_size(0)) < len(entries):
-            for _ in range(size):
-                self._note_evicted(entries.popleft())
-            return size
-        return self._evict_from_open_turn()
+        head = 1 if entries[0] is self._last_user else 0
+        size = self._unit_size(head)
+        is_all = head + size == len(entries)
+        if is_all or (size > MOST_AT_ONCE and len(entries[head].message.tool_calls or ()) > 1):
+            return self._trim_unit(head, size)
+        return self._remove(range(head, head + size))
 
-    def _evict_from_open_turn(self) -> int:
-        """The current turn alone fills the window: keep its user message, drop its oldest complete unit."""
-        first = 1 if self._entries[0] is self._last_user else 0
-        end = first + self._unit_size(first)
-        return self._remove(range(first, end)) if end < len(self._entries) else self._trim_unit(first)
-
-    def _trim_unit(self, head: int) -> int:
-        """The newest unit alone is too large: drop its oldest answered call together with the answers."""
+    def _trim_unit(self, head: int, size: int) -> int:
+        """The unit is nearly all of the window: drop its oldest answered call together with the answers."""
         entries = self._entries
-        results = range(head + 1, len(entries))
+        results = range(head + 1, head + size)
         if entries[head].message.is_tool_result:  # nobody's answers, right behind the user's message
             return self._remove((head,))
-        call = self._oldest_answered(head)
-        calls = entries[head].message.tool_calls or ()
+        unit = [entries[place].message for place in (head, *results)]
+        answers = pair(unit)
+        calls = unit[0].tool_calls or ()
+        call = next((call for call in calls if (0, call.id) in answers), None)
         kept = tuple(other for other in calls if call is not None and other.id != call.id)
         if call is None or not kept:  # one call only, answered again and again, or not by these
             return self._remove(results[:1] if len(results) > 1 else (head, *results))
         self._note_evicted(entries[head])
-        trimmed = msgspec.structs.replace(entries[head].message, tool_calls=kept)
-        entries[head] = msgspec.structs.replace(entries[head], message=trimmed)
-        if entries[head + 1].message.tool_call_id is None:
-            return self._remove(results[:1])
-        return self._remove([index for index in results if entries[index].message.tool_call_id == call.id])
-
-    def _oldest_answered(self, head: int) -> ToolCall | None:
-        """The first call of this unit that has a result; results without ids (old files) answer in order."""
-        calls = self._entries[head].message.tool_calls or ()
-        ids = {self._entries[index].message.tool_call_id for index in range(head + 1, len(self._entries))}
-        if self._entries[head + 1].message.tool_call_id is None:
-            return calls[0] if calls else None
-        return next((call for call in calls if call.id in ids), None)
+        entries[head] = msgspec.structs.replace(
+            entries[head], message=msgspec.structs.replace(unit[0], tool_calls=kept)
+        )
+        answer = head + answers[0, call.id]
+        return self._remove(
+            [place for place in results if place == answer or call.id in answered_ids(unit[place - head])]
+        )
 
     def _unit_size(self, head: int) -> int:
         """How many messages the unit that starts at `head` has: it and the tool results right behind it."""

@@ -17,8 +17,9 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.errors import DuplicateMessage, NothingToResume, SessionDeleted, SessionsError, TurnInProgress
+from miniclaw_sessions.history.pairing import open_calls, with_answers
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
-from miniclaw_sessions.protocol.messages import Message, ToolCall
+from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.session.tree import SessionTree
 from miniclaw_sessions.session.unit import Unit
@@ -161,12 +162,12 @@ class Turn:
 
     def close_calls(self) -> None:
         """Answer open calls with errors: in their place where they are staged, at the end where they were saved."""
-        closed = close_open_calls(self._said)
+        closed = with_answers(self._said, INTERRUPTED)
         saved = len(self._joined)
         if closed[:saved] == self._said[:saved]:
             self._said = closed
         else:  # something that was saved long ago is open in the middle, where nothing can be inserted any more
-            self._said[saved:] = close_open_calls(self.staged)
+            self._said[saved:] = with_answers(self.staged, INTERRUPTED)
 
     # --- entering and leaving ----------------------------------------------------------------------------------------
 
@@ -261,32 +262,6 @@ class Turn:
         await self.save()
 
 
-def close_open_calls(messages: Sequence[Message]) -> list[Message]:
-    """The same messages, with an error result for every call that has none, right behind the results that it has."""
-    closed: list[Message] = []
-    for index, message in enumerate(messages):
-        closed.append(message)
-        is_last_of_unit = index + 1 == len(messages) or not messages[index + 1].is_tool_result
-        if is_last_of_unit:
-            closed.extend(_missing_results(closed))
-    return closed
-
-
-def open_calls(messages: Sequence[Message]) -> list[ToolCall]:
-    """The calls of the newest assistant's message that have no result; ids may have been used before."""
-    answered: set[str | None] = set()
-    without_id = 0  # results of document 004's sample; they answer in order
-    for message in reversed(messages):
-        if message.is_assistant:
-            calls = [call for call in message.tool_calls or () if call.id not in answered and call.output is None]
-            return calls[without_id:]
-        if message.is_tool_result:
-            ids = {message.tool_call_id, *(call.id for call in message.tool_calls or ())} - {None}
-            answered |= ids
-            without_id += not ids
-    return []
-
-
 def begins_turn(entry: MessageEntry) -> bool:
     """Whether a user said it, and not a hook in a user's name."""
     return entry.message.is_user and not entry.continues
@@ -299,17 +274,6 @@ def is_unanswered(asked: MessageEntry, entries: Sequence[MessageEntry]) -> bool:
         return False
     later = entries[ids.index(asked.id) + 1 :]
     return not any(begins_turn(entry) or _is_reply(entry.message) for entry in later)
-
-
-def _missing_results(messages: Sequence[Message]) -> list[Message]:
-    """Error results for the unanswered calls of the last unit."""
-    answered: set[str | None] = set()
-    for message in reversed(messages):
-        if not message.is_tool_result:
-            calls = [call for call in message.tool_calls or () if call.id not in answered]
-            return [Message.tool_result(call, INTERRUPTED, is_error=True) for call in calls]
-        answered.add(message.tool_call_id)
-    return []
 
 
 def _is_reply(message: Message) -> bool:

@@ -18,9 +18,10 @@ from miniclaw_sessions.agent.events import Events
 from miniclaw_sessions.agent.loop import Agent, ToolStarted, TurnFinished, Unanswered
 from miniclaw_sessions.errors import DuplicateMessage, ModelError, NothingToResume, TurnInProgress
 from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
+from miniclaw_sessions.history.pairing import open_calls
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import ABANDONED, INTERRUPTED, open_calls
+from miniclaw_sessions.session.turn import ABANDONED, INTERRUPTED
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, assert_legal, calls, echo, opened, read, roles, texts, tool, transcript
 from tests.crash.launcher import Launcher

@@ -365,3 +365,23 @@ def test_a_real_session_never_shows_an_orphan_or_loses_its_question(large_sessio
         assert question is None or question in entries
         calls, results = calls_and_results(entries)
         assert set(results) <= set(calls)
+
+
+@pytest.mark.parametrize("calls", [40, 48, 49, 60, 100])
+def test_a_turn_with_very_many_calls_leaves_the_window_full(calls: int) -> None:
+    ids = [f"c{number}" for number in range(calls)]
+    window = filled([Message.user("q"), calling(*ids), *(result(one) for one in ids)])
+    for text in ("done", "and", "more"):
+        window.push(logged([Message.assistant(text)])[0])
+        assert len(window) >= min(MAX_MESSAGES - 3, calls + 3)
+        left, answered = calls_and_results(window)
+        assert left == answered
+    assert next(iter(window)).message.text == "q"
+
+
+def test_a_turn_with_very_many_calls_leaves_call_by_call_when_the_next_question_comes() -> None:
+    ids = [f"c{number}" for number in range(48)]
+    window = filled([Message.user("q"), calling(*ids), *(result(one) for one in ids), Message.assistant("done")])
+    for text in ("next", "again"):
+        window.push(logged([Message.user(text)])[0])
+        assert len(window) >= MAX_MESSAGES - 2
