@@ -196,7 +196,7 @@ async def show_entry(context: Context, request: OneEntry) -> msgspec.Raw:
         raise StoreCorrupt(f"entry {request.entry_id!r} of session {session.session_id} is damaged") from error
 
 
-@operation("GET", f"{ONE}/transcript")
+@operation("GET", f"{ONE}/transcript", reply=Stream)
 async def show_transcript(context: Context, request: OneSession) -> Stream:
     """Every entry, one per line, oldest first."""
     session = await context.find(request.session_id)  # one that does not exist is known before the reply begins

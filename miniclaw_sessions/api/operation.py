@@ -111,14 +111,14 @@ def operation(  # noqa: PLR0913 - one argument per column of the table
     method: str,
     path: str,
     *,
-    reply: Any = Stream,
+    reply: type[R],
     status: int | Callable[[Any], int] = 200,
     changes: bool | None = None,
     patient: bool = False,
-) -> Callable[[Callable[[Context, Q], Awaitable[Any]]], Operation[Q, Any]]:
+) -> Callable[[Callable[[Context, Q], Awaitable[R | Stream]]], Operation[Q, R]]:
     """Make an operation of a handler, which gives it its name. What is asked with GET changes nothing."""
 
-    def made(handler: Callable[[Context, Q], Awaitable[Any]]) -> Operation[Q, Any]:
+    def made(handler: Callable[[Context, Q], Awaitable[R | Stream]]) -> Operation[Q, R]:
         may_change = method != "GET" if changes is None else changes
         name = handler.__name__
         return Operation(name, method, path, reply, handler, status=status, changes=may_change, patient=patient)

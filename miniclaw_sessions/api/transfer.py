@@ -93,7 +93,7 @@ class ExportSession(msgspec.Struct, frozen=True):
     format: Name = DEFAULT_FORMAT
 
 
-@operation("GET", f"{ONE}/export", patient=True)
+@operation("GET", f"{ONE}/export", reply=Stream, patient=True)
 async def export_session(context: Context, request: ExportSession) -> Stream:
     """A session as a file."""
     session = await context.find(request.session_id)

@@ -1,0 +1,256 @@
+"""The sessions of a workspace, wherever it is held: the words of `SessionManager`, each a request."""
+
+from __future__ import annotations
+
+import builtins
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from miniclaw_sessions.api import service, sessions, transfer
+from miniclaw_sessions.api.shapes import (
+    CheckReply,
+    CreateSession,
+    FlushReply,
+    FormatRow,
+    HealthReply,
+    ImportReply,
+    OpenedReply,
+)
+from miniclaw_sessions.client.session import ClientSession, new_key
+from miniclaw_sessions.client.transport import LocalTransport, Transport
+from miniclaw_sessions.errors import ImportRefused, SessionNotFound
+from miniclaw_sessions.history.window import MAX_MESSAGES
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.statistics import ManagerStatistics, SessionSummary
+
+PIECE_BYTES = 262_144
+"""How much of a file is sent at a time."""
+
+Sent = Callable[[int, int | None], None]
+"""Told how many bytes of a file are sent, and how many there are."""
+
+
+class Client:
+    """The sessions of one workspace; see `connect`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    def __repr__(self) -> str:
+        return f"<Client {self.transport!r}>"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the workspace is held by this very process."""
+        return isinstance(self.transport, LocalTransport)
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    def session(self, session_id: str) -> ClientSession:
+        """The session with this id, without asking whether there is one."""
+        return ClientSession(self.transport, session_id)
+
+    async def get_or_create(
+        self,
+        channel: str,
+        chat_id: str | int,
+        *,
+        agent_id: str | None = None,
+        title: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> ClientSession:
+        """The session of this chat, made if there is none; what follows the key is for a new one.
+
+        Raises:
+            InvalidKey, InvalidMessage, SessionLimit: it cannot be made; nothing was.
+        """
+        body = CreateSession(
+            channel=channel, chat_id=chat_id, agent_id=agent_id, title=title, metadata=dict(metadata or {})
+        )
+        info: OpenedReply = await self.transport.call(sessions.create_session, sessions.CreateSessionRequest(body))
+        return ClientSession(self.transport, info.session_id, info)
+
+    async def open(self, session_id: str) -> ClientSession:
+        """`get_or_create` by session id."""
+        try:
+            return await self.find(session_id)
+        except SessionNotFound:
+            key = SessionKey.parse(session_id)
+            return await self.get_or_create(key.channel, key.chat_id)
+
+    async def get(self, channel: str, chat_id: str | int) -> ClientSession:
+        """The session of this chat.
+
+        Raises:
+            SessionNotFound: there is none.
+        """
+        return await self.find(SessionKey.of(channel, chat_id).session_id)
+
+    async def find(self, session_id: str) -> ClientSession:
+        """The session with this id.
+
+        Raises:
+            SessionNotFound: there is none.
+            InvalidKey: the text does not have the form of a session id.
+        """
+        session = self.session(session_id)
+        await session.info()
+        return session
+
+    async def resolve(self, name: str) -> ClientSession:
+        """The one session that a text means: an id, or a unique beginning or part of an id or a title.
+
+        Raises:
+            SessionNotFound: it means none.
+            AmbiguousName: it means several.
+        """
+        found = await self.transport.call(sessions.resolve, sessions.Resolve(name))
+        return self.session(found.session_id)
+
+    async def list(self, *, channel: str | None = None, limit: int | None = None) -> builtins.list[SessionSummary]:
+        """All sessions, or the newest so many, the most recently used first."""
+        found: builtins.list[SessionSummary] = []
+        async with aclosing(self.pages(channel=channel, limit=limit)) as pages:
+            async for page in pages:
+                found += page
+        return found
+
+    async def pages(
+        self, *, channel: str | None = None, limit: int | None = None
+    ) -> AsyncGenerator[builtins.list[SessionSummary], None]:
+        """`list`, a page at a time."""
+        after, left = None, limit
+        while left is None or left > 0:
+            size = sessions.MAX_PAGE if left is None else min(left, sessions.MAX_PAGE)
+            wanted = sessions.ListSessions(channel=channel, limit=size, after=after)
+            reply = await self.transport.call(sessions.list_sessions, wanted)
+            yield reply.sessions
+            after, left = reply.next, None if left is None else left - len(reply.sessions)
+            if after is None:
+                return
+
+    async def continue_recent(self, *, channel: str | None = None) -> ClientSession:
+        """The session that was used last, of all or of one channel; renews its time to live.
+
+        Raises:
+            SessionNotFound: there is none.
+        """
+        for row in await self.list(channel=channel, limit=1):
+            return await self.get_or_create(row.channel, row.chat_id)
+        raise SessionNotFound("" if channel is None else f"{channel}_...")
+
+    async def get_session_history(
+        self, channel: str, chat_id: str | int, *, limit: int = MAX_MESSAGES
+    ) -> builtins.list[Message]:
+        """The newest messages of a chat, oldest first; never beginning with an orphan tool result."""
+        found = await self.session(SessionKey.of(channel, chat_id).session_id).messages()
+        newest = found[-limit:] if limit > 0 else []
+        while newest and newest[0].is_tool_result:
+            del newest[0]
+        return newest
+
+    async def rename(self, session_id: str, title: str | None) -> None:
+        """Set the display name; None removes it."""
+        await self.session(session_id).update(title=title)
+
+    async def delete(self, session_id: str, *, idempotency_key: str | None = None) -> bool:
+        """Forget a session and its transcript; False when there is none."""
+        wanted = sessions.DeleteSession(session_id, idempotency_key or new_key())
+        try:
+            return (await self.transport.call(sessions.delete_session, wanted)).deleted
+        except SessionNotFound:
+            return False
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    async def formats(self) -> builtins.list[FormatRow]:
+        """Every format of session files."""
+        return (await self.transport.call(transfer.list_formats, service.Nothing())).formats
+
+    async def import_stream(
+        self,
+        chunks: AsyncIterator[bytes],
+        *,
+        name: str,
+        session_id: str | None = None,
+        form: str | None = None,
+        dry_run: bool = False,
+    ) -> ImportReply:
+        """A new session from a file that comes in pieces.
+
+        Args:
+            chunks: its bytes.
+            name: what the file is called, without its suffix.
+            session_id: the new session's id; by default what the file says.
+            form: the name of its format; by default it is recognised.
+            dry_run: only read it, and report.
+
+        Raises:
+            ImportRefused: it is not a session in a known format, or cannot be taken in; nothing was stored.
+            SessionExists: there is a session with this id.
+        """
+        wanted = transfer.ImportSession(body=chunks, name=name, session_id=session_id, format=form, dry_run=dry_run)
+        return await self.transport.call(transfer.import_session, wanted)
+
+    async def import_file(
+        self,
+        path: str | Path,
+        *,
+        session_id: str | None = None,
+        form: str | None = None,
+        dry_run: bool = False,
+        on_sent: Sent = lambda sent, size: None,  # noqa: ARG005 - nobody watches
+    ) -> ImportReply:
+        """`import_stream` of a file on this machine; `on_sent` is told how many bytes are sent.
+
+        Raises:
+            ImportRefused: the file cannot be read, or as for `import_stream`.
+        """
+        import aiofiles  # noqa: PLC0415 - only this needs it
+
+        name = Path(path).stem.encode(errors="replace").decode()
+        try:
+            async with aiofiles.open(path, "rb") as file:
+                size = await file.seek(0, os.SEEK_END)
+                await file.seek(0)
+
+                async def pieces() -> AsyncIterator[bytes]:
+                    sent = 0
+                    while piece := await file.read(PIECE_BYTES):
+                        yield piece
+                        sent += len(piece)
+                        on_sent(sent, size)
+
+                return await self.import_stream(pieces(), name=name, session_id=session_id, form=form, dry_run=dry_run)
+        except OSError as error:
+            raise ImportRefused(f"cannot read {path}: {error.strerror}") from error
+
+    def export(self, session_id: str, form: str = transfer.DEFAULT_FORMAT) -> AsyncGenerator[bytes, None]:
+        """A session in the format of this name, piece by piece."""
+        return self.session(session_id).export(form)
+
+    # --- the service -------------------------------------------------------------------------------------------------
+
+    async def health(self) -> HealthReply:
+        """Whether messages are accepted and saved."""
+        return await self.transport.call(service.health, service.Nothing())
+
+    async def statistics(self) -> ManagerStatistics:
+        """The manager's numbers."""
+        return await self.transport.call(service.statistics, service.Nothing())
+
+    async def flush(self) -> FlushReply:
+        """Commit and write everything that is dirty.
+
+        Raises:
+            StoreUnavailable, RequestError: not all of it could be written.
+        """
+        return await self.transport.call(service.flush, service.Nothing())
+
+    async def check(self) -> CheckReply:
+        """Compare snapshots and store; changes nothing."""
+        return await self.transport.call(service.check, service.Nothing())

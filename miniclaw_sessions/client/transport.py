@@ -1,0 +1,68 @@
+"""How a client reaches the handlers: by a call in this process, or over HTTP.
+
+Both carry the same operations and raise the same errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from miniclaw_sessions.api.context import Context
+from miniclaw_sessions.api.operation import Operation, Stream
+from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R")
+
+
+class Transport(Protocol):
+    """A way to the handlers."""
+
+    async def call(self, operation: Operation[Q, R], request: Q) -> R:
+        """Do something, and return what became of it."""
+        ...
+
+    def stream(self, operation: Operation[Q, Any], request: Q) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Do something whose reply is a stream of bytes; leaving the block ends it."""
+        ...
+
+    def chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
+        """Say something and follow the answer."""
+        ...
+
+
+class LocalTransport:
+    """Calls the handlers over a manager of this process."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def __repr__(self) -> str:
+        return f"<in this process: {self.context.manager!r}>"
+
+    async def call(self, operation: Operation[Q, R], request: Q) -> R:
+        """The handler's reply; one that is made in pieces is put together."""
+        reply = await operation.handler(self.context, request)
+        if not isinstance(reply, Stream):
+            return reply
+        encoded = bytearray()
+        async with aclosing(reply.chunks) as chunks:
+            async for chunk in chunks:
+                encoded += chunk
+        decoded: R = msgspec.json.decode(encoded, type=operation.reply)
+        return decoded
+
+    @asynccontextmanager
+    async def stream(self, operation: Operation[Q, Any], request: Q) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The handler's stream."""
+        reply = await operation.handler(self.context, request)
+        async with aclosing(reply.chunks) as chunks:
+            yield chunks
+
+    def chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
+        """Whoever answers in this process."""
+        return self.context.answering().ask(request)
