@@ -6,14 +6,16 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.errors import ConfigError, SessionNotFound
-from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.compacting import Summarizer
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.manager import SessionManager
+    from miniclaw_sessions.session import Session
+    from miniclaw_sessions.session.compacting import Summarizer
 
 REMEMBERED_DELETIONS = 1_000
 """How many keys of deletions are remembered, so that a repeated one is answered as the first was."""

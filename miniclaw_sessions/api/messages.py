@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
 
-from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import invalid
 from miniclaw_sessions.api.operation import PIECE_BYTES, Stream, document_in_pieces, operation, shaped
 from miniclaw_sessions.api.sessions import ONE, OneSession
@@ -45,9 +44,11 @@ from miniclaw_sessions.protocol.entries import (
     ThinkingLevelChange,
 )
 from miniclaw_sessions.protocol.messages import Message, Usage
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.stores.base import StoredEntry
-from miniclaw_sessions.stores.branches import walk_up
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.api.context import Context
+    from miniclaw_sessions.session import Session
+    from miniclaw_sessions.stores.base import StoredEntry
 
 MAX_PAGE = 1000
 MAX_IDEMPOTENCY_KEY_LENGTH = 255
@@ -67,7 +68,7 @@ class ShowMessages(msgspec.Struct, frozen=True):
     after: Sequence_ | None = None
 
 
-@operation("GET", f"{ONE}/messages", reply=MessagesReply)
+@operation("GET", f"{ONE}/messages", ShowMessages, MessagesReply)
 async def show_messages(context: Context, request: ShowMessages) -> Stream:
     """Messages, oldest first: the window, behind the summary of what was compacted.
 
@@ -133,6 +134,8 @@ async def _messages_after(session: Session, after: int, limit: int) -> tuple[lis
 
 async def _walk_back(session: Session, place: int | None) -> AsyncIterator[Entry]:
     """The entries of the branch that ends at a place, newest first; None: of the current one."""
+    from miniclaw_sessions.stores.branches import walk_up  # noqa: PLC0415 - whoever only asks does without
+
     source = session.journal.reader
     leaf_id, at = session.leaf_id, session.journal.conversation.leaf_sequence
     if place is not None and place <= session.last_sequence:
@@ -152,7 +155,7 @@ class ShowEntries(msgspec.Struct, frozen=True):
     before: Sequence_ | None = None
 
 
-@operation("GET", f"{ONE}/entries", reply=EntriesReply)
+@operation("GET", f"{ONE}/entries", ShowEntries, EntriesReply)
 async def show_entries(context: Context, request: ShowEntries) -> Stream:
     """A page of everything that was logged, in the order of logging, oldest first; `before` walks backwards."""
     session = await context.find(request.session_id)
@@ -186,7 +189,7 @@ class OneEntry(msgspec.Struct, frozen=True):
     entry_id: str
 
 
-@operation("GET", f"{ONE}/entries/{{entry_id}}", reply=msgspec.Raw)
+@operation("GET", f"{ONE}/entries/{{entry_id}}", OneEntry, msgspec.Raw)
 async def show_entry(context: Context, request: OneEntry) -> msgspec.Raw:
     """One entry, as it is stored."""
     session = await context.find(request.session_id)
@@ -196,7 +199,7 @@ async def show_entry(context: Context, request: OneEntry) -> msgspec.Raw:
         raise StoreCorrupt(f"entry {request.entry_id!r} of session {session.session_id} is damaged") from error
 
 
-@operation("GET", f"{ONE}/transcript", reply=Stream)
+@operation("GET", f"{ONE}/transcript", OneSession, Stream)
 async def show_transcript(context: Context, request: OneSession) -> Stream:
     """Every entry, one per line, oldest first."""
     session = await context.find(request.session_id)  # one that does not exist is known before the reply begins
@@ -248,7 +251,7 @@ class AddMessages(Expected, frozen=True, kw_only=True):
     body: dict[str, Any]
 
 
-@operation("POST", f"{ONE}/messages", reply=AppendedReply, status=201)
+@operation("POST", f"{ONE}/messages", AddMessages, AppendedReply, status=201)
 async def add_messages(context: Context, request: AddMessages) -> AppendedReply:
     """Append one message or several as a unit, and reply when they are acknowledged; the session is made if needed."""
     incoming = incoming_messages(request.body, checked_idempotency_key(request.idempotency_key))
@@ -274,7 +277,7 @@ class SaveTurnRequest(Expected, frozen=True, kw_only=True):
     body: SaveTurn
 
 
-@operation("POST", f"{ONE}/turns", reply=TurnReply, status=201)
+@operation("POST", f"{ONE}/turns", SaveTurnRequest, TurnReply, status=201)
 async def save_turn(context: Context, request: SaveTurnRequest) -> TurnReply:
     """Append what was said in one turn, all of it or nothing; the session is made if there is none."""
     messages, usage = _turn(request.body)
@@ -305,7 +308,7 @@ class AppendEntries(Expected, frozen=True, kw_only=True):
     body: dict[str, Any]
 
 
-@operation("POST", f"{ONE}/entries", reply=EntriesAppendedReply, status=201)
+@operation("POST", f"{ONE}/entries", AppendEntries, EntriesAppendedReply, status=201)
 async def append_entries(context: Context, request: AppendEntries) -> EntriesAppendedReply:
     """Append entries of any kind as a unit, and reply when they are acknowledged."""
     key = checked_idempotency_key(request.idempotency_key)

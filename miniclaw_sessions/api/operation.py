@@ -10,13 +10,15 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 import msgspec
 import orjson
 
-from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import invalid
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.api.context import Context
 
 IDEMPOTENCY_KEY = "idempotency_key"
 BODY = "body"
@@ -54,6 +56,7 @@ class Operation(Generic[Q, R]):
     Attributes:
         name: what it is called in the client, in metrics and in the API's description.
         method, path: where it is over HTTP.
+        request: the shape of the request.
         reply: the shape of the reply; `Stream` where it is no JSON document.
         handler: does it.
         status: the HTTP status of the reply, or a function that tells it from the reply.
@@ -65,17 +68,12 @@ class Operation(Generic[Q, R]):
     name: str
     method: str
     path: str
+    request: type[Q]
     reply: Any
     handler: Callable[[Context, Q], Awaitable[R | Stream]] = field(repr=False)
     status: int | Callable[[Any], int] = 200
     changes: bool = True
     patient: bool = False
-
-    @cached_property
-    def request(self) -> type[Q]:
-        """The shape of the request."""
-        kind: type[Q] = get_type_hints(self.handler)["request"]
-        return kind
 
     @cached_property
     def fields(self) -> dict[str, Any]:
@@ -110,8 +108,9 @@ class Operation(Generic[Q, R]):
 def operation(  # noqa: PLR0913 - one argument per column of the table
     method: str,
     path: str,
-    *,
+    request: type[Q],
     reply: type[R],
+    *,
     status: int | Callable[[Any], int] = 200,
     changes: bool | None = None,
     patient: bool = False,
@@ -121,7 +120,9 @@ def operation(  # noqa: PLR0913 - one argument per column of the table
     def made(handler: Callable[[Context, Q], Awaitable[R | Stream]]) -> Operation[Q, R]:
         may_change = method != "GET" if changes is None else changes
         name = handler.__name__
-        return Operation(name, method, path, reply, handler, status=status, changes=may_change, patient=patient)
+        return Operation(
+            name, method, path, request, reply, handler, status=status, changes=may_change, patient=patient
+        )
 
     return made
 

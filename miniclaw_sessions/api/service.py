@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import os
 import time
-from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import UNREACHABLE, RequestError
 from miniclaw_sessions.api.operation import operation
 from miniclaw_sessions.api.shapes import CheckReply, FlushReply, HealthReply
 from miniclaw_sessions.statistics import ManagerStatistics
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.api.context import Context
 
 
 class Nothing(msgspec.Struct, frozen=True):
     """A request that says nothing."""
 
 
-@operation("GET", "/health", reply=HealthReply, status=lambda reply: 200 if reply.status == "ok" else UNREACHABLE)
+@operation("GET", "/health", Nothing, HealthReply, status=lambda reply: 200 if reply.status == "ok" else UNREACHABLE)
 async def health(context: Context, request: Nothing) -> HealthReply:
     """Whether messages are accepted and saved."""
     del request
+    from importlib.metadata import version  # noqa: PLC0415 - slow to load
+
     health = context.manager.health()
     return HealthReply(
         status="ok" if health.ok else "failing",
@@ -36,14 +40,14 @@ async def health(context: Context, request: Nothing) -> HealthReply:
     )
 
 
-@operation("GET", "/v1/statistics", reply=ManagerStatistics)
+@operation("GET", "/v1/statistics", Nothing, ManagerStatistics)
 async def statistics(context: Context, request: Nothing) -> ManagerStatistics:
     """The manager's numbers."""
     del request
     return context.manager.statistics()
 
 
-@operation("POST", "/v1/flush", reply=FlushReply, patient=True)
+@operation("POST", "/v1/flush", Nothing, FlushReply, patient=True)
 async def flush(context: Context, request: Nothing) -> FlushReply:
     """Commit and write everything that is dirty; an error when not all of it could be written."""
     del request
@@ -57,7 +61,7 @@ async def flush(context: Context, request: Nothing) -> FlushReply:
     return reply
 
 
-@operation("POST", "/v1/check", reply=CheckReply, changes=False, patient=True)
+@operation("POST", "/v1/check", Nothing, CheckReply, changes=False, patient=True)
 async def check(context: Context, request: Nothing) -> CheckReply:
     """Compare snapshots and store; changes nothing."""
     del request

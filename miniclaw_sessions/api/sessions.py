@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import invalid
 from miniclaw_sessions.api.operation import Stream, document_in_pieces, operation
 from miniclaw_sessions.api.shapes import (
@@ -25,12 +24,14 @@ from miniclaw_sessions.api.shapes import (
     UsageReply,
 )
 from miniclaw_sessions.errors import AmbiguousName, SessionNotFound
-from miniclaw_sessions.manager.residents import Place
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Usage
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.copying import MAX_CHAT_ID, PARENT_SESSION
 from miniclaw_sessions.statistics import SessionSummary
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.api.context import Context
+    from miniclaw_sessions.manager.residents import Place
+    from miniclaw_sessions.session import Session
 
 MAX_PAGE = 1000
 """Sessions in one reply."""
@@ -64,7 +65,7 @@ class ListSessions(msgspec.Struct, frozen=True):
     after: str | None = None
 
 
-@operation("GET", "/v1/sessions", reply=SessionsReply)
+@operation("GET", "/v1/sessions", ListSessions, SessionsReply)
 async def list_sessions(context: Context, request: ListSessions) -> Stream:
     """A page of sessions, the most recently used first. Creates and renews nothing."""
     page = await context.manager.list(
@@ -83,7 +84,7 @@ class Resolve(msgspec.Struct, frozen=True):
     name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
-@operation("GET", "/v1/resolve", reply=ResolvedReply)
+@operation("GET", "/v1/resolve", Resolve, ResolvedReply)
 async def resolve(context: Context, request: Resolve) -> ResolvedReply:
     """The one session that a text means: its id, else the beginning of one, else a part of one or of a title.
 
@@ -114,7 +115,7 @@ async def _matching(context: Context, name: str) -> AsyncIterator[SessionSummary
             return
 
 
-@operation("GET", ONE, reply=SessionReply)
+@operation("GET", ONE, OneSession, SessionReply)
 async def show_session(context: Context, request: OneSession) -> SessionReply:
     """One session; its time to live is not renewed."""
     return session_reply(await context.find(request.session_id))
@@ -129,7 +130,9 @@ class CreateSessionRequest(msgspec.Struct, frozen=True):
     body: CreateSession
 
 
-@operation("POST", "/v1/sessions", reply=OpenedReply, status=lambda reply: 201 if reply.created else 200)
+@operation(
+    "POST", "/v1/sessions", CreateSessionRequest, OpenedReply, status=lambda reply: 201 if reply.created else 200
+)
 async def create_session(context: Context, request: CreateSessionRequest) -> OpenedReply:
     """The session of a key, made if there is none; renews its time to live. A refused request makes nothing."""
     wanted = request.body
@@ -149,7 +152,7 @@ class UpdateSessionRequest(msgspec.Struct, frozen=True):
     body: UpdateSession
 
 
-@operation("PATCH", ONE, reply=SessionReply)
+@operation("PATCH", ONE, UpdateSessionRequest, SessionReply)
 async def update_session(context: Context, request: UpdateSessionRequest) -> SessionReply:
     """Change title, model and other metadata."""
     session = await context.find(request.session_id)
@@ -160,7 +163,7 @@ async def update_session(context: Context, request: UpdateSessionRequest) -> Ses
     return session_reply(session)
 
 
-@operation("POST", f"{ONE}/clear", reply=SessionReply)
+@operation("POST", f"{ONE}/clear", OneSession, SessionReply)
 async def clear_session(context: Context, request: OneSession) -> SessionReply:
     """Empty the window; the transcript stays."""
     session = await context.find(request.session_id)
@@ -177,7 +180,7 @@ class ForkRequest(msgspec.Struct, frozen=True):
     idempotency_key: str | None = None
 
 
-@operation("POST", f"{ONE}/fork", reply=SessionReply, status=201, patient=True)
+@operation("POST", f"{ONE}/fork", ForkRequest, SessionReply, status=201, patient=True)
 async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
     """A new session with the whole tree, or with one branch. Repeated with the same key it gives the same session."""
     session = await context.find(request.session_id)
@@ -190,11 +193,15 @@ async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
 
 
 def _id_of_fork(session: Session, idempotency_key: str) -> str:
+    from miniclaw_sessions.session.copying import MAX_CHAT_ID  # noqa: PLC0415 - whoever only asks does without
+
     name = hashlib.sha256(f"{session.journal.incarnation} {idempotency_key}".encode()).hexdigest()[:12]
     return SessionKey.of(session.key.channel, f"{session.key.chat_id[:MAX_CHAT_ID]}.fork-{name}").session_id
 
 
 async def _fork_made_before(context: Context, source: Session, target: str) -> Session | None:
+    from miniclaw_sessions.session.copying import PARENT_SESSION  # noqa: PLC0415 - same
+
     try:
         session = await context.manager.find(target)
     except SessionNotFound:
@@ -209,7 +216,7 @@ class DeleteSession(msgspec.Struct, frozen=True):
     idempotency_key: str | None = None
 
 
-@operation("DELETE", ONE, reply=DeletedReply)
+@operation("DELETE", ONE, DeleteSession, DeletedReply)
 async def delete_session(context: Context, request: DeleteSession) -> DeletedReply:
     """Forget a session and its transcript."""
     if context.was_deleted(request.session_id, request.idempotency_key):
@@ -282,6 +289,8 @@ def _place(summary: SessionSummary) -> str:
 
 
 def _parse_place(text: str) -> Place:
+    from miniclaw_sessions.manager.residents import Place  # noqa: PLC0415 - same
+
     number, _, session_id = text.partition(".")
     if not (number.isascii() and number.isdigit() and len(number) <= _MAX_PLACE_DIGITS):
         raise invalid("after must be what the page before calls next", param="after")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import RequestError
 from miniclaw_sessions.api.operation import PIECE_BYTES, Stream, Upload, operation
 from miniclaw_sessions.api.service import Nothing
@@ -23,6 +22,7 @@ from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.protocol.keys import MAX_SESSION_ID_LENGTH, SessionKey
 
 if TYPE_CHECKING:
+    from miniclaw_sessions.api.context import Context
     from miniclaw_sessions.formats.foreign import Format
 
 DEFAULT_FORMAT = "jsonl"
@@ -39,7 +39,7 @@ _TYPES = {
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
-@operation("GET", "/v1/formats", reply=FormatsReply)
+@operation("GET", "/v1/formats", Nothing, FormatsReply)
 async def list_formats(context: Context, request: Nothing) -> FormatsReply:
     """Every format by its name, and whether it is read and written."""
     del context, request
@@ -62,7 +62,9 @@ class ImportSession(msgspec.Struct, frozen=True):
     dry_run: bool = False
 
 
-@operation("POST", "/v1/import", reply=ImportReply, status=lambda reply: 200 if reply.dry_run else 201, patient=True)
+@operation(
+    "POST", "/v1/import", ImportSession, ImportReply, status=lambda reply: 200 if reply.dry_run else 201, patient=True
+)
 async def import_session(context: Context, request: ImportSession) -> ImportReply:
     """A new session from a file, or a report of what it would become."""
     report = await context.manager.import_stream(
@@ -93,7 +95,7 @@ class ExportSession(msgspec.Struct, frozen=True):
     format: Name = DEFAULT_FORMAT
 
 
-@operation("GET", f"{ONE}/export", reply=Stream, patient=True)
+@operation("GET", f"{ONE}/export", ExportSession, Stream, patient=True)
 async def export_session(context: Context, request: ExportSession) -> Stream:
     """A session as a file."""
     session = await context.find(request.session_id)

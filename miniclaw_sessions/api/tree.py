@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import orjson
 from msgspec import Meta
 
-from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import RequestError, invalid
 from miniclaw_sessions.api.messages import Expected, message_document
 from miniclaw_sessions.api.operation import Stream, document_in_pieces, operation
@@ -29,7 +28,10 @@ from miniclaw_sessions.history.compaction import count_tokens, tokens_of
 from miniclaw_sessions.history.transcript import Transcript
 from miniclaw_sessions.protocol.encoding import encode_entry, message_from_dict
 from miniclaw_sessions.protocol.entries import Custom, Entry, Label, LeafMove, moves_leaf
-from miniclaw_sessions.session import Session
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.api.context import Context
+    from miniclaw_sessions.session import Session
 
 MAX_BRANCH = 10_000
 """Entries of a branch in one reply."""
@@ -38,7 +40,7 @@ MAX_BRANCH = 10_000
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
-@operation("GET", f"{ONE}/tree", reply=TreeReply, patient=True)
+@operation("GET", f"{ONE}/tree", OneSession, TreeReply, patient=True)
 async def show_tree(context: Context, request: OneSession) -> Stream:
     """Who follows whom, and the labels; what was said is in the transcript."""
     transcript = await _shape_of(await context.find(request.session_id))
@@ -90,7 +92,7 @@ class ShowBranch(msgspec.Struct, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=MAX_BRANCH)] = 1000
 
 
-@operation("GET", f"{ONE}/branch", reply=BranchReply, patient=True)
+@operation("GET", f"{ONE}/branch", ShowBranch, BranchReply, patient=True)
 async def show_branch(context: Context, request: ShowBranch) -> Stream:
     """The newest entries of one branch, from the root to an entry; its first one's parent ends the page before."""
     session = await context.find(request.session_id)
@@ -99,7 +101,7 @@ async def show_branch(context: Context, request: ShowBranch) -> Stream:
     return Stream(document_in_pieces({"truncated": len(path) > request.limit}, "entries", entries))
 
 
-@operation("GET", f"{ONE}/context", reply=ContextReply, patient=True)
+@operation("GET", f"{ONE}/context", OneSession, ContextReply, patient=True)
 async def show_context(context: Context, request: OneSession) -> Stream:
     """What may be sent to a model at the leaf."""
     found = await (await context.find(request.session_id)).get_context()
@@ -122,7 +124,7 @@ class GoToRequest(Expected, frozen=True, kw_only=True):
     body: GoTo
 
 
-@operation("POST", f"{ONE}/branch", reply=MovedReply)
+@operation("POST", f"{ONE}/branch", GoToRequest, MovedReply)
 async def go_to(context: Context, request: GoToRequest) -> MovedReply:
     """Go back to an entry, or to the root, with or without a summary of what is left, and say something there."""
     session = await context.find(request.session_id)
@@ -145,7 +147,7 @@ class SetLabelRequest(msgspec.Struct, frozen=True):
     body: SetLabel
 
 
-@operation("POST", f"{ONE}/labels", reply=EntryIdReply, status=201)
+@operation("POST", f"{ONE}/labels", SetLabelRequest, EntryIdReply, status=201)
 async def set_label(context: Context, request: SetLabelRequest) -> EntryIdReply:
     """Bookmark an entry, or remove its bookmark."""
     session = await context.find(request.session_id)
@@ -159,7 +161,7 @@ class CompactRequest(msgspec.Struct, frozen=True):
     body: Compact
 
 
-@operation("POST", f"{ONE}/compact", reply=CompactionReply, patient=True)
+@operation("POST", f"{ONE}/compact", CompactRequest, CompactionReply, patient=True)
 async def compact_session(context: Context, request: CompactRequest) -> CompactionReply:
     """Let a summary stand for the older part of the branch: the client's, or the model's."""
     session = await context.find(request.session_id)

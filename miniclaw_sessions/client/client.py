@@ -126,12 +126,19 @@ class Client:
         after, left = None, limit
         while left is None or left > 0:
             size = sessions.MAX_PAGE if left is None else min(left, sessions.MAX_PAGE)
-            wanted = sessions.ListSessions(channel=channel, limit=size, after=after)
-            reply = await self.transport.call(sessions.list_sessions, wanted)
-            yield reply.sessions
-            after, left = reply.next, None if left is None else left - len(reply.sessions)
+            rows, after = await self.page(channel=channel, limit=size, after=after)
+            yield rows
+            left = None if left is None else left - len(rows)
             if after is None:
                 return
+
+    async def page(
+        self, *, channel: str | None = None, limit: int = 100, after: str | None = None
+    ) -> tuple[builtins.list[SessionSummary], str | None]:
+        """One page of the list, and the `after` of the next one; None where there is none."""
+        wanted = sessions.ListSessions(channel=channel, limit=limit, after=after)
+        reply = await self.transport.call(sessions.list_sessions, wanted)
+        return reply.sessions, reply.next
 
     async def continue_recent(self, *, channel: str | None = None) -> ClientSession:
         """The session that was used last, of all or of one channel; renews its time to live.

@@ -13,15 +13,16 @@ from miniclaw_sessions.api.context import Chats, Context
 from miniclaw_sessions.client.client import Client
 from miniclaw_sessions.client.transport import LocalTransport
 from miniclaw_sessions.errors import DirectoryInUse, SessionsError, Unreachable
-from miniclaw_sessions.manager import DEFAULT_WORKSPACE, SessionManager
 
 if TYPE_CHECKING:
     from miniclaw_sessions.client.http import HttpTransport
     from miniclaw_sessions.config import SessionSettings
     from miniclaw_sessions.encryption import KeyRing
+    from miniclaw_sessions.manager import SessionManager
     from miniclaw_sessions.persistence.recovery import Progress
     from miniclaw_sessions.session.compacting import Summarizer
 
+DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
 SOCKET_NAME = "miniclaw.sock"
 PATIENCE_S = 10.0
 """How long a daemon that starts, or starts again, is waited for."""
@@ -40,6 +41,7 @@ async def connect(  # noqa: PLR0913 - each can be left out
     settings: SessionSettings | None = None,
     encryption: KeyRing | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_waiting: Callable[[int | None], None] | None = None,
     chats: Chats | None = None,
     summarizer: Summarizer | None = None,
 ) -> AsyncIterator[Client]:
@@ -62,6 +64,7 @@ async def connect(  # noqa: PLR0913 - each can be left out
         settings: for a workspace that is opened here; see `SessionManager`.
         encryption: same.
         on_progress: same.
+        on_waiting: told the process id of whoever holds the workspace and does not answer yet, when that is waited for.
         chats: who answers in a workspace that is opened here.
         summarizer: who summarises there.
 
@@ -71,7 +74,7 @@ async def connect(  # noqa: PLR0913 - each can be left out
         ConfigError, StoreError, SnapshotUnreadable: it cannot be opened.
     """
     async with AsyncExitStack() as stack:
-        if isinstance(target, SessionManager):
+        if target is not None and not isinstance(target, str | Path):
             context = Context(target, chats=chats, summarizer=summarizer)
             yield Client(LocalTransport(context))
             return
@@ -80,7 +83,6 @@ async def connect(  # noqa: PLR0913 - each can be left out
             return
         workspace = _workspace_of(target)
         candidates = list(dict.fromkeys([*sockets, workspace / SOCKET_NAME]))
-        manager = SessionManager(workspace, settings=settings, encryption=encryption, on_progress=on_progress)
         give_up = anyio.current_time() + patience_s
         while True:
             async with _found(workspace, candidates, patience_s) as daemon:
@@ -91,10 +93,16 @@ async def connect(  # noqa: PLR0913 - each can be left out
                 f"nobody serves {workspace}; start the daemon: miniclaw-sessions serve"
             )
             if in_process:
+                from miniclaw_sessions.manager import SessionManager  # noqa: PLC0415 - whoever only asks does without
+
+                manager = SessionManager(workspace, settings=settings, encryption=encryption, on_progress=on_progress)
                 try:
                     await stack.enter_async_context(manager)
                 except DirectoryInUse as error:  # whoever holds it may be about to listen
                     failure = error
+                    if on_waiting is not None:
+                        on_waiting(error.pid)
+                        on_waiting = None
                 else:
                     yield Client(LocalTransport(Context(manager, chats=chats, summarizer=summarizer)))
                     return

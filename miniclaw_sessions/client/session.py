@@ -6,12 +6,12 @@ so that it can be sent again over a broken connection without being doubled.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from uuid_utils import uuid7
 
 from miniclaw_sessions.api import chat, messages, sessions, transfer, tree
 from miniclaw_sessions.api.messages import MAX_PAGE
@@ -48,10 +48,11 @@ from miniclaw_sessions.protocol.encoding import decode_entry, message_from_dict,
 from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Usage
-from miniclaw_sessions.session.tree import SessionContext
 
 if TYPE_CHECKING:
     from datetime import datetime
+
+    from miniclaw_sessions.session.tree import SessionContext
 
 Said = Message | Mapping[str, Any]
 """A message, or one as JSON has it, such as {"role": "user", "content": "hello"}."""
@@ -268,6 +269,8 @@ class ClientSession:
 
     async def get_context(self) -> SessionContext:
         """What may be sent to a model at the leaf, made legal."""
+        from miniclaw_sessions.session.tree import SessionContext  # noqa: PLC0415 - whoever only lists does without
+
         reply = await self._transport.call(tree.show_context, sessions.OneSession(self.session_id))
         return SessionContext(
             messages=[message_from_dict(document) for document in reply.messages],
@@ -471,7 +474,7 @@ class ClientTree:
 
 def new_key() -> str:
     """An idempotency key for one request."""
-    return str(uuid7())
+    return os.urandom(16).hex()
 
 
 def as_dict(message: Said) -> dict[str, Any]:
