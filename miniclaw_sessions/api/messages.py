@@ -134,16 +134,9 @@ async def _messages_after(session: Session, after: int, limit: int) -> tuple[lis
 
 async def _walk_back(session: Session, place: int | None) -> AsyncIterator[Entry]:
     """The entries of the branch that ends at a place, newest first; None: of the current one."""
-    from miniclaw_sessions.stores.branches import walk_up  # noqa: PLC0415 - whoever only asks does without
-
-    source = session.journal.reader
-    leaf_id, at = session.leaf_id, session.journal.conversation.leaf_sequence
-    if place is not None and place <= session.last_sequence:
-        page = await source.read(session.session_id, after=max(place - 1, 0), limit=1)
-        leaf_id, at = (page[0].entry_id, page[0].sequence) if page else (leaf_id, at)
-    if leaf_id is not None:
-        async for entry in walk_up(source, session.session_id, leaf_id, at, []):
-            yield entry
+    found = {} if place is None else await session.tree.read_at([place])
+    async for entry in session.tree.walk(found[place].entry_id if place in found else None):
+        yield entry
 
 
 class ShowEntries(msgspec.Struct, frozen=True):
@@ -165,14 +158,10 @@ async def show_entries(context: Context, request: ShowEntries) -> Stream:
     if request.before is not None:
         after = max(request.before - 1 - limit, 0)
         limit = max(min(limit, request.before - 1 - after), 0)
-    page = await _read_after(session, after, limit) if limit else []
+    page = await session.tree.read_after(after, limit) if limit else []
     last = page[-1].sequence if page else after
     about = {"next": last if last < session.last_sequence else None, "previous": after + 1 if after and page else None}
     return Stream(document_in_pieces(about, "entries", _readable(page)))
-
-
-async def _read_after(session: Session, after: int, limit: int) -> list[StoredEntry]:
-    return await session.journal.reader.read(session.session_id, after=after, limit=limit)
 
 
 def _readable(page: Sequence[StoredEntry]) -> Iterator[bytes]:
@@ -319,10 +308,11 @@ async def append_entries(context: Context, request: AppendEntries) -> EntriesApp
             await session.tree.get_entry(label.target_id)
     made = [_made(one) for one in wanted]
     request.check(session, [key])
-    known = None if key is None else session.journal.find_duplicate(key)
-    if known is not None:
-        same = AppendedEntry(id=known.id, sequence=known.sequence, duplicate=True)
-        return EntriesAppendedReply(id=known.id, entries=[same], leaf_id=session.leaf_id)
+    if key is not None and (known := session.journal.find_duplicate(key)) is not None:
+        first = await session.tree.get_entry(known.id)
+        unit_before = await session.tree.read_after(first.sequence - 1, len(wanted))
+        same = [AppendedEntry(id=one.entry_id, sequence=one.sequence, duplicate=True) for one in unit_before]
+        return EntriesAppendedReply(id=same[-1].id, entries=same, leaf_id=session.leaf_id)
     unit = session.unit()
     for kind, fields in made:
         given = {**fields, "idempotency_key": key} if kind is MessageEntry and not len(unit) else fields

@@ -52,7 +52,7 @@ from miniclaw_sessions.protocol.messages import Message, Usage
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from miniclaw_sessions.session.tree import SessionContext
+    from miniclaw_sessions.session.session import SessionContext
 
 Said = Message | Mapping[str, Any]
 """A message, or one as JSON has it, such as {"role": "user", "content": "hello"}."""
@@ -269,7 +269,7 @@ class ClientSession:
 
     async def get_context(self) -> SessionContext:
         """What may be sent to a model at the leaf, made legal."""
-        from miniclaw_sessions.session.tree import SessionContext  # noqa: PLC0415 - whoever only lists does without
+        from miniclaw_sessions.session.session import SessionContext  # noqa: PLC0415 - whoever only lists does without
 
         reply = await self._transport.call(tree.show_context, sessions.OneSession(self.session_id))
         return SessionContext(
