@@ -10,13 +10,12 @@ from pathlib import Path
 import anyio
 import pytest
 
+from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.summarizing import summarizer_of
-from miniclaw_sessions.channels.answering import Assistant
 from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.channels.http import HttpChannel
 from miniclaw_sessions.client import Client, connect
-from miniclaw_sessions.config import ListenSettings, ModelSettings, SessionSettings
+from miniclaw_sessions.config import ListenSettings, SessionSettings, Settings
 from miniclaw_sessions.gateway.http import make_app
 from miniclaw_sessions.gateway.listeners import listen_unix
 from miniclaw_sessions.gateway.server import EmbeddedServer
@@ -46,14 +45,13 @@ def model() -> ScriptedProvider:
 @asynccontextmanager
 async def serving(manager: SessionManager, socket: Path, agent: Agent) -> AsyncIterator[EmbeddedServer]:
     """A gateway over a manager, as the daemon has it."""
-    limits, channel = ListenSettings(request_timeout_s=5.0), HttpChannel(patience_s=1.0)
+    settings = Settings(listen=ListenSettings(request_timeout_s=5.0))
     listener = listen_unix(socket)
     async with (
-        Dispatcher(manager, Assistant(agent, ModelSettings())) as dispatcher,
+        Dispatcher(manager, Assistant(agent)) as dispatcher,
         anyio.create_task_group() as tasks,
     ):
-        dispatcher.serve(channel)
-        app = make_app(manager, channel, limits, None, summarizer_of(agent.provider))
+        app = make_app(manager, dispatcher, settings, None, summarizer_of(agent.provider))
         server = EmbeddedServer(app, max_connections=100, request_timeout_s=5.0, graceful_timeout_s=1.0)
         tasks.start_soon(server.serve_until_stopped, [listener.socket])
         await server.listening.wait()
