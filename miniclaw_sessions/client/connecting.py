@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from miniclaw_sessions.api.context import Chats, Context
 from miniclaw_sessions.client.client import Client
-from miniclaw_sessions.client.transport import LocalTransport
+from miniclaw_sessions.client.transport import LocalTransport, Transport
 from miniclaw_sessions.errors import DirectoryInUse, SessionsError, Unreachable
 
 if TYPE_CHECKING:
@@ -73,29 +74,42 @@ async def connect(  # noqa: PLR0913 - each can be left out
         DirectoryInUse: a process holds the workspace and answers on no known socket.
         ConfigError, StoreError, SnapshotUnreadable: it cannot be opened.
     """
+    opened = partial(Context, chats=chats, summarizer=summarizer)
+    if target is not None and not isinstance(target, str | Path):
+        yield Client(LocalTransport(opened(target)))
+        return
+    if (url := _url_of(target)) is not None:
+        transport: AbstractAsyncContextManager[Transport] = _at_url(url, token, patience_s)
+    else:
+        here = partial(_opened_here, settings=settings, encryption=encryption, on_progress=on_progress)
+        transport = _of_workspace(target, sockets, here if in_process else None, opened, patience_s, on_waiting)
+    async with transport as found:
+        yield Client(found)
+
+
+@asynccontextmanager
+async def _of_workspace(  # noqa: PLR0913, PLR0917 - what `connect` was given
+    target: str | Path | None,
+    sockets: Iterable[Path],
+    here: Callable[[Path], SessionManager] | None,
+    opened: Callable[[SessionManager], Context],
+    patience_s: float,
+    on_waiting: Callable[[int | None], None] | None,
+) -> AsyncIterator[Transport]:
+    """The daemon that holds a workspace, or the workspace opened `here`, whichever is possible first."""
+    workspace = _workspace_of(target)
+    candidates = list(dict.fromkeys([*sockets, workspace / SOCKET_NAME]))
+    give_up = anyio.current_time() + patience_s
     async with AsyncExitStack() as stack:
-        if target is not None and not isinstance(target, str | Path):
-            context = Context(target, chats=chats, summarizer=summarizer)
-            yield Client(LocalTransport(context))
-            return
-        if (url := _url_of(target)) is not None:
-            yield Client(await stack.enter_async_context(_at_url(url, token, patience_s)))
-            return
-        workspace = _workspace_of(target)
-        candidates = list(dict.fromkeys([*sockets, workspace / SOCKET_NAME]))
-        give_up = anyio.current_time() + patience_s
         while True:
-            async with _found(workspace, candidates, patience_s) as daemon:
-                if daemon is not None:
-                    yield Client(daemon)
-                    return
+            if (daemon := await _found(stack, workspace, candidates, patience_s)) is not None:
+                yield daemon
+                return
             failure: SessionsError = Unreachable(
                 f"nobody serves {workspace}; start the daemon: miniclaw-sessions serve"
             )
-            if in_process:
-                from miniclaw_sessions.manager import SessionManager  # noqa: PLC0415 - whoever only asks does without
-
-                manager = SessionManager(workspace, settings=settings, encryption=encryption, on_progress=on_progress)
+            if here is not None:
+                manager = here(workspace)
                 try:
                     await stack.enter_async_context(manager)
                 except DirectoryInUse as error:  # whoever holds it may be about to listen
@@ -104,11 +118,17 @@ async def connect(  # noqa: PLR0913 - each can be left out
                         on_waiting(error.pid)
                         on_waiting = None
                 else:
-                    yield Client(LocalTransport(Context(manager, chats=chats, summarizer=summarizer)))
+                    yield LocalTransport(opened(manager))
                     return
             if anyio.current_time() + _LOOK_EVERY_S > give_up:
                 raise failure
             await anyio.sleep(_LOOK_EVERY_S)
+
+
+def _opened_here(workspace: Path, **options: Any) -> SessionManager:
+    from miniclaw_sessions.manager import SessionManager  # noqa: PLC0415 - whoever only asks does without
+
+    return SessionManager(workspace, **options)
 
 
 def _workspace_of(target: str | Path | None) -> Path:
@@ -130,22 +150,20 @@ async def _at_url(url: str, token: str | None, patience_s: float) -> AsyncIterat
         yield HttpTransport(client, url, patience_s=patience_s)
 
 
-@asynccontextmanager
-async def _found(workspace: Path, sockets: Iterable[Path], patience_s: float) -> AsyncIterator[HttpTransport | None]:
+async def _found(
+    stack: AsyncExitStack, workspace: Path, sockets: Iterable[Path], patience_s: float
+) -> HttpTransport | None:
     """The daemon that holds the workspace, or None."""
-    listening = [path for path in sockets if path.exists()]
-    if not listening:
-        yield None
-        return
-    from miniclaw_sessions.client.http import HttpTransport, health_of, unix_client  # noqa: PLC0415 - heavy
+    for path in (path for path in sockets if path.exists()):
+        from miniclaw_sessions.client.http import HttpTransport, health_of, unix_client  # noqa: PLC0415 - heavy
 
-    for path in listening:
-        async with unix_client(str(path)) as client:
+        async with AsyncExitStack() as asking:
+            client = await asking.enter_async_context(unix_client(str(path)))
             health = await health_of(client)
             if health is not None and _holds(health.pid, workspace):
-                yield HttpTransport(client, f"unix:{path}", patience_s=patience_s)
-                return
-    yield None
+                await stack.enter_async_context(asking.pop_all())
+                return HttpTransport(client, f"unix:{path}", patience_s=patience_s)
+    return None
 
 
 def _holds(pid: int, workspace: Path) -> bool:
