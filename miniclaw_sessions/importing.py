@@ -346,7 +346,9 @@ async def _finish(session: Session, facts: SessionFacts, form: Format, report: I
         changes["title"] = facts.title
     try:
         session.update(**changes)
-        session.journal.note({SOURCE: {name: value for name, value in about.items() if value is not None}})
+        session.journal.note(
+            {SOURCE: facts.source or {name: value for name, value in about.items() if value is not None}}
+        )
     except InvalidMessage as error:
         report.note(Finding(0, Outcome.SET_ASIDE, f"the file's header could not be kept: {error}"))
         session.journal.note({SOURCE: {"format": form.name}})

@@ -18,7 +18,14 @@ from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_apart, kept_fields
-from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, OneByOne, dumped, list_in
+from miniclaw_sessions.formats.message_list import (
+    MessageList,
+    MessageListReader,
+    OneByOne,
+    RequestWriter,
+    all_of,
+    list_in,
+)
 from miniclaw_sessions.formats.tool_calls import (
     CallIds,
     arguments_object,
@@ -108,21 +115,37 @@ def to_anthropic(messages: Sequence[Message]) -> dict[str, Any]:
     Args:
         messages: what `build_context` returns; other roles than its four are written as the user's.
     """
-    ids = CallIds(_ID)
-    turns: list[_Turn] = []
-    for message in messages:
+    request = _Request()
+    return {"messages": all_of(request, messages), **request.beside()}
+
+
+class _Request:
+    def __init__(self) -> None:
+        self._ids = CallIds(_ID)
+        self._turn: _Turn | None = None
+        self._system: list[Message] = []
+
+    def add(self, message: Message) -> list[dict[str, Any]]:
         if message.role is Role.SYSTEM:
-            continue
-        blocks = _write(message, ids)
+            self._system.append(message)
+            return []
+        blocks = _write(message, self._ids)
         if not blocks:
-            continue
-        role = "assistant" if message.is_assistant else "user"
-        if not turns or turns[-1].role != role:
-            turns.append(_Turn(role))
-        turns[-1].add(message, blocks)
-    written = [turn.written(is_last=turn is turns[-1]) for turn in turns]
-    system = _write_system([message for message in messages if message.role is Role.SYSTEM])
-    return {"system": system, "messages": written} if system else {"messages": written}
+            return []
+        role, before = "assistant" if message.is_assistant else "user", self._turn
+        if before is not None and before.role == role:
+            before.add(message, blocks)
+            return []
+        self._turn = _Turn(role)
+        self._turn.add(message, blocks)
+        return [] if before is None else [before.written(is_last=False)]
+
+    def end(self) -> list[dict[str, Any]]:
+        return [] if self._turn is None else [self._turn.written(is_last=True)]
+
+    def beside(self) -> dict[str, Any]:
+        system = _write_system(self._system)
+        return {"system": system} if system else {}
 
 
 def _write_system(messages: Sequence[Message]) -> str | list[dict[str, Any]]:
@@ -453,8 +476,8 @@ def _reader(chain: Chain) -> MessageListReader:
     return MessageListReader(chain, ANTHROPIC.name, OneByOne(_read), _find)
 
 
-def _dump(messages: Sequence[Message], facts: SessionFacts) -> bytes:
-    return dumped(to_anthropic(messages), facts, ANTHROPIC.name)
+def _writer(facts: SessionFacts) -> RequestWriter:
+    return RequestWriter(_Request(), facts, ANTHROPIC.name, "messages")
 
 
 ANTHROPIC = Format(
@@ -465,5 +488,5 @@ ANTHROPIC = Format(
     recognise=_recognise,
     reader=_reader,
     by_line=False,
-    dump=_dump,
+    message_writer=_writer,
 )

@@ -7,12 +7,13 @@ of an unknown kind is refused; a bad line in between, for which Dive refuses the
 
 Dive has no tree. The writer has to be fed the entries of one branch, root first; entries of kinds that Dive does not
 have are passed over. A compaction of ours becomes one of Dive's, which repeats the messages that are kept: for that the
-writer remembers what was said since the compaction before it. Dive, too, holds a whole session in memory.
+writer looks ahead for what will be kept, and remembers it.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -203,7 +204,13 @@ class _Writer:
     def __init__(self, facts: SessionFacts) -> None:
         self._facts = facts
         self._turn: list[MessageEntry] = []
-        self._said: list[tuple[str, Message]] = []  # since the last compaction, or kept by it
+        self._said: list[tuple[str, Message]] = []  # what a compaction will keep, and what follows it up to there
+        self._kept_next: deque[str | None] = deque()  # by each compaction to come
+
+    def foresee(self, entry: Entry) -> None:
+        """What the compactions keep."""
+        if isinstance(entry, Compaction):
+            self._kept_next.append(entry.first_kept_entry_id)
 
     def begin(self) -> bytes:
         """The header."""
@@ -223,18 +230,18 @@ class _Writer:
         match entry:
             case MessageEntry(continues=True) if self._turn:
                 self._turn.append(entry)
-                self._said.append((entry.id, entry.message))
+                self._remember(entry, entry.message)
                 return b""
             case MessageEntry():
                 before = self.finish()
                 self._turn.append(entry)
-                self._said.append((entry.id, entry.message))
+                self._remember(entry, entry.message)
                 return before
             case Compaction():
                 return self.finish() + self._compaction(entry)
             case BranchSummary(summary=summary) if summary:
                 told = Message(Role.BRANCH_SUMMARY, summary)
-                self._said.append((entry.id, told))
+                self._remember(entry, told)
                 return self.finish() + _event(entry, "turn", {"messages": written_messages([told])})
             case Custom(custom_type=kind, data={"line": dict(line)}) if kind == KEPT:
                 return self.finish() + msgspec.json.encode(line) + b"\n"
@@ -250,12 +257,20 @@ class _Writer:
         usage = written_usage([entry.message.usage for entry in turn if entry.message.usage is not None])
         return _event(turn[0], "turn", {"messages": messages, **({"usage": usage} if usage else {})})
 
+    def _remember(self, entry: Entry, message: Message) -> None:
+        if self._said or entry.id in self._kept_next:
+            self._said.append((entry.id, message))
+
     def _compaction(self, entry: Compaction) -> bytes:
+        if self._kept_next:
+            self._kept_next.popleft()
         ids = [entry_id for entry_id, _ in self._said]
         first_kept = ids.index(entry.first_kept_entry_id) if entry.first_kept_entry_id in ids else len(ids)
         self._said = self._said[first_kept:]
         summary = [Message(Role.COMPACTION_SUMMARY, entry.summary)] if entry.summary else []
         messages = [*summary, *entry.messages, *(message for _, message in self._said)]
+        if not self._kept_next:
+            self._said = []
         return _event(entry, "compaction", {"messages": written_messages(messages)})
 
 
@@ -281,4 +296,5 @@ DIVE = Format(
     reader=_Reader,
     writer=_Writer,
     branch_only=True,
+    looks_ahead=True,
 )

@@ -122,6 +122,8 @@ class _Reader:
         facts.title = _taken(header, "title", str)
         facts.parent_session = _taken(header, "parent_session", str)
         facts.metadata = _taken(header, "metadata", dict) or {}
+        if isinstance(source := header.get("source"), dict) and isinstance(source.get("format"), str):
+            facts.source = header.pop("source")
         facts.session_id = _taken(header, "session_id", str) or ""
         facts.channel = _taken(header, "channel", str) or ""
         facts.chat_id = _taken(header, "chat_id", str) or ""
@@ -328,6 +330,7 @@ class _Writer:
             "chat_id": facts.chat_id or None,
             "title": facts.title,
             "metadata": facts.metadata or None,
+            "source": facts.source or None,
         }
         told = {name: value for name, value in header.items() if value is not None}
         theirs = facts.header if facts.format == KEPT else {}

@@ -55,10 +55,11 @@ class SessionFacts(msgspec.Struct, kw_only=True):
         format: the name of the format that it came from.
         source_id: the session's id in the file.
         title: its display name, where the format keeps it apart from the entries.
-        created_at: when it began.
+        created_at, updated_at: when it began, and when it last changed.
         parent_session: the session that it was forked from, as the file names it.
         header: the fields of the file's header that have no place here, verbatim; they are written back.
         metadata: free metadata of the session (canonical sessions only).
+        source: where the session came from before, if that was another format: its name, id and header, ...
         session_id, channel, chat_id: the key, where known.
         leaf_id: where the conversation goes on, where known.
     """
@@ -67,9 +68,11 @@ class SessionFacts(msgspec.Struct, kw_only=True):
     source_id: str = ""
     title: str | None = None
     created_at: datetime | None = None
+    updated_at: datetime | None = None
     parent_session: str | None = None
     header: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
+    source: dict[str, Any] = {}
     session_id: str = ""
     channel: str = ""
     chat_id: str = ""
@@ -124,6 +127,30 @@ class Writer(Protocol):
         ...
 
 
+class ForesightedWriter(Writer, Protocol):
+    """Writes one file, and has to know beforehand what will come."""
+
+    def foresee(self, entry: Entry) -> None:
+        """One entry; all of them are shown, in the same order, before `begin`. They must not be held."""
+        ...
+
+
+class MessageWriter(Protocol):
+    """Writes the messages of one branch, which `history.context` has made legal for a model."""
+
+    def begin(self) -> bytes:
+        """What stands before the first message."""
+        ...
+
+    def feed(self, message: Message) -> bytes:
+        """One message; the bytes may be those of an earlier one."""
+        ...
+
+    def finish(self) -> bytes:
+        """What stands after the last message."""
+        ...
+
+
 class Format(msgspec.Struct, frozen=True, kw_only=True):
     """One form of session files.
 
@@ -135,9 +162,11 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
             something else that only looks like one.
         reader: makes a reader; None: only written.
         by_line: whether the reader is fed lines; else the parsed document.
-        writer: makes a writer that is fed all entries, oldest first; None: only read, or written by `dump`.
+        writer: makes a writer that is fed all entries, oldest first; None: only read, or written by `message_writer`.
         branch_only: the writer is fed the entries of the current branch, and not the whole tree.
-        dump: the messages of the current branch, legal for a model, as one document; for formats without a tree.
+        looks_ahead: the writer is a `ForesightedWriter`: it is shown all entries before it is fed them.
+        message_writer: makes a writer that is fed the current branch as a model may be sent it; for formats without a
+            tree.
     """
 
     name: str
@@ -148,7 +177,13 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     by_line: bool = True
     writer: Callable[[SessionFacts], Writer] | None = None
     branch_only: bool = False
-    dump: Callable[[Sequence[Message], SessionFacts], bytes] | None = None
+    looks_ahead: bool = False
+    message_writer: Callable[[SessionFacts], MessageWriter] | None = None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a session can be written in it."""
+        return self.writer is not None or self.message_writer is not None
 
 
 class Chain:

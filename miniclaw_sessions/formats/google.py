@@ -20,7 +20,7 @@ from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_but, kept_fields
-from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, dumped, list_in
+from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, RequestWriter, all_of, list_in
 from miniclaw_sessions.formats.tool_calls import (
     CallIds,
     arguments_object,
@@ -82,25 +82,53 @@ def to_google(messages: Sequence[Message], *, stand_in: str | None = None) -> di
         stand_in: the signature of a call that has none. Gemini 3 refuses calls of the current turn without one, and
             `SKIP_VALIDATION` is what its documentation gives for calls of other models; older models need none.
     """
-    contents: list[dict[str, Any]] = []
-    images: list[dict[str, Any]] = []
-    calls = _Calls()
-    for message in messages:
+    request = _Request(stand_in)
+    return {"contents": all_of(request, messages), **request.beside()}
+
+
+class _Request:
+    def __init__(self, stand_in: str | None = None) -> None:
+        self._stand_in = stand_in
+        self._calls = _Calls()
+        self._images: list[dict[str, Any]] = []
+        self._contents: list[dict[str, Any]] = []  # the last one may grow
+        self._system: list[dict[str, Any]] = []
+
+    def add(self, message: Message) -> list[dict[str, Any]]:
         if message.role is Role.SYSTEM:
-            continue
-        if message.is_tool_result:
-            response, shown = _write_response(message, calls)
-            _add(contents, "user", [response])
-            images += shown
-            continue
-        if images:
-            _add(contents, "user", [{"text": _IMAGES_OF_RESULTS}, *images])
-            images = []
-        _add(contents, "model" if message.is_assistant else "user", _write_parts(message, calls, stand_in))
-    if images:
-        _add(contents, "user", [{"text": _IMAGES_OF_RESULTS}, *images])
-    system = _write_system(messages)
-    return {"system_instruction": {"parts": system}, "contents": contents} if system else {"contents": contents}
+            self._system += _write_system(message)
+        elif message.is_tool_result:
+            response, shown = _write_response(message, self._calls)
+            self._put("user", [response])
+            self._images += shown
+        else:
+            self._show_images()
+            role = "model" if message.is_assistant else "user"
+            self._put(role, _write_parts(message, self._calls, self._stand_in))
+        done, self._contents = self._contents[:-1], self._contents[-1:]
+        return done
+
+    def end(self) -> list[dict[str, Any]]:
+        self._show_images()
+        return self._contents
+
+    def beside(self) -> dict[str, Any]:
+        return {"system_instruction": {"parts": self._system}} if self._system else {}
+
+    def _show_images(self) -> None:
+        if self._images:
+            self._put("user", [{"text": _IMAGES_OF_RESULTS}, *self._images])
+            self._images = []
+
+    def _put(self, role: str, parts: list[dict[str, Any]]) -> None:
+        """Put parts behind the others of the same role; responses stay apart, in one content for one model turn."""
+        if not parts:
+            return
+        last = self._contents[-1] if self._contents else None
+        if last is not None and last["role"] == role and _is_response(last["parts"][0]) == _is_response(parts[0]):
+            last["parts"] += parts
+        else:
+            self._contents.append({"role": role, "parts": parts})
 
 
 class _Calls:
@@ -125,24 +153,12 @@ class _Calls:
         return name if call_id in self._without_id else {"id": self._ids.of_result(call_id), **name}
 
 
-def _add(contents: list[dict[str, Any]], role: str, parts: list[dict[str, Any]]) -> None:
-    """Put parts behind the others of the same role; responses stay apart, in one content for one model turn."""
-    if not parts:
-        return
-    last = contents[-1] if contents else None
-    if last is not None and last["role"] == role and _is_response(last["parts"][0]) == _is_response(parts[0]):
-        last["parts"] += parts
-    else:
-        contents.append({"role": role, "parts": parts})
-
-
 def _is_response(part: Mapping[str, Any]) -> bool:
     return "function_response" in part
 
 
-def _write_system(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    parts = [part for message in messages if message.role is Role.SYSTEM for part in in_order(message)]
-    return [_write_text(part) for part in parts if isinstance(part, TextPart) and part.text]
+def _write_system(message: Message) -> list[dict[str, Any]]:
+    return [_write_text(part) for part in in_order(message) if isinstance(part, TextPart) and part.text]
 
 
 def _write_parts(message: Message, calls: _Calls, stand_in: str | None) -> list[dict[str, Any]]:
@@ -513,8 +529,8 @@ def _reader(chain: Chain) -> MessageListReader:
     return MessageListReader(chain, GOOGLE.name, _ContentReader(), _find)
 
 
-def _dump(messages: Sequence[Message], facts: SessionFacts) -> bytes:
-    return dumped(to_google(messages), facts, GOOGLE.name)
+def _writer(facts: SessionFacts) -> RequestWriter:
+    return RequestWriter(_Request(), facts, GOOGLE.name, "contents")
 
 
 GOOGLE = Format(
@@ -525,5 +541,5 @@ GOOGLE = Format(
     recognise=_recognise,
     reader=_reader,
     by_line=False,
-    dump=_dump,
+    message_writer=_writer,
 )

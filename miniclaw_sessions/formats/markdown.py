@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from miniclaw_sessions.formats.first_words import first_words, speaker
 from miniclaw_sessions.formats.foreign import Format, SessionFacts
+from miniclaw_sessions.protocol.encoding import in_utc
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     BranchSummary,
@@ -180,7 +181,7 @@ class MarkdownWriter:
     def begin(self) -> bytes:
         """The title and the facts."""
         facts = self._facts
-        created = facts.created_at and facts.created_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        created = facts.created_at and in_utc(facts.created_at).strftime("%Y-%m-%dT%H:%M:%SZ")
         head = {
             "session_id": facts.session_id or facts.source_id or "Conversation",
             "channel": facts.channel or None,

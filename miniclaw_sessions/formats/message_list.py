@@ -132,7 +132,76 @@ def _set_aside(number: int, error: InvalidMessage, piece: Any) -> Finding:
     return Finding(max(number, 0), Outcome.SET_ASIDE, str(error), raw)
 
 
-def dumped(request: Mapping[str, Any], facts: SessionFacts, name: str) -> bytes:
-    """The body of a request as a document, with the header of the file that the session came from, if it was such."""
-    header = facts.header if facts.format == name else {}
-    return msgspec.json.format(msgspec.json.encode({**header, **request}), indent=2) + b"\n"
+class Request(Protocol):
+    """Makes a service's request of a legal context, message by message."""
+
+    def add(self, message: Message) -> Iterable[dict[str, Any]]:
+        """One more message; gives those of the request that are complete."""
+        ...
+
+    def end(self) -> Iterable[dict[str, Any]]:
+        """The rest of them."""
+        ...
+
+    def beside(self) -> dict[str, Any]:
+        """What stands beside the messages, known at the end: the system's."""
+        ...
+
+
+def all_of(request: Request, messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """The request's messages for a whole context."""
+    return [*(written for message in messages for written in request.add(message)), *request.end()]
+
+
+class RequestWriter:
+    """Writes the body of a request as a document, with the header of the file that the session came from."""
+
+    def __init__(self, request: Request, facts: SessionFacts, name: str, field: str) -> None:
+        """Begin a document.
+
+        Args:
+            request: makes the messages.
+            facts: of the session.
+            name: of the format; the header is written if it came from such a file.
+            field: where the messages are.
+        """
+        self._request = request
+        self._header = facts.header if facts.format == name else {}
+        self._field = field
+        self._is_empty = True
+
+    def begin(self) -> bytes:
+        """The header."""
+        header = {name: value for name, value in self._header.items() if name not in (self._field, *_BESIDE)}
+        return b"{\n" + b"".join(_indented(name, value) + b",\n" for name, value in header.items()) + self._opening()
+
+    def _opening(self) -> bytes:
+        return b'  "%s": [' % self._field.encode()
+
+    def feed(self, message: Message) -> bytes:
+        """One more message."""
+        return self._written(self._request.add(message))
+
+    def finish(self) -> bytes:
+        """The rest of the messages, and what stands beside them."""
+        rest = self._written(self._request.end())
+        beside = b"".join(b",\n" + _indented(name, value) for name, value in self._request.beside().items())
+        return rest + (b"]" if self._is_empty else b"\n  ]") + beside + b"\n}\n"
+
+    def _written(self, messages: Iterable[dict[str, Any]]) -> bytes:
+        pieces: list[bytes] = []
+        for message in messages:
+            pieces += [b"\n    " if self._is_empty else b",\n    ", _as_json(message).replace(b"\n", b"\n    ")]
+            self._is_empty = False
+        return b"".join(pieces)
+
+
+_BESIDE = ("system", "system_instruction")
+
+
+def _indented(name: str, value: Any) -> bytes:
+    return b"  " + _as_json(name) + b": " + _as_json(value).replace(b"\n", b"\n  ")
+
+
+def _as_json(value: Any) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2)

@@ -12,7 +12,7 @@ not sent to any model.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -188,47 +188,59 @@ def _storable(part: Part) -> Part:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _dump(messages: Sequence[Message], facts: SessionFacts) -> bytes:
+class _Writer:
     """The newest generation of the file. It holds no usage and no errors, and images only in a user's messages.
 
     nanobot compares times without a zone, so they are written without one. The summary of old messages is left out of
     the metadata, because it is among the messages.
-
-    Raises:
-        InvalidMessage: a message holds what JSON cannot.
     """
-    times = [in_utc(message.timestamp) for message in messages if message.timestamp is not None]
-    created_at = facts.created_at or (times[0] if times else _EPOCH)
-    metadata = facts.header.get("metadata") if facts.format == NAME else None
-    metadata = {name: value for name, value in metadata.items() if name != _SUMMARY} if metadata else {}
-    if facts.title:
-        metadata["title"] = facts.title
-    head = {
-        "_type": _METADATA,
-        "key": f"{facts.channel or 'import'}:{facts.chat_id or facts.source_id or 'session'}",
-        "created_at": _naive(created_at),
-        "updated_at": _naive(times[-1] if times else created_at),
-        "metadata": metadata,
-        "last_consolidated": 0,
-    }
-    try:
-        return b"".join(orjson.dumps(line) + b"\n" for line in (head, *_written(messages)))
-    except orjson.JSONEncodeError as error:
-        raise InvalidMessage(f"the session cannot be written for nanobot: {error}") from None
 
+    def __init__(self, facts: SessionFacts) -> None:
+        self._facts = facts
 
-def _written(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    written = []
-    for message in messages:
-        (line,) = to_openai([message])[:1]  # images of a tool result would be a second message
+    def begin(self) -> bytes:
+        """The line of metadata."""
+        facts = self._facts
+        created_at = facts.created_at or _EPOCH
+        metadata = facts.header.get("metadata") if facts.format == NAME else None
+        metadata = {name: value for name, value in metadata.items() if name != _SUMMARY} if metadata else {}
+        if facts.title:
+            metadata["title"] = facts.title
+        head = {
+            "_type": _METADATA,
+            "key": f"{facts.channel or 'import'}:{facts.chat_id or facts.source_id or 'session'}",
+            "created_at": _naive(created_at),
+            "updated_at": _naive(facts.updated_at or created_at),
+            "metadata": metadata,
+            "last_consolidated": 0,
+        }
+        return _line(head)
+
+    def feed(self, message: Message) -> bytes:
+        """One message.
+
+        Raises:
+            InvalidMessage: it holds what JSON cannot.
+        """
+        line = to_openai([message])[0]  # images of a tool result would be a second message
         line |= _reasoning(message)
         line |= {name: value for name, value in kept_fields(message.extra, NAME).items() if name not in _NOT_KEPT}
         if message.is_tool_result and message.name:
             line["name"] = message.name
         if message.timestamp is not None:
-            line["timestamp"] = _naive(in_utc(message.timestamp))
-        written.append(line)
-    return written
+            line["timestamp"] = _naive(message.timestamp)
+        return _line(line)
+
+    def finish(self) -> bytes:
+        """Nothing more."""
+        return b""
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(fields) + b"\n"
+    except orjson.JSONEncodeError as error:
+        raise InvalidMessage(f"the session cannot be written for nanobot: {error}") from None
 
 
 def _reasoning(message: Message) -> dict[str, Any]:
@@ -248,7 +260,7 @@ def _block(part: ThinkingPart) -> dict[str, Any]:
 
 
 def _naive(moment: datetime) -> str:
-    return moment.astimezone(UTC).replace(tzinfo=None).isoformat()
+    return in_utc(moment).replace(tzinfo=None).isoformat()
 
 
 NANOBOT = Format(
@@ -257,5 +269,5 @@ NANOBOT = Format(
     suffix=".jsonl",
     recognise=_recognise,
     reader=_Reader,
-    dump=_dump,
+    message_writer=_Writer,
 )

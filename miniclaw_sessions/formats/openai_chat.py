@@ -15,7 +15,14 @@ from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts
-from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, OneByOne, dumped, list_in
+from miniclaw_sessions.formats.message_list import (
+    MessageList,
+    MessageListReader,
+    OneByOne,
+    RequestWriter,
+    all_of,
+    list_in,
+)
 from miniclaw_sessions.formats.tool_calls import fitting_id, fitting_name
 from miniclaw_sessions.protocol.messages import ImagePart, Message, OtherPart, Part, Role, TextPart, ToolCall
 
@@ -53,16 +60,25 @@ def to_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
     Args:
         messages: what `build_context` returns; other roles than its four are written as the user's.
     """
-    written: list[dict[str, Any]] = []
-    images: list[ImagePart] = []
-    for message in messages:
-        if images and not message.is_tool_result:
-            written.append(_shown_by_user(images))
-            images = []
-        written.append(_write(message))
+    return all_of(_Request(), messages)
+
+
+class _Request:
+    def __init__(self) -> None:
+        self._images: list[ImagePart] = []
+
+    def add(self, message: Message) -> list[dict[str, Any]]:
+        written = [] if message.is_tool_result else self.end()
         if message.is_tool_result and not isinstance(message.content, str):
-            images += [part for part in message.content if isinstance(part, ImagePart)]
-    return [*written, _shown_by_user(images)] if images else written
+            self._images += [part for part in message.content if isinstance(part, ImagePart)]
+        return [*written, _write(message)]
+
+    def end(self) -> list[dict[str, Any]]:
+        images, self._images = self._images, []
+        return [_shown_by_user(images)] if images else []
+
+    def beside(self) -> dict[str, Any]:
+        return {}
 
 
 def _write(message: Message) -> dict[str, Any]:
@@ -255,8 +271,8 @@ def _reader(chain: Chain) -> MessageListReader:
     return MessageListReader(chain, OPENAI_CHAT.name, OneByOne(lambda fields: [_read(fields)]), _find)
 
 
-def _dump(messages: Sequence[Message], facts: SessionFacts) -> bytes:
-    return dumped({"messages": to_openai(messages)}, facts, OPENAI_CHAT.name)
+def _writer(facts: SessionFacts) -> RequestWriter:
+    return RequestWriter(_Request(), facts, OPENAI_CHAT.name, "messages")
 
 
 OPENAI_CHAT = Format(
@@ -267,5 +283,5 @@ OPENAI_CHAT = Format(
     recognise=_recognise,
     reader=_reader,
     by_line=False,
-    dump=_dump,
+    message_writer=_writer,
 )

@@ -18,7 +18,7 @@ import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_but, kept_fields
-from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, dumped, list_in
+from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, RequestWriter, all_of, list_in
 from miniclaw_sessions.formats.tool_calls import CallIds, fitting_name, in_order, taken_apart
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
@@ -67,24 +67,37 @@ def to_items(messages: Sequence[Message], *, for_request: bool = False) -> list[
         for_request: whether to leave out reasoning that nothing of the model's follows, as it ends a response that was
             cut off. The service gives such reasoning and refuses it; by default what it gave comes back whole.
     """
-    items: list[dict[str, Any]] = []
-    ids = CallIds(_ID)
-    for message in messages:
+    return all_of(_Request(for_request=for_request), messages)
+
+
+class _Request:
+    def __init__(self, *, for_request: bool = True) -> None:
+        self._ids = CallIds(_ID)
+        self._for_request = for_request
+        self._reasoning: list[dict[str, Any]] = []  # that nothing follows yet
+
+    def add(self, message: Message) -> list[dict[str, Any]]:
         if message.is_assistant:
-            items += _Reply(message, ids).items()
+            items = _Reply(message, self._ids).items()
         elif message.is_tool_result:
-            items.append(_write_result(message, ids))
+            items = [_write_result(message, self._ids)]
         else:
-            items += _write_said(message)
-    return _without_reasoning_for_nothing(items) if for_request else items
+            items = _write_said(message)
+        return [written for item in items for written in self._with_reasoning(item)] if self._for_request else items
 
+    def _with_reasoning(self, item: dict[str, Any]) -> list[dict[str, Any]]:
+        """The item behind the reasoning before it, if the model made it."""
+        if item.get("type") == "reasoning":
+            self._reasoning.append(item)
+            return []
+        reasoning, self._reasoning = self._reasoning, []
+        return [*reasoning, item] if _is_made_by_model(item) else [item]
 
-def _without_reasoning_for_nothing(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    kept: list[dict[str, Any]] = []
-    for item in reversed(list(items)):
-        if item.get("type") != "reasoning" or (kept and _is_made_by_model(kept[-1])):
-            kept.append(item)
-    return kept[::-1]
+    def end(self) -> list[dict[str, Any]]:
+        return []
+
+    def beside(self) -> dict[str, Any]:
+        return {}
 
 
 def _write_said(message: Message) -> list[dict[str, Any]]:
@@ -455,8 +468,8 @@ def _reader(chain: Chain) -> MessageListReader:
     return MessageListReader(chain, OPENAI_ITEMS.name, _ItemReader(), _find)
 
 
-def _dump(messages: Sequence[Message], facts: SessionFacts) -> bytes:
-    return dumped({"input": to_items(messages, for_request=True)}, facts, OPENAI_ITEMS.name)
+def _writer(facts: SessionFacts) -> RequestWriter:
+    return RequestWriter(_Request(), facts, OPENAI_ITEMS.name, "input")
 
 
 OPENAI_ITEMS = Format(
@@ -467,5 +480,5 @@ OPENAI_ITEMS = Format(
     recognise=_recognise,
     reader=_reader,
     by_line=False,
-    dump=_dump,
+    message_writer=_writer,
 )

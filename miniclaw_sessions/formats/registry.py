@@ -35,7 +35,7 @@ FORMATS: tuple[Format, ...] = (
 )
 
 READABLE = tuple(form for form in FORMATS if form.reader is not None)
-WRITABLE = tuple(form for form in FORMATS if form.writer is not None or form.dump is not None)
+WRITABLE = tuple(form for form in FORMATS if form.is_written)
 
 
 def recognise(sample: Sample) -> Format:

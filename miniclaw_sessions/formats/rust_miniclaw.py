@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-import orjson
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.formats.foreign import Chain, Finding, Format, Outcome, Sample, SessionFacts, moment_of
+from miniclaw_sessions.formats.message_list import RequestWriter
 from miniclaw_sessions.formats.snapshot import OWN_FIELDS, SCHEMA_VERSION
 from miniclaw_sessions.protocol.encoding import check_json, in_utc, message_from_dict
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
@@ -154,46 +154,40 @@ def _with_idempotency_keys(entries: Sequence[Entry], keys: Mapping[str, Any]) ->
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _dump(messages: Sequence[Message], facts: SessionFacts) -> bytes:
-    """The file with the Rust original's exact keys; it holds text only, and no names, errors, usage or thinking.
+class _Request:
+    """The file with the Rust original's exact keys; it holds text only, and no names, errors, usage or thinking."""
 
-    Raises:
-        InvalidMessage: a message holds text that is not Unicode.
-    """
-    channel = facts.channel or "import"
-    chat_id = facts.chat_id or facts.source_id or "session"
-    times = [in_utc(message.timestamp) for message in messages if message.timestamp is not None]
-    created_at = facts.created_at or (times[0] if times else _EPOCH)
-    fields = {
-        "session_id": f"{channel}_{chat_id}",
-        "channel": channel,
-        "chat_id": chat_id,
-        "created_at": created_at,
-        "last_accessed": moment_of(facts.header.get("last_accessed")) or (times[-1] if times else created_at),
-        "messages": _written(messages, created_at),
-    }
-    try:
-        return orjson.dumps(fields, option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z)
-    except orjson.JSONEncodeError as error:
-        raise InvalidMessage(f"the session cannot be written for miniclaw: {error}") from None
+    def __init__(self, created_at: datetime) -> None:
+        self._time = created_at
 
-
-def _written(messages: Sequence[Message], created_at: datetime) -> list[dict[str, Any]]:
-    written = []
-    moment = created_at
-    for message in messages:
-        moment = in_utc(message.timestamp) if message.timestamp is not None else moment  # it refuses a message without
-        fields: dict[str, Any] = {
-            "role": message.role.value,
-            "content": message.text,
-            "timestamp": moment,
-        }
+    def add(self, message: Message) -> list[dict[str, Any]]:
+        self._time = in_utc(message.timestamp) if message.timestamp is not None else self._time  # it refuses none
+        fields: dict[str, Any] = {"role": message.role.value, "content": message.text, "timestamp": self._time}
         if message.tool_calls:
             fields["tool_calls"] = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in message.tool_calls]
         if message.tool_call_id is not None:
             fields["tool_call_id"] = message.tool_call_id
-        written.append(fields)
-    return written
+        return [fields]
+
+    def end(self) -> list[dict[str, Any]]:
+        return []
+
+    def beside(self) -> dict[str, Any]:
+        return {}
+
+
+def _writer(facts: SessionFacts) -> RequestWriter:
+    channel = facts.channel or "import"
+    chat_id = facts.chat_id or facts.source_id or "session"
+    created_at = facts.created_at or _EPOCH
+    header = {
+        "session_id": f"{channel}_{chat_id}",
+        "channel": channel,
+        "chat_id": chat_id,
+        "created_at": created_at,
+        "last_accessed": moment_of(facts.header.get("last_accessed")) or facts.updated_at or created_at,
+    }
+    return RequestWriter(_Request(created_at), SessionFacts(format=NAME, header=header), NAME, "messages")
 
 
 RUST_MINICLAW = Format(
@@ -203,5 +197,5 @@ RUST_MINICLAW = Format(
     recognise=_recognise,
     reader=_Reader,
     by_line=False,
-    dump=_dump,
+    message_writer=_writer,
 )

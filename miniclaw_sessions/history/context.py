@@ -55,6 +55,11 @@ def build_context(messages: Sequence[Message]) -> list[Message]:
 
 def legal(messages: Sequence[Message]) -> list[Legal]:
     """`build_context`, with the place that each of its messages has in the history."""
+    return _begun_by_user(_answered(messages)) if messages else []
+
+
+def _answered(messages: Sequence[Message]) -> list[Legal]:
+    """Every call with its result behind it, and nothing else of results."""
     shown = [Legal(message, place) for place, told in enumerate(messages) for message in _presented(told)]
     answers = pair([message for message, _ in shown])
     context: list[Legal] = []
@@ -65,7 +70,70 @@ def legal(messages: Sequence[Message]) -> list[Legal]:
         for call in one.message.tool_calls or ():
             answer = answers.get((index, call.id))
             context.append(_missing(call) if answer is None else _answering(call, shown[answer]))
-    return _begun_by_user(context) if messages else []
+    return context
+
+
+class ContextInParts:
+    """`build_context` of a history that is too long to be held: it is fed message by message.
+
+    The same comes out, but that a result which comes more than `HELD_MESSAGES` messages after its call is lost for it.
+    """
+
+    def __init__(self, *, has_user: bool, at_once: int = 64) -> None:
+        """Nothing was said yet.
+
+        Args:
+            has_user: whether there is a message in the history for which `is_told_as_user` is true.
+            at_once: how many messages are held at least, before those are given whose calls are all answered.
+        """
+        self._at_once = at_once
+        self._has_user = has_user
+        self._begun = self._any = False
+        self._held: list[Message] = []
+        self._waiting: set[str] = set()  # the calls of what is held that have no result yet
+
+    def add(self, message: Message) -> list[Message]:
+        """The next message of the history; gives what is now known of the context."""
+        self._any = True
+        is_answered = not self._waiting and len(self._held) >= self._at_once
+        is_end = (is_answered or len(self._held) >= HELD_MESSAGES) and not message.is_tool_result
+        done = self._release() if is_end else []
+        self._held.append(message)
+        if message.is_tool_result:
+            self._waiting -= {message.tool_call_id or "", *(call.id for call in message.tool_calls or ())}
+        elif message.is_assistant:
+            self._waiting |= {call.id for call in message.tool_calls or () if is_whole(call)}
+        return done
+
+    def end(self) -> list[Message]:
+        """The rest of the context."""
+        rest = self._release()
+        return rest if self._begun or not self._any else [*rest, Message.user(BEGINNING_MISSING)]
+
+    def _release(self) -> list[Message]:
+        held, self._held = self._held, []
+        self._waiting.clear()
+        answered = [message for message, _ in _answered(held)]
+        if self._begun:
+            return answered
+        place = next((place for place, message in enumerate(answered) if self._is_first(message)), len(answered))
+        systems = [message for message in answered[:place] if message.role is Role.SYSTEM]
+        self._begun = place < len(answered)
+        if self._begun and not answered[place].is_user:
+            systems.append(Message.user(BEGINNING_MISSING))
+        return systems + answered[place:]
+
+    def _is_first(self, message: Message) -> bool:
+        return message.is_user if self._has_user else message.role is not Role.SYSTEM
+
+
+HELD_MESSAGES = 4_096
+"""How many messages are held while a call waits for its result."""
+
+
+def is_told_as_user(message: Message) -> bool:
+    """Whether a message stands in a context as a user's."""
+    return any(presented.is_user for presented in _presented(message))
 
 
 # --- one message at a time -------------------------------------------------------------------------------------------

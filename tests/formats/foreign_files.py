@@ -66,6 +66,13 @@ def read(source: Format, pieces: Sequence[Any]) -> Read:
     return Read(entries, reader.facts, reader.findings)
 
 
+def dumped(form: Format, messages: Sequence[Message], facts: SessionFacts) -> bytes:
+    """What a format's writer makes of a context."""
+    assert form.message_writer is not None
+    writer = form.message_writer(facts)
+    return b"".join([writer.begin(), *map(writer.feed, messages), writer.finish()])
+
+
 def check(result: Read) -> None:
     """What holds for every file: entries that can be stored, in an order that makes a tree, with a legal context."""
     assert [decode_entry(encode_entry(entry)) for entry in result.entries] == result.entries

@@ -34,6 +34,7 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
+from tests.formats.foreign_files import dumped
 from tests.formats.legal_contexts import (
     SYSTEM_IN_THE_MIDDLE,
     everything_consumed,
@@ -362,9 +363,8 @@ def test_a_request_is_imported_and_exported_with_its_other_fields() -> None:
     assert ANTHROPIC.recognise(Sample(document=document))
     reader, entries = read_file(document)
     assert [entry.parent_id for entry in entries] == [None, "e1", "e2"]
-    assert ANTHROPIC.dump is not None
-    assert orjson.loads(ANTHROPIC.dump([entry.message for entry in entries], reader.facts)) == document
-    assert "model" not in orjson.loads(ANTHROPIC.dump([], SessionFacts(format="pi", header={"model": "x"})))
+    assert orjson.loads(dumped(ANTHROPIC, [entry.message for entry in entries], reader.facts)) == document
+    assert "model" not in orjson.loads(dumped(ANTHROPIC, [], SessionFacts(format="pi", header={"model": "x"})))
 
 
 def test_a_bad_message_is_set_aside_and_its_neighbours_taken() -> None:

@@ -454,5 +454,5 @@ def test_files_of_others_are_not_claimed(other: dict[str, Any]) -> None:
 
 def test_it_is_read_only_and_entries_are_message_entries() -> None:
     assert CLAUDE_CODE.writer is None
-    assert CLAUDE_CODE.dump is None
+    assert not CLAUDE_CODE.is_written
     assert all(isinstance(e, MessageEntry | Custom) for e in read(CLAUDE_CODE, PARALLEL).entries)

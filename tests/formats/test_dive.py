@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.formats.dive import DIVE
-from miniclaw_sessions.formats.foreign import Chain, Finding, Outcome, Sample, SessionFacts
+from miniclaw_sessions.formats.foreign import Chain, Finding, ForesightedWriter, Outcome, Sample, SessionFacts
 from miniclaw_sessions.formats.pi import PI
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
@@ -82,7 +82,9 @@ def read(*lines: Any) -> Read:
 
 def written(entries: Iterable[Entry], facts: SessionFacts | None = None) -> list[bytes]:
     assert DIVE.writer is not None
-    writer = DIVE.writer(facts or SessionFacts())
+    writer = cast("ForesightedWriter", DIVE.writer(facts or SessionFacts()))
+    for entry in entries:
+        writer.foresee(entry)
     whole = writer.begin() + b"".join(writer.feed(entry) for entry in entries) + writer.finish()
     assert whole.endswith(b"\n")
     return whole[:-1].split(b"\n")

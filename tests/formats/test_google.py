@@ -35,6 +35,7 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
+from tests.formats.foreign_files import dumped
 from tests.formats.legal_contexts import SYSTEM_IN_THE_MIDDLE, legal_contexts, rejects_google
 
 CALL = ToolCall("call_1", "weather", '{"city":  "Paris"}')
@@ -340,8 +341,7 @@ def test_a_request_is_imported_and_exported_with_its_other_fields(system: str) -
     assert GOOGLE.recognise(Sample(document=document))
     reader, entries = read_file(document)
     assert [entry.message.role for entry in entries] == [Role.SYSTEM, Role.USER]
-    assert GOOGLE.dump is not None
-    assert orjson.loads(GOOGLE.dump([entry.message for entry in entries], reader.facts)) == {
+    assert orjson.loads(dumped(GOOGLE, [entry.message for entry in entries], reader.facts)) == {
         "model": "gemini-x",
         "system_instruction": {"parts": [{"text": "be kind"}]},
         "contents": [HI],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from miniclaw_sessions.formats.nanobot import NANOBOT
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.protocol.entries import Compaction, Custom
 from miniclaw_sessions.protocol.messages import ImagePart, Message, OtherPart, Role, TextPart, ThinkingPart, ToolCall
-from tests.formats.foreign_files import Read, check, damaged, prefixes, read, sample
+from tests.formats.foreign_files import Read, check, damaged, dumped, prefixes, read, sample
 
 OLDEST: list[dict[str, Any]] = [
     {"_type": "metadata", "created_at": "2026-02-01T10:00:00.5", "updated_at": "2026-02-01T10:00:09", "metadata": {}},
@@ -76,8 +77,11 @@ def consolidated(offset: int, count: int) -> list[dict[str, Any]]:
 
 
 def dump(messages: list[Message], facts: SessionFacts) -> list[Any]:
-    assert NANOBOT.dump is not None
-    return [orjson.loads(line) for line in NANOBOT.dump(messages, facts).splitlines()]
+    changed = [message.timestamp for message in messages if message.timestamp is not None]
+    facts = msgspec.structs.replace(
+        facts, created_at=facts.created_at or min(changed, default=None), updated_at=max(changed, default=None)
+    )
+    return [orjson.loads(line) for line in dumped(NANOBOT, messages, facts).splitlines()]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -261,16 +265,14 @@ def essence(message: Message) -> tuple[Any, ...]:
 @given(st.lists(messages, max_size=8))
 def test_a_legal_context_comes_back_as_it_was(history: list[Message]) -> None:
     context = [m for m in build_context(history) if m.role is not Role.TOOL_RESULT or not m.is_error]
-    assert NANOBOT.dump is not None
-    found = read(NANOBOT, NANOBOT.dump(context, SessionFacts(channel="cli", chat_id="1")).splitlines())
+    found = read(NANOBOT, dumped(NANOBOT, context, SessionFacts(channel="cli", chat_id="1")).splitlines())
     assert [essence(message) for message in found.messages] == [essence(message) for message in context]
     assert found.findings == []
 
 
 @given(st.lists(messages, max_size=8))
 def test_what_is_written_is_read_as_a_legal_context(history: list[Message]) -> None:
-    assert NANOBOT.dump is not None
-    lines = NANOBOT.dump(build_context(history), SessionFacts()).splitlines()
+    lines = dumped(NANOBOT, build_context(history), SessionFacts()).splitlines()
     assert is_legal(read(NANOBOT, lines).messages) == []
 
 

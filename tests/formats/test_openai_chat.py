@@ -32,6 +32,7 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
+from tests.formats.foreign_files import dumped
 from tests.formats.legal_contexts import (
     everything_consumed,
     legal_contexts,
@@ -314,8 +315,7 @@ def test_a_request_is_imported_and_exported_with_its_other_fields(wire: list[dic
     document = {"model": "gpt-x", "messages": wire}
     reader, entries = read_file(document)
     assert [entry.parent_id for entry in entries] == [None, *(entry.id for entry in entries)][: len(entries)]
-    assert OPENAI_CHAT.dump is not None
-    assert orjson.loads(OPENAI_CHAT.dump([entry.message for entry in entries], reader.facts)) == document
+    assert orjson.loads(dumped(OPENAI_CHAT, [entry.message for entry in entries], reader.facts)) == document
     assert [entry.message for entry in read_file(wire)[1]] == [entry.message for entry in entries]
 
 

@@ -31,6 +31,7 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
+from tests.formats.foreign_files import dumped
 from tests.formats.legal_contexts import (
     everything_consumed,
     legal_contexts,
@@ -401,8 +402,7 @@ def test_a_request_is_imported_and_exported_with_its_other_fields() -> None:
     assert OPENAI_ITEMS.recognise(Sample(document=document))
     reader, entries = read_file(document)
     assert [entry.message.role for entry in entries] == [Role.SYSTEM, Role.USER, Role.ASSISTANT]
-    assert OPENAI_ITEMS.dump is not None
-    assert orjson.loads(OPENAI_ITEMS.dump([entry.message for entry in entries], reader.facts)) == {
+    assert orjson.loads(dumped(OPENAI_ITEMS, [entry.message for entry in entries], reader.facts)) == {
         "model": "gpt-x",
         "input": [{"role": "system", "content": "be kind"}, *document["input"]],
     }

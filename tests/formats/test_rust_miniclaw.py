@@ -20,7 +20,7 @@ from miniclaw_sessions.history.conversation import Snapshot
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall, Usage
-from tests.formats.foreign_files import NOW, Read, check, json_values, prefixes, read
+from tests.formats.foreign_files import NOW, Read, check, dumped, json_values, prefixes, read
 
 DOCUMENT: dict[str, Any] = {
     "session_id": "telegram_123456789",
@@ -60,8 +60,7 @@ def with_fields(**fields: Any) -> dict[str, Any]:
 
 
 def dump(messages: list[Message], facts: SessionFacts) -> Any:
-    assert RUST_MINICLAW.dump is not None
-    return orjson.loads(RUST_MINICLAW.dump(messages, facts))
+    return orjson.loads(dumped(RUST_MINICLAW, messages, facts))
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -267,7 +266,7 @@ def test_the_keys_are_exactly_those_of_the_original() -> None:
 def test_every_message_has_text_and_a_time_because_the_original_refuses_others() -> None:
     content = (TextPart("see "), ImagePart(url="https://a.example/b"), TextPart("this"))
     history = [Message(Role.USER, content), Message(Role.ASSISTANT, "ok", timestamp=NOW + timedelta(seconds=1))]
-    written = dump(history, SessionFacts(source_id="s-1"))
+    written = dump(history, SessionFacts(source_id="s-1", created_at=NOW + timedelta(seconds=1)))
     assert [(m["content"], m["timestamp"]) for m in written["messages"]] == [
         ("see this", "2026-01-01T00:00:01Z"),
         ("ok", "2026-01-01T00:00:01Z"),

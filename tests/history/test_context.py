@@ -9,7 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from miniclaw_sessions.history.context import BEGINNING_MISSING, NO_RESULT, build_context, is_legal
+from miniclaw_sessions.history.context import (
+    BEGINNING_MISSING,
+    NO_RESULT,
+    ContextInParts,
+    build_context,
+    is_legal,
+    is_told_as_user,
+)
 from miniclaw_sessions.protocol.encoding import decode_message
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
@@ -442,3 +449,10 @@ def test_every_kind_of_illegality_is_named(history: list[Message], problem: str)
 def test_a_legal_context_has_no_problems() -> None:
     assert is_legal([]) == []
     assert is_legal([Message.system("s"), USER, calling("a", "b"), result("a"), result("b"), DONE, USER]) == []
+
+
+@given(histories, st.integers(0, 3))
+def test_a_history_that_is_fed_message_by_message_gives_the_same_context(history: list[Message], at_once: int) -> None:
+    parts = ContextInParts(has_user=any(map(is_told_as_user, history)), at_once=at_once)
+    fed = [message for said in history for message in parts.add(said)]
+    assert [*fed, *parts.end()] == build_context(history)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -17,7 +17,7 @@ from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.formats.first_words import call_words, first_words, speaker
 from miniclaw_sessions.formats.html.prose import escaped, preformatted, prose
 from miniclaw_sessions.formats.outline import Row
-from miniclaw_sessions.protocol.encoding import parse_json
+from miniclaw_sessions.protocol.encoding import in_utc, parse_json
 from miniclaw_sessions.protocol.entries import BranchSummary, Compaction, Custom, Entry, Label, MessageEntry, OtherEntry
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
@@ -90,7 +90,7 @@ def article(row: Row, *, number: int, parent: int | None, ways: Iterable[tuple[i
 
 def moment(time: datetime) -> str:
     """A time in UTC, to the minute; to the second for those who point at it."""
-    utc = time.astimezone(UTC)
+    utc = in_utc(time)
     return f'<time title="{utc:%Y-%m-%d %H:%M:%S} UTC">{utc:%Y-%m-%d %H:%M}</time>'
 
 

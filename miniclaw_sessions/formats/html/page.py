@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
-from datetime import UTC
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -22,6 +21,7 @@ from miniclaw_sessions.formats.html.prose import escaped
 from miniclaw_sessions.formats.html.tree import tree_list
 from miniclaw_sessions.formats.outline import Row, outline
 from miniclaw_sessions.history.transcript import Transcript
+from miniclaw_sessions.protocol.encoding import in_utc
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry, SessionInfo
 from miniclaw_sessions.protocol.messages import Message, Usage
 
@@ -103,7 +103,7 @@ def _about(entries: Sequence[Entry], facts: SessionFacts) -> str:
     asked = sum(message.is_user for message in messages)
     line = [
         facts.channel,
-        f"{entries[0].timestamp.astimezone(UTC):%-d %B %Y}" if entries else "",
+        f"{in_utc(entries[0].timestamp):%-d %B %Y}" if entries else "",
         f"{len(messages):,} messages",
         f"{asked:,} by the user",
         tokens_and_cost(_total(messages)),
