@@ -80,7 +80,7 @@ def _require_space(directory: Path, wanted: int) -> None:
 
 
 def _measure_live(place: Path, count: int) -> list[Row]:
-    settings = msgspec.structs.replace(SETTINGS, max_sessions=count, max_resident=count)
+    settings = msgspec.structs.replace(SETTINGS, max_sessions=count, max_cached=count)
     in_process(_fill, place / "w", count)
     raw = sum(file.stat().st_size for file in (place / "w" / "sessions").iterdir()) / 1e6
     bare_start = in_process(_run_bare_recovery, place / "w")
@@ -170,7 +170,7 @@ def _measure_stored(place: Path, scratch: Path, sizes: Sizes) -> list[Row]:
     rate = sizes.stored / (time.perf_counter() - started)
     settings = {
         "MINICLAW_SESSIONS_MAX_SESSIONS": str(2 * sizes.stored),
-        "MINICLAW_SESSIONS_MAX_RESIDENT": str(sizes.resident),
+        "MINICLAW_SESSIONS_MAX_CACHED": str(sizes.resident),
         "MINICLAW_LOG_LEVEL": "warning",
     }
     with Daemon(place / "w", scratch, **settings) as daemon:
@@ -224,7 +224,7 @@ def _populate(place: Path, count: int) -> int:
 
 async def _populated(place: Path, count: int) -> int:
     """Make them with the library itself; how many messages they have together."""
-    settings = msgspec.structs.replace(SETTINGS, max_sessions=count, max_resident=10_000)
+    settings = msgspec.structs.replace(SETTINGS, max_sessions=count, max_cached=10_000)
     entries = 0
     async with SessionManager(place, settings=settings) as manager:
         gc.freeze()
@@ -250,7 +250,7 @@ async def _measured_stored(daemon: Daemon, sizes: Sizes) -> dict[str, float]:
         for client in range(CLIENTS):
             tasks.start_soon(_use, daemon, rest[client::CLIENTS])
     async with await Connection.open(daemon.socket) as connection:
-        numbers["resident"] = orjson.loads((await connection.get("/v1/statistics")).body)["resident"]
+        numbers["resident"] = orjson.loads((await connection.get("/v1/statistics")).body)["cached"]
     numbers["peak memory"] = daemon.peak_memory()
     await daemon.end(signal.SIGKILL)
     numbers["start after a kill"] = await daemon.start()

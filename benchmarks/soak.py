@@ -284,7 +284,7 @@ def soak(arguments: argparse.Namespace, console: Console) -> Report:
         workspace = (disk.path if disk else home) / "workspace"
         settings = {"MINICLAW_SESSIONS_FLUSH_INTERVAL_S": str(FLUSH_EVERY_S)}
         if arguments.resident:
-            settings["MINICLAW_SESSIONS_MAX_RESIDENT"] = str(arguments.resident)
+            settings["MINICLAW_SESSIONS_MAX_CACHED"] = str(arguments.resident)
         daemon = stack.enter_context(Daemon(workspace, scratch, **settings))
         progress = stack.enter_context(Progress(*columns, console=console))
         loop = {"use_uvloop": find_spec("uvloop") is not None}

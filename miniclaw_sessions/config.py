@@ -44,10 +44,11 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
         ttl_days: days without access after which a session expires; 0: never.
         sweep_interval_s: seconds between two searches for expired sessions.
         archive_expired: keep an expired session's transcript rather than delete it.
+        restore_archived: a chat that speaks again after its session has expired goes on with what the archive has.
         max_unsaved_bytes: accepted but uncommitted bytes beyond which appending is refused.
         max_message_bytes: the largest message, encoded.
         max_sessions: sessions beyond which none is created.
-        max_resident: sessions in memory beyond which those that were used longest ago are let go, once they are saved;
+        max_cached: sessions in memory beyond which those that were used longest ago are evicted, once they are saved;
             they are loaded again when they are asked for.
         quarantine_max_files: damaged files set aside beyond which further ones stay where they are.
         quarantine_max_bytes: the same, in bytes.
@@ -61,10 +62,11 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     ttl_days: Annotated[float, msgspec.Meta(ge=0, le=36_500)] = 30.0
     sweep_interval_s: Seconds = 86_400.0
     archive_expired: bool = True
+    restore_archived: bool = True
     max_unsaved_bytes: Bytes = 67_108_864
     max_message_bytes: Bytes = 1_048_576
     max_sessions: Count = 100_000
-    max_resident: Count = 100_000
+    max_cached: Count = 100_000
     quarantine_max_files: Count = 1_000
     quarantine_max_bytes: Bytes = 1_073_741_824
     snapshot_max_bytes: Bytes = 67_108_864

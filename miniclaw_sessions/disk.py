@@ -32,6 +32,9 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 SYNC_ONE_BY_ONE = 8
 """Up to this many files are synced one by one; more of them by one sync of their whole file system."""
 
+LOCK = ".lock"
+"""The name of a directory's lock file."""
+
 _TEMPORARY = re.compile(r"\.[0-9a-f]{24}\.tmp")
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -383,10 +386,14 @@ class DirectoryLock:
 
         Raises:
             DirectoryInUse: another process has it; the error names its pid.
+            NotRegular: the file has another name, too: whatever it is was not changed.
         """
         self._pid = os.getpid()
-        self._fd = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        self._fd = os.open(
+            path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE
+        )
         try:
+            _refuse_other_names(self._fd, path / LOCK)
             os.fchmod(self._fd, FILE_MODE)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -407,6 +414,13 @@ class DirectoryLock:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = -1
+
+
+def _refuse_other_names(fd: int, path: Path) -> None:
+    """Raise unless it is a file with one name only: or else we would write into somebody else's."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        raise NotRegular(errno.EINVAL, f"{path} is no file of its own; remove it, then start again")
 
 
 def _temporary_name() -> str:

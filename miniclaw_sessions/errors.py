@@ -1,9 +1,10 @@
 """Every error that this package raises, grouped by the moment at which it occurs.
 
     SessionsError
-    ├── opening        ConfigError, DirectoryInUse, SnapshotUnreadable, QuarantineFull, SchemaTooNew
+    ├── opening        ConfigError ── NotAWorkspace
+    │                  DirectoryInUse, SnapshotUnreadable, QuarantineFull, SchemaTooNew
     │                  KeyMismatch (ConfigError and StoreError) ── WrongKey, KeyNeeded, NotEncrypted
-    ├── looking up     SessionNotFound, EntryNotFound, AmbiguousName   (also LookupError)
+    ├── looking up     SessionNotFound ── NotArchived, EntryNotFound, AmbiguousName   (also LookupError)
     ├── creating       SessionLimit
     ├── appending      InvalidKey, InvalidMessage                (also ValueError)
     │                  UnsafeCompaction                         (also ValueError)
@@ -53,6 +54,10 @@ class ConfigError(SessionsError):
     """A setting has a wrong value; the text names field, value and where the value came from."""
 
 
+class NotAWorkspace(ConfigError):
+    """There is no workspace in the directory, or it is another program's; nothing was changed."""
+
+
 class DirectoryInUse(SessionsError):
     """Another process holds the workspace directory; `pid` is its process id where it could be read."""
 
@@ -92,6 +97,14 @@ class SessionNotFound(SessionsError, LookupError):
         super().__init__(
             f"no session {session_id!r}; `list` shows those that exist" if session_id else "no sessions yet"
         )
+
+
+class NotArchived(SessionNotFound):
+    """The archive has no session of this id."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(session_id)
+        self.args = (f"no expired session {session_id!r} is in the archive; there is nothing to restore",)
 
 
 class EntryNotFound(SessionsError, LookupError):

@@ -30,13 +30,14 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
 class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The manager's numbers at one moment; the counts are since it was opened.
 
-    `sessions` are all of them, `resident` those in memory; `let_go` and `woken` count how often one left and came back.
+    `sessions` are all of them, `cached` those in memory; `cache_evictions` and `cache_loads` count how often one left
+    and came back.
     """
 
     sessions: int
-    resident: int
-    let_go: int
-    woken: int
+    cached: int
+    cache_loads: int
+    cache_evictions: int
     dirty: int
     messages_in_memory: int
     evicted_from_window: int

@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"stores"},
     {"persistence"},
     {"session"},
-    {"sweeper", "importing"},
+    {"importing"},
     {"exporting"},
     {"manager"},
     {"api"},

@@ -73,7 +73,7 @@ class Gateway(RuleBasedStateMachine):
     """One manager after the other on one directory, and what ought to be in it."""
 
     store: ClassVar[str] = "sqlite:"
-    max_resident: ClassVar[int] = SessionSettings().max_resident
+    max_cached: ClassVar[int] = SessionSettings().max_cached
     woken: ClassVar[int] = 0
 
     def __init__(self) -> None:
@@ -101,14 +101,14 @@ class Gateway(RuleBasedStateMachine):
         self.faults = FaultyStore(open_store(self.store, self.workspace))
         self.failing = False
         self.held.clear()
-        chosen = SessionSettings(window=WINDOW, ttl_days=0, max_resident=self.max_resident)
+        chosen = SessionSettings(window=WINDOW, ttl_days=0, max_cached=self.max_cached)
         self.manager = SessionManager(self.workspace, settings=chosen, store=self.faults, clock=self.clock)
         self.running: AbstractContextManager[Any] = self.portal.wrap_async_context_manager(self.manager)
         self.running.__enter__()
 
     def close(self) -> bool:
         """Close the manager; whether everything was saved."""
-        type(self).woken += self.manager.statistics().woken
+        type(self).woken += self.manager.statistics().cache_loads
         try:
             self.running.__exit__(None, None, None)
         except StoreError:
@@ -315,7 +315,7 @@ class Gateway(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Nothing is on its way to the store any more."""
-        self.call(self.manager._committer.drain)
+        self.call(self.manager._saving.committer.drain)
         if self.store != "none:":
             for expected in self.expected.values():
                 expected.acknowledged = len(expected.log)
@@ -355,7 +355,7 @@ class Gateway(RuleBasedStateMachine):
 class Crowded(Gateway):
     """There is room for one session in memory."""
 
-    max_resident = 1
+    max_cached = 1
 
 
 @pytest.mark.parametrize("machine", [Gateway, Crowded])

@@ -30,7 +30,7 @@ from miniclaw_sessions.statistics import SessionSummary
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
-    from miniclaw_sessions.manager.residents import Place
+    from miniclaw_sessions.manager.cache import ListPosition
     from miniclaw_sessions.session import Session
 
 MAX_PAGE = 1000
@@ -288,13 +288,13 @@ def _place(summary: SessionSummary) -> str:
     return f"{(summary.last_accessed - _EPOCH) // timedelta(microseconds=1)}.{summary.session_id}"
 
 
-def _parse_place(text: str) -> Place:
-    from miniclaw_sessions.manager.residents import Place  # noqa: PLC0415 - same
+def _parse_place(text: str) -> ListPosition:
+    from miniclaw_sessions.manager.cache import ListPosition  # noqa: PLC0415 - same
 
     number, _, session_id = text.partition(".")
     if not (number.isascii() and number.isdigit() and len(number) <= _MAX_PLACE_DIGITS):
         raise invalid("after must be what the page before calls next", param="after")
-    return Place(_EPOCH + min(timedelta(microseconds=int(number)), _LATEST), session_id)
+    return ListPosition(_EPOCH + min(timedelta(microseconds=int(number)), _LATEST), session_id)
 
 
 OPERATIONS = (

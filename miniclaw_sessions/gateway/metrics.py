@@ -20,7 +20,7 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 _GAUGES = {
     "sessions": "Sessions there are.",
-    "resident": "Sessions held in memory.",
+    "cached": "Sessions held in memory.",
     "dirty": "Sessions whose snapshot is behind.",
     "messages_in_memory": "Messages in all windows.",
     "unsaved_entries": "Entries accepted but not yet acknowledged.",
@@ -36,8 +36,8 @@ _COUNTERS = {
     "flush_failures": "Snapshots that could not be written.",
     "snapshots_written": "Snapshots written.",
     "evicted_from_window": "Messages that left a window.",
-    "let_go": "Sessions that left the memory.",
-    "woken": "Sessions that were loaded again.",
+    "cache_evictions": "Sessions that left the memory.",
+    "cache_loads": "Sessions that were loaded again.",
     "quarantined": "Damaged files set aside.",
     "expired": "Sessions that expired.",
     "recovered": "Sessions loaded at the start.",

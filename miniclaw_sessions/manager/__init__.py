@@ -1,5 +1,5 @@
-"""The sessions of one directory, in three layers: `held` keeps them, `core` opens and closes, `manager` is used."""
+"""The sessions of one directory: `manager` is used, `registry` and its `cache` keep them, `expiry` lets them go."""
 
-from miniclaw_sessions.manager.core import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
+from miniclaw_sessions.manager.manager import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
 from miniclaw_sessions.manager.manager import SessionManager as SessionManager
-from miniclaw_sessions.manager.manager import summarize as summarize
+from miniclaw_sessions.manager.reader import summarize as summarize

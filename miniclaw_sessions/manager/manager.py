@@ -4,35 +4,55 @@
         session = await manager.get_or_create("telegram", "123456789")
         await session.add_message(Message.user("Hello miniclaw!"))
 
-Sessions live in one dict, keyed `{channel}_{chat_id}` and guarded by a lock for creation; there is never more than one
-live object for a key. Opening takes the directory's lock, opens the store and recovers; closing commits and flushes.
+It is composed of the workspace (the files, locked), the registry (one live object for each key, with its cache), the
+committer, the flusher and the expiry, which run in the background. There is never more than one live object for a key.
+Opening takes the directory's lock, opens the store and recovers; closing commits and flushes.
 """
 
 from __future__ import annotations
 
-import builtins
 import errno
 import stat
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
+import anyio
 from anyio import to_thread
 
-from miniclaw_sessions.errors import ImportRefused, SessionExists, SessionNotFound
-from miniclaw_sessions.history.window import MAX_MESSAGES, Window
+from miniclaw_sessions.clock import Clock, SystemClock
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.encryption import DamagedSeal, KeyRing
+from miniclaw_sessions.errors import (
+    ImportRefused,
+    InvalidKey,
+    ManagerClosed,
+    NotArchived,
+    SessionDeleted,
+    SessionExists,
+    SessionNotFound,
+    StoreError,
+)
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.manager.core import OpenManager
-from miniclaw_sessions.manager.residents import Place
-from miniclaw_sessions.persistence.recovery import Progress
-from miniclaw_sessions.protocol.entries import Entry
-from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.manager.background import Background
+from miniclaw_sessions.manager.cache import Listing, SessionCache
+from miniclaw_sessions.manager.expiry import Expiry, SweepReport
+from miniclaw_sessions.manager.reader import SessionReader
+from miniclaw_sessions.manager.registry import SessionRegistry
+from miniclaw_sessions.manager.saving import Saving
+from miniclaw_sessions.persistence.archive import Archive
+from miniclaw_sessions.persistence.checking import Check, CheckReport
+from miniclaw_sessions.persistence.flusher import FlushReport
+from miniclaw_sessions.persistence.recovery import Progress, RecoveryReport
+from miniclaw_sessions.persistence.workspace import Workspace
+from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.statistics import SessionSummary
+from miniclaw_sessions.session.copying import copy_session
+from miniclaw_sessions.statistics import Health, ManagerStatistics
+from miniclaw_sessions.stores.base import Store
 
 if TYPE_CHECKING:
     from aiofiles.threadpool.binary import AsyncBufferedReader
@@ -40,17 +60,283 @@ if TYPE_CHECKING:
     from miniclaw_sessions.formats.foreign import Format
     from miniclaw_sessions.importing import ImportReport
 
+DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
+
 CHUNK_BYTES = 1_048_576
 """How much of a file that is imported is read at a time."""
-
-FEW = 10_000
-"""So many sleeping sessions are put in order on the event loop; more would hold it up."""
 
 log = get_logger(__name__)
 
 
-class SessionManager(OpenManager):
+class SessionManager(SessionReader):
     """The sessions of one directory; an async context manager."""
+
+    _workspace: Workspace
+    _store: Store
+    _registry: SessionRegistry
+    _saving: Saving
+    _expiry: Expiry
+    _background: Background
+
+    def __init__(  # noqa: PLR0913 - one argument per thing that a user may choose
+        self,
+        workspace: str | Path | None = None,
+        *,
+        settings: SessionSettings | None = None,
+        store: str | Store | None = None,
+        clock: Clock | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        encryption: KeyRing | None = None,
+        create: bool = True,
+        wait_s: float = 0.0,
+    ) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            workspace: the directory; `~/.miniclaw/workspace` by default.
+            settings: see `SessionSettings`; the defaults are the card's.
+            store: a store, or the URL of one, instead of `settings.store`.
+            clock: time and ids; the machine's by default.
+            on_progress: called during recovery, flushes and checks, on the event loop.
+            encryption: the keys that everything is encrypted with; None: nothing is.
+            create: make the workspace if there is none.
+            wait_s: seconds to wait for another process that has the directory, before DirectoryInUse is raised.
+        """
+        self.settings = settings or SessionSettings()
+        self.clock = clock or SystemClock()
+        self.workspace = Path(workspace or DEFAULT_WORKSPACE).expanduser().resolve()
+        self.on_progress = on_progress or _ignore
+        self.recovery = RecoveryReport()
+        self._encryption = encryption
+        self._store_choice = store if store is not None else self.settings.store
+        self._create = create
+        self._wait_s = wait_s
+        self._archive = Archive(self.workspace / "archive", encryption)
+        self._cache = SessionCache(self.settings.max_cached)
+        self._stack: AsyncExitStack | None = None
+        self._closed = False
+        self._owner = 0
+
+    def __repr__(self) -> str:
+        state = "closed" if self._stack is None else "open"
+        return f"<SessionManager {self.workspace}, {len(self)} sessions, {state}>"
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    def __bool__(self) -> bool:
+        return True  # a manager without sessions is one all the same
+
+    def _require_open(self) -> None:
+        if self._stack is None or self._closed:
+            raise ManagerClosed("the session manager is not open; use `async with SessionManager(...)`")
+
+    async def _load(self, session_id: str) -> Session | None:
+        self._require_open()
+        journal = await self._registry.load(session_id)
+        return None if journal is None else Session.of(journal)
+
+    async def _listing(self) -> Listing:
+        self._require_open()
+        return await self._registry.listing()
+
+    # --- opening and closing -----------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Lock the directory, open the store, recover, start the background tasks.
+
+        Raises:
+            DirectoryInUse: another process has the directory, and did not let it go within `wait_s`.
+            SnapshotUnreadable, SchemaTooNew, QuarantineFull: something is there that must not be touched; it was not.
+            StoreError: the store cannot be opened.
+            NotAWorkspace: there is no workspace, or the directory is another program's; it was not touched.
+            ConfigError: the store's URL is not one, or the directory cannot be used.
+            WrongKey, KeyNeeded, NotEncrypted: the keys do not go with what is there; it was not touched.
+        """
+        if self._closed:
+            raise ManagerClosed("a closed session manager is not opened again; make a new one")
+        async with AsyncExitStack() as stack:
+            workspace = Workspace(
+                self.workspace,
+                self.settings,
+                self._store_choice,
+                clock=self.clock,
+                on_progress=self._progress,
+                encryption=self._encryption,
+                create=self._create,
+                wait_s=self._wait_s,
+            )
+            await stack.enter_async_context(workspace)
+            self._compose(workspace, Background(await stack.enter_async_context(anyio.create_task_group())))
+            self._saving.start(self._background)
+            self._background.start(self._expiry.run, name="expiry")
+            try:
+                await self._registry.remove_unfinished()
+            except BaseException:
+                self._background.cut_off()
+                raise
+            self._owner = anyio.get_current_task().id
+            self._stack = stack.pop_all()
+        return self
+
+    def _compose(self, workspace: Workspace, background: Background) -> None:
+        settings, clock = self.settings, self.clock
+        self._workspace, self._store, self._background = workspace, workspace.store, background
+        self._saving = Saving(
+            workspace, settings=settings, clock=clock, on_progress=self._progress, on_flushed=self._cache.evict
+        )
+        self._registry = SessionRegistry(
+            workspace, self._saving, background, settings=settings, clock=clock, cache=self._cache
+        )
+        self._registry.adopt(workspace.sessions, workspace.on_disk)
+        workspace.sessions, workspace.on_disk = {}, {}
+        self._expiry = Expiry(self._registry, self._store, self._archive, settings=settings, clock=clock)
+        self.recovery = report = workspace.report
+        log.info(
+            "recovered",
+            action="recovery.done",
+            sessions=len(self),
+            cached=self._cache.cached,
+            messages=report.messages,
+            brought_up=report.brought_up,
+            rebuilt=report.rebuilt,
+            written_back=report.written_back,
+            quarantined=len(report.quarantined),
+            ignored=len(report.ignored),
+            seconds=round(report.seconds, 3),
+        )
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; when the body already failed, what could not be saved is logged instead of raised."""
+        try:
+            await self.close()
+        except StoreError as unsaved:
+            if error is None:
+                raise
+            log.error("not everything was saved", action="shutdown.unsaved", error=str(unsaved))
+
+    async def close(self) -> None:
+        """Accept nothing more, commit and flush everything, let the directory go. Safe to call twice.
+
+        Runs to its end even when the caller is being cancelled, for at most `shutdown_timeout_s` seconds; only a disk
+        that hangs within a call of the system can hold it longer. Call it in the task that opened the manager.
+
+        Raises:
+            StoreFull, StoreUnavailable: something accepted, or some snapshot, could not be saved.
+        """
+        if self._stack is None or self._closed:
+            return
+        if anyio.get_current_task().id != self._owner:
+            raise RuntimeError(
+                "a session manager is closed by the task that opened it; tell that task to leave its block"
+            )
+        self._closed = True
+        self._registry.close()
+        self._saving.committer.accepting = False
+        try:
+            await self._background.complete(self._wind_down)
+        finally:  # when asyncio itself cancels the caller, the stack's task group waits for what was begun
+            stack, self._stack = self._stack, None
+            await stack.aclose()
+        self._saving.refuse_to_forget(
+            session.log.rejected for session in self._cache.in_memory() if session.log.rejected
+        )
+
+    async def _wind_down(self) -> None:
+        with anyio.move_on_after(self.settings.shutdown_timeout_s):
+            self._expiry.close()
+            await self._saving.finish()
+            await self._background.ended()
+        self._background.cut_off()
+
+    # --- upkeep ------------------------------------------------------------------------------------------------------
+
+    async def flush(self) -> FlushReport:
+        """Commit what was accepted and write every dirty session's snapshot, now.
+
+        Raises:
+            StoreFull, StoreUnavailable: not everything could be committed; the snapshots of what is committed are
+                written all the same.
+            ManagerClosed: the manager is not open.
+        """
+        self._require_open()
+        return await self._saving.flush()
+
+    async def sweep(self, *, dry_run: bool = False) -> SweepReport:
+        """Expire idle sessions now: archive them if the setting says so, then delete them.
+
+        Never a session with an open turn. Does nothing while the clock is in doubt.
+
+        Args:
+            dry_run: change nothing, and list what would expire.
+        """
+        self._require_open()
+        return await self._expiry.sweep(dry_run=dry_run)
+
+    async def check(self) -> CheckReport:
+        """Verify every snapshot against the store; changes nothing."""
+        self._require_open()
+        async with self._saving.flusher.lock:
+            return await Check(
+                self._workspace.snapshots, self._store, clock=self.clock, on_progress=self._progress
+            ).run()
+
+    def statistics(self) -> ManagerStatistics:
+        """The manager's numbers at this moment."""
+        commits, flushes = self._saving.committer.counts, self._saving.flusher.counts
+        return ManagerStatistics(
+            sessions=len(self),
+            cached=self._cache.cached,
+            cache_loads=self._cache.loads,
+            cache_evictions=self._cache.evictions,
+            dirty=self._saving.flusher.dirty,
+            messages_in_memory=sum(len(one.conversation.window) for one in self._cache.in_memory()),
+            evicted_from_window=self._registry.evicted_of_gone + sum(one.evicted for one in self._cache.in_memory()),
+            unsaved_entries=commits.unsaved_entries,
+            unsaved_bytes=commits.unsaved_bytes,
+            appended=commits.committed + commits.unsaved_entries,
+            committed=commits.committed,
+            commits=commits.commits,
+            commit_failures=commits.failures,
+            flushes=flushes.flushes,
+            flush_failures=flushes.failures,
+            snapshots_written=flushes.written,
+            last_flush_seconds=flushes.last_seconds,
+            recovered=self.recovery.from_snapshots + self.recovery.rebuilt,
+            quarantined=len(self.recovery.quarantined),
+            expired=self._expiry.expired,
+            store=self._store_name,
+            store_state=self._store_state,
+        )
+
+    def health(self) -> Health:
+        """Whether messages can be acknowledged and snapshots written."""
+        if self._stack is None or self._closed:
+            return Health(ok=False, store=self._store_name, store_state="closed", problems=["the manager is not open"])
+        problems = self._saving.problems
+        return Health(ok=not problems, store=self._store_name, store_state=self._store_state, problems=problems)
+
+    @property
+    def progressed_at(self) -> float:
+        """The monotonic second at which committer and flusher were last known to be alive: see `Saving`."""
+        return self._saving.progressed_at
+
+    @property
+    def _store_state(self) -> str:
+        return "failing" if self._saving.committer.failure else "ok"
+
+    @property
+    def _store_name(self) -> str:
+        choice = self._store_choice
+        return choice.partition(":")[0] if isinstance(choice, str) else type(choice).__name__
+
+    def _progress(self, progress: Progress) -> None:
+        try:
+            self.on_progress(progress)
+        except Exception as error:  # noqa: BLE001 - whoever watches must not fail what is watched
+            log.warning("telling the progress failed", action="progress.failed", error=type(error).__name__)
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
@@ -73,23 +359,23 @@ class SessionManager(OpenManager):
         """
         self._require_open()
         key = SessionKey.of(channel, chat_id)
-        session_id = key.session_id
-        session = self._usable(session_id)
-        while session is None:
-            if (busy := self._busy.get(session_id)) is not None:
-                await busy.wait()  # its predecessor is being deleted; its files must be gone first
-            woken = await self._wake(session_id)  # held, so that it is not let go again before it is used
-            await self._make_room()
-            async with self._lock:
-                self._require_open()
-                session = self._usable(session_id)
-                if session is None and session_id not in self._busy and not self._residents.is_asleep(session_id):
-                    await self._clear(session_id)
-                    refused = self._residents.get(session_id)
-                    session = self._create(key, agent_id) if refused is None else await self._reload(refused)
-            del woken
-        session.journal.touch()
-        return session
+        journal = self._registry.usable(key.session_id)
+        if journal is None:
+            if self.settings.restore_archived and key.session_id not in self._cache:
+                await self._restore_if_archived(key)
+            journal = await self._registry.get_or_create(key, agent_id)
+        journal.touch()
+        return Session.of(journal)
+
+    async def _restore_if_archived(self, key: SessionKey) -> None:
+        """A chat that speaks again after it has expired goes on where it ended."""
+        if await self._archive.has(key.session_id):
+            with suppress(SessionExists, NotArchived):  # somebody else is at it
+                try:
+                    await self.restore(key.session_id)
+                except (ImportRefused, DamagedSeal) as error:
+                    sentence = "an archived session is damaged; it stays in the archive, and the chat begins anew"
+                    log.error(sentence, action="session.not_restored", session_id=key.session_id, error=str(error))
 
     async def open(self, session_id: str) -> Session:
         """`get_or_create` by session id, in the words of document 001.
@@ -98,19 +384,34 @@ class SessionManager(OpenManager):
             InvalidKey: the text is not a session id, or a shortened one that no session has.
             SessionLimit, ManagerClosed, StoreError: as for `get_or_create`.
         """
-        known = await self._wake(session_id)
+        known = await self._load(session_id)
         key = known.key if known is not None else SessionKey.parse(session_id)
         return await self.get_or_create(key.channel, key.chat_id)
 
-    async def put(self, session: Session) -> None:
+    async def put(self, session: Session) -> Session:
         """Return when everything of a session is acknowledged, in the words of document 001.
 
-        Sessions save themselves; this waits for it, and is `Session.saved`.
+        Sessions of this manager save themselves; this waits for it, and is `Session.saved`. A session from elsewhere,
+        such as a fork of `Session.new()` or another manager's, is copied: go on with the copy, which is returned and is
+        what this manager gives for its id from now on.
 
         Raises:
+            SessionExists: this manager has another session of that id; nothing was stored.
+            SessionDeleted: the session was deleted or has expired.
+            ManagerClosed: the manager is not open.
             StoreError: it cannot be saved now.
         """
-        await session.saved()
+        self._require_open()
+        known = await self._load(session.session_id)
+        if known is session:
+            await session.saved()
+            return session
+        if session.journal.is_deleted:
+            raise SessionDeleted(f"session {session.session_id} was deleted; it cannot be put")
+        key, created_at = session.key, session.created_at
+        async with self._registry.new_journal(key, purpose="put", created_at=created_at) as copy:
+            await copy_session(session.journal, copy, None)
+        return Session.of(copy)
 
     async def continue_recent(self, *, channel: str | None = None) -> Session:
         """The session that was used last, of all or of one channel; renews its time to live.
@@ -121,80 +422,14 @@ class SessionManager(OpenManager):
         """
         self._require_open()
         for session_id in await self._newest(channel=channel, limit=None):
-            recent = await self._wake(session_id)
-            if recent is not None and recent is self._usable(session_id) and channel in (None, recent.key.channel):
+            recent = await self._registry.load(session_id)
+            if (
+                recent is not None
+                and recent is self._registry.usable(session_id)
+                and channel in (None, recent.key.channel)
+            ):
                 return await self.get_or_create(recent.key.channel, recent.key.chat_id)
         raise SessionNotFound("" if channel is None else f"{channel}_...")
-
-    async def get(self, channel: str, chat_id: str | int) -> Session:
-        """The session of this chat; does not renew its time to live.
-
-        Raises:
-            SessionNotFound: there is none.
-            InvalidKey: the channel or chat id cannot name a session.
-        """
-        return await self.find(SessionKey.of(channel, chat_id).session_id)
-
-    async def find(self, session_id: str) -> Session:
-        """The session with this id; does not renew its time to live.
-
-        Raises:
-            SessionNotFound: there is none.
-            InvalidKey: the text does not have the form of a session id.
-        """
-        self._require_open()
-        session = await self._wake(session_id)
-        if session is None:
-            if not is_session_id(session_id):
-                SessionKey.parse(session_id)  # says what is wrong with it
-            raise SessionNotFound(session_id)
-        return session
-
-    async def get_session_history(
-        self, channel: str, chat_id: str | int, *, limit: int = MAX_MESSAGES
-    ) -> builtins.list[Message]:
-        """The newest messages of a chat, oldest first, at most `limit`; never beginning with an orphan tool result.
-
-        Raises:
-            SessionNotFound: there is no such session.
-        """
-        session = await self.get(channel, chat_id)
-        if limit <= 0:
-            return []
-        newest = [entry.message for entry in Window(max(limit, 2), session.entries())][-limit:]
-        return newest[1:] if newest and newest[0].is_tool_result else newest
-
-    async def list(
-        self, *, channel: str | None = None, limit: int | None = None, offset: int = 0, after: Place | None = None
-    ) -> builtins.list[SessionSummary]:
-        """All sessions, or those of one channel, the most recently used first. Creates and renews nothing.
-
-        Sessions that sleep are loaded for it, about a millisecond each: name a limit where there may be many.
-
-        Args:
-            channel: only this channel.
-            limit: at most so many of them; None: all.
-            offset: after so many others.
-            after: only those that stand behind this place.
-
-        Raises:
-            SnapshotUnreadable, SchemaTooNew, StoreError: one of them cannot be loaded.
-        """
-        self._require_open()
-        limit = None if limit is None else max(limit, 0)
-        chosen = await self._newest(channel=channel, behind=after, limit=limit, offset=max(offset, 0))
-        summaries = []
-        for session_id in reversed(chosen):  # so that the newest stays in memory longest
-            session = await self._wake(session_id)
-            if session is not None and channel in (None, session.key.channel):
-                summaries.append(summarize(session))
-        return summaries[::-1]
-
-    async def _newest(self, **part: Any) -> builtins.list[str]:
-        """The ids of a part of all sessions, the most recently used first: `Queue.newest`."""
-        queue = await self._queue()
-        choose = partial(queue.newest, **part)
-        return choose() if len(queue.asleep) < FEW else await to_thread.run_sync(choose)
 
     async def import_file(
         self,
@@ -251,7 +486,7 @@ class SessionManager(OpenManager):
         progress = on_progress or self._progress
         transfer = Import(chunks, name=name, form=form, clock=self.clock, on_progress=progress, size=size)
         report = await transfer.run(self._new_import, key, dry_run=dry_run)
-        if dry_run and report.session_id in self._residents:
+        if dry_run and report.session_id in self._cache:
             raise SessionExists(
                 f"session {report.session_id!r} exists already; delete it first, or choose another name"
             )
@@ -260,25 +495,14 @@ class SessionManager(OpenManager):
             log.info("imported", action="session.imported", session_id=report.session_id, **counts)
         return report
 
-    def _new_import(self, key: SessionKey, created_at: datetime | None) -> AbstractAsyncContextManager[Session]:
-        return self.new_session(key, purpose="import", created_at=created_at)
+    @asynccontextmanager
+    async def _new_import(self, key: SessionKey, created_at: datetime | None) -> AsyncIterator[Session]:
+        async with self._registry.new_journal(key, purpose="import", created_at=created_at) as journal:
+            yield Session.of(journal)
 
     async def fork_from(self, path: str | Path, *, key: SessionKey | None = None) -> Session:
         """A session made of a file's history, in the words of document 003. Raises as `import_file`."""
         return await self.find((await self.import_file(path, key=key)).session_id)
-
-    async def export(self, session_id: str, form: Format) -> AsyncIterator[bytes]:
-        """A session in any format, piece by piece: its whole tree, or its branch where the format has no tree.
-
-        Raises:
-            SessionNotFound: there is no such session.
-            ImportRefused: the format is only read.
-            StoreUnavailable: the store cannot be read.
-        """
-        from miniclaw_sessions.exporting import export_session  # noqa: PLC0415 - loads every format
-
-        async for chunk in export_session(await self.find(session_id), form):
-            yield chunk
 
     async def delete(self, session_id: str) -> bool:
         """Delete a session: from memory, its file, its quarantined copies and its transcript; whether there was one.
@@ -290,31 +514,40 @@ class SessionManager(OpenManager):
             TurnInProgress: this very task holds the session's turn.
         """
         self._require_open()
-        session = await self._wake(session_id)
-        if session is None:
-            return False
-        async with session.journal.between_turns():
-            if session.journal.is_deleted:
+        journal = await self._registry.load(session_id)
+        if journal is None:
+            return await self._archive.forget(session_id) > 0
+        async with journal.between_turns():
+            if journal.is_deleted:
                 return False
-            await self._remove(session)
+            await self._archive.forget(session_id)
+            await self._registry.remove(journal)
         log.info("deleted", action="session.deleted", session_id=session_id)
         return True
 
-    async def read_transcript(self, session_id: str) -> AsyncIterator[Entry]:
-        """Every entry of a session that can be read, oldest first, from the store a page at a time.
-
-        With the store `none` there is no transcript: the window's messages are all there is. Damaged entries are left
-        out, and logged.
+    async def restore(self, session_id: str) -> Session:
+        """Bring an expired session back from the archive, whole, under its old key; its time to live starts again.
 
         Raises:
-            SessionNotFound: there is no such session.
-            StoreError: the store cannot be read.
+            NotArchived: the archive has no such session.
+            SessionExists: there is a session of this id already; rename or delete that first.
+            ImportRefused, DamagedSeal, WrongKey: the archived file is damaged or another key's; it stays.
+            SessionLimit, StoreError: the session could not be made; the archived file stays.
         """
-        problems: list[str] = []
-        async for entry in (await self.find(session_id)).tree.read_entries(problems):
-            yield entry
-        for problem in problems:
-            log.error("a transcript is damaged", action="recovery.entry_damaged", session_id=session_id, error=problem)
+        from miniclaw_sessions.formats.entry_line import ENTRY_LINE  # noqa: PLC0415 - only restoring needs it
+
+        self._require_open()
+        file = await self._archive.newest(session_id)
+        if file is None:
+            raise NotArchived(session_id)
+        try:
+            key = SessionKey.parse(session_id)
+        except InvalidKey:
+            key = None  # it is shortened: the file's first line tells it
+        report = await self.import_stream(self._archive.read(file), name=session_id, key=key, form=ENTRY_LINE)
+        await self._archive.delete(file)
+        log.info("restored from the archive", action="session.restored", session_id=report.session_id)
+        return await self.find(report.session_id)
 
 
 async def fork_session(manager: SessionManager, from_id: str, to_id: str) -> Session:
@@ -341,18 +574,5 @@ async def _chunks(file: AsyncBufferedReader) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def summarize(session: Session) -> SessionSummary:
-    """A session as one line of a list."""
-    return SessionSummary(
-        session_id=session.session_id,
-        channel=session.key.channel,
-        chat_id=session.key.chat_id,
-        title=session.title,
-        messages=len(session),
-        message_count=session.message_count,
-        entries=session.last_sequence,
-        created_at=session.created_at,
-        updated_at=session.updated_at,
-        last_accessed=session.last_accessed,
-        dirty=session.journal.is_dirty,
-    )
+def _ignore(progress: Progress) -> None:
+    """Nobody watches."""

@@ -71,10 +71,8 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 class RecoveryReport(msgspec.Struct, kw_only=True):
-    """What recovery found and did; `asleep` are the sessions of which only the names were read."""
+    """What recovery found and did."""
 
-    sessions: dict[str, Recovered] = msgspec.field(default_factory=dict)
-    asleep: dict[str, None] = msgspec.field(default_factory=dict)
     from_snapshots: int = 0
     brought_up: int = 0
     rebuilt: int = 0
@@ -84,9 +82,22 @@ class RecoveryReport(msgspec.Struct, kw_only=True):
     messages: int = 0
     seconds: float = 0.0
 
+    def add(self, loaded: RecoveryReport) -> None:
+        """Add what was found when one more session was loaded later."""
+        self.quarantined += loaded.quarantined
+        self.rebuilt += loaded.rebuilt
+        self.brought_up += loaded.brought_up
+        self.written_back += loaded.written_back
+
 
 class Recovery:
-    """One run of it: `run` for all sessions, or `load` for one."""
+    """One run of it: `run` for all sessions, or `load` for one.
+
+    Attributes:
+        sessions: those that were loaded, by their id.
+        on_disk: the ids of those of which only the names were read.
+        report: what was found and done.
+    """
 
     def __init__(  # noqa: PLR0913 - both sides, and how they are to be read
         self,
@@ -95,23 +106,25 @@ class Recovery:
         *,
         clock: Clock,
         capacity: int,
-        max_resident: int,
+        max_cached: int,
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._snapshots = snapshots
         self._store = store
         self._clock = clock
         self._capacity = capacity
-        self._max_resident = max_resident
+        self._max_cached = max_cached
         self._on_progress = on_progress
         self._damaged: list[tuple[str, str]] = []
         self._renamed: list[tuple[str, str]] = []
         self._loaded: dict[str, Snapshot] = {}
         self._missing: list[Append] = []
         self._others: frozenset[str] = frozenset()  # files that are there and not read
+        self.sessions: dict[str, Recovered] = {}
+        self.on_disk: dict[str, None] = {}
         self.report = RecoveryReport()
 
-    async def run(self) -> RecoveryReport:
+    async def run(self) -> None:
         """Read, compare, heal.
 
         Raises:
@@ -125,7 +138,7 @@ class Recovery:
         try:
             names = await self._snapshots.names()
             with _collector_paused():
-                if len(names) <= self._max_resident:
+                if len(names) <= self._max_cached:
                     await self._load_all(names)
                 else:
                     await self._learn_names(names)
@@ -136,12 +149,11 @@ class Recovery:
                 "Nothing is lost; mend the directory or the disk and start again."
             ) from error
         self.report.seconds = self._clock.monotonic() - started
-        return self.report
 
-    async def load(self, session_id: str) -> RecoveryReport:
-        """One session, by the same rules; the report holds none when there is none.
+    async def load(self, session_id: str) -> None:
+        """Load one session, by the same rules; `sessions` is empty if there is none.
 
-        The file of another program may turn out to be another session than its name says, which the report has then.
+        The file of another program may turn out to be another session than its name says, which is loaded then.
 
         Raises:
             SnapshotUnreadable, SchemaTooNew, QuarantineFull, StoreError: as for `run`; nothing was changed.
@@ -161,7 +173,6 @@ class Recovery:
                 f"session {session_id} cannot be loaded from {self._snapshots.path}: {error.strerror or error}. "
                 "Nothing is lost; mend the directory or the disk and try again."
             ) from error
-        return self.report
 
     async def _load_all(self, names: Sequence[str]) -> None:
         await self._load_files(names)
@@ -169,24 +180,24 @@ class Recovery:
 
     async def _learn_names(self, names: Sequence[str]) -> None:
         """Which sessions there are; those that only a file knows are given to the store, as if it had been lost."""
-        asleep = self.report.asleep
-        asleep.update(dict.fromkeys(await self._store.session_ids()))
+        on_disk = self.on_disk
+        on_disk.update(dict.fromkeys(await self._store.session_ids()))
         strange = []
         for name in names:
             session_id = name.removesuffix(SUFFIX)
-            if session_id not in asleep and (self._store.keeps_entries or not is_session_id(session_id)):
+            if session_id not in on_disk and (self._store.keeps_entries or not is_session_id(session_id)):
                 strange.append(name)
             else:
-                asleep[session_id] = None
+                on_disk[session_id] = None
         async for _ in self._snapshots.read(names[:1]):
             pass  # what keeps every file from being read, such as a wrong key, stops the start
         self._others = frozenset(names).difference(strange) if strange else frozenset()
         for start in range(0, len(strange), BATCH):
             await self._load_files(strange[start : start + BATCH])
-            heads = [await self._store.head(one) for one in self._loaded if one in asleep]
+            heads = [await self._store.head(one) for one in self._loaded if one in on_disk]
             await self._settle_loaded({one.head.session_id: one for one in heads if one is not None})
-            asleep.update(dict.fromkeys(self.report.sessions))
-            self.report.sessions.clear()
+            on_disk.update(dict.fromkeys(self.sessions))
+            self.sessions.clear()
 
     # --- the files ---------------------------------------------------------------------------------------------------
 
@@ -291,7 +302,7 @@ class Recovery:
                 if dirty:
                     self._missing.append(_missing_entries(snapshot, conversation, last, self._clock))
         self.report.messages += len(conversation.window)
-        self.report.sessions[session_id] = Recovered(conversation, dirty)
+        self.sessions[session_id] = Recovered(conversation, dirty)
 
     def _empty(self, head: SessionHead) -> Conversation:
         return Conversation(head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self._capacity)

@@ -19,15 +19,19 @@ from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular
 from miniclaw_sessions.encryption import KeyRing
-from miniclaw_sessions.errors import ConfigError, StoreCorrupt, StoreUnavailable
+from miniclaw_sessions.errors import ConfigError, DirectoryInUse, StoreCorrupt, StoreUnavailable, first_cause
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.persistence.marker import Marker, check_marker, check_store, write_marker
 from miniclaw_sessions.persistence.quarantine import Quarantine
-from miniclaw_sessions.persistence.recovery import Progress, Recovery, RecoveryReport
+from miniclaw_sessions.persistence.recognition import recognize
+from miniclaw_sessions.persistence.recovery import Progress, Recovered, Recovery, RecoveryReport
 from miniclaw_sessions.persistence.snapshots import Snapshots
 from miniclaw_sessions.stores import open_store
 from miniclaw_sessions.stores.base import Store
 from miniclaw_sessions.stores.encrypted import encrypted
+
+LOOK_AGAIN_S = 0.1
+"""How often a directory that another process has is tried again."""
 
 _READ_AHEAD_BYTES = 1 << 20
 
@@ -35,10 +39,19 @@ log = get_logger(__name__)
 
 
 class Workspace:
-    """The files of one manager; an async context manager. `report` tells what recovery found."""
+    """The files of one manager; an async context manager.
+
+    Attributes:
+        snapshots, store: both sides, once it is open.
+        sessions: what recovery loaded; whoever takes them over empties it.
+        on_disk: the ids of the sessions of which only the names were read.
+        report: what recovery found and did.
+    """
 
     snapshots: Snapshots
     store: Store
+    sessions: dict[str, Recovered]
+    on_disk: dict[str, None]
     report: RecoveryReport
 
     def __init__(  # noqa: PLR0913 - one argument per thing that it is made of
@@ -50,6 +63,8 @@ class Workspace:
         clock: Clock,
         on_progress: Callable[[Progress], None],
         encryption: KeyRing | None = None,
+        create: bool = True,
+        wait_s: float = 0.0,
     ) -> None:
         self.path = path
         self._encryption = encryption
@@ -58,6 +73,8 @@ class Workspace:
         self._store_choice = store
         self._clock = clock
         self._on_progress = on_progress
+        self._create = create
+        self._wait_s = wait_s
         self._stack = AsyncExitStack()
 
     def __repr__(self) -> str:
@@ -67,16 +84,22 @@ class Workspace:
         """Open everything and recover.
 
         Raises:
-            DirectoryInUse: another process has the directory.
+            DirectoryInUse: another process has the directory, and did not let it go in time.
             SnapshotUnreadable, SchemaTooNew, QuarantineFull: something is there that must not be touched; it was not.
             StoreError: the store cannot be opened.
+            NotAWorkspace: there is no workspace, or the directory is another program's; it was not touched.
             ConfigError: the store's URL is not one, or the directory cannot be used.
             WrongKey, KeyNeeded, NotEncrypted: the keys do not go with what is there; it was not touched.
         """
-        async with AsyncExitStack() as stack:
-            self.snapshots = await to_thread.run_sync(self._open_directory, stack)
-            self.store = await self._open_store(stack)
-            self._stack = stack.pop_all()
+        try:
+            async with AsyncExitStack() as stack:
+                # In a task of its own, which a task group waits for even when asyncio itself cancels the caller: what a
+                # thread has locked or opened by then would otherwise stay so for the life of the process.
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._open, stack, name="open workspace")
+                self._stack = stack.pop_all()
+        except ExceptionGroup as group:
+            raise first_cause(group) from None
         return self
 
     async def __aexit__(
@@ -85,34 +108,53 @@ class Workspace:
         """Close the store and let the directory go."""
         await self._stack.aclose()
 
-    async def load(self, session_id: str) -> RecoveryReport:
-        """Load one session that sleeps; see `Recovery.load`."""
-        return await self._recovery(self.store).load(session_id)
+    async def load(self, session_id: str) -> tuple[dict[str, Recovered], RecoveryReport]:
+        """Load one session from disk; see `Recovery.load`."""
+        recovery = self._recovery(self.store)
+        await recovery.load(session_id)
+        return recovery.sessions, recovery.report
 
-    def _open_directory(self, stack: AsyncExitStack) -> Snapshots:
-        """Make the directory if needed, lock it, and open what is in it."""
+    async def _open(self, stack: AsyncExitStack) -> None:
+        await self._lock(stack)
+        self.snapshots = await to_thread.run_sync(self._open_directory, stack)
+        self.store = await self._open_store(stack)
+
+    async def _lock(self, stack: AsyncExitStack) -> None:
+        """Take the directory, and wait a while for whoever has it."""
+        patient_until = self._clock.monotonic() + self._wait_s
+        is_waiting = False
+        while True:
+            try:
+                return await to_thread.run_sync(self._lock_directory, stack)
+            except DirectoryInUse as error:
+                if self._clock.monotonic() >= patient_until:
+                    raise
+                if not is_waiting:
+                    log.warning("waiting for the workspace", action="open.waiting", pid=error.pid, seconds=self._wait_s)
+                    self._on_progress(Progress(f"waiting for process {error.pid or ''}".rstrip(), 0, 0))
+                is_waiting = True
+            await self._clock.sleep(min(LOOK_AGAIN_S, self._wait_s))
+
+    def _lock_directory(self, stack: AsyncExitStack) -> None:
         try:
-            self._recognize()
+            recognize(self.path, create=self._create)
             Directory(self.path).close()
             stack.callback(DirectoryLock(self.path).release)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _open_directory(self, stack: AsyncExitStack) -> Snapshots:
+        """Open what is in the directory, once it is ours."""
+        try:
             self._marker = check_marker(self.path, self._encryption)
             self._clean()
             snapshots = open_snapshots(self.path, self._settings, clock=self._clock, encryption=self._encryption)
             return stack.enter_context(closing(snapshots))
         except OSError as error:
-            raise ConfigError(
-                f"the workspace {self.path} cannot be used: {error.strerror}; mend it or choose another one"
-            ) from error
+            raise self._unusable(error) from error
 
-    def _recognize(self) -> None:
-        """Refuse to make a workspace of somebody's other directory: it would become private, and ours."""
-        if not self.path.is_dir() or (self.path / ".lock").is_file() or (self.path / "sessions").is_dir():
-            return
-        if any(self.path.iterdir()):
-            raise ConfigError(
-                f"{self.path} is neither empty nor a workspace (it has no directory `sessions`); "
-                "choose an empty directory, or one that does not exist yet"
-            )
+    def _unusable(self, error: OSError) -> ConfigError:
+        return ConfigError(f"the workspace {self.path} cannot be used: {error.strerror}; mend it or choose another one")
 
     def _clean(self) -> None:
         """Delete what a crash left half-written where recovery does not look."""
@@ -141,7 +183,9 @@ class Workspace:
         async with AsyncExitStack() as attempt:
             store = await attempt.enter_async_context(self._new_store())
             await self._check_encryption(store)
-            self.report = await self._recovery(store).run()
+            recovery = self._recovery(store)
+            await recovery.run()
+            self.sessions, self.on_disk, self.report = recovery.sessions, recovery.on_disk, recovery.report
             stack.push_async_callback(_close_shielded, attempt.pop_all())
         return store
 
@@ -151,7 +195,7 @@ class Workspace:
             store,
             clock=self._clock,
             capacity=self._settings.window,
-            max_resident=self._settings.max_resident,
+            max_cached=self._settings.max_cached,
             on_progress=self._on_progress,
         )
 

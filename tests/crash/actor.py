@@ -78,8 +78,8 @@ async def opened(orders: Mapping[str, Any], acknowledgements: Acknowledgements) 
     """The manager, opened, if need be at a later attempt: an error while starting must change nothing."""
     deadline = time.monotonic() + RETRY_LIMIT_S
     while True:
-        resident = RESIDENT.get(orders["act"], SessionSettings().max_resident)
-        settings = SessionSettings(store=orders["store"], flush_interval_s=3600.0, max_resident=resident)
+        resident = RESIDENT.get(orders["act"], SessionSettings().max_cached)
+        settings = SessionSettings(store=orders["store"], flush_interval_s=3600.0, max_cached=resident)
         try:
             return await SessionManager(orders["workspace"], settings=settings).__aenter__()
         except (SessionsError, OSError) as error:

@@ -37,7 +37,7 @@ TRIALS_OF_A_LIFE = 25
 
 STATES_AT_ONCE = 500
 
-SETTINGS: Sequence[Mapping[str, object]] = ({}, {"max_resident": 3})
+SETTINGS: Sequence[Mapping[str, object]] = ({}, {"max_cached": 3})
 """The writers' settings, in turns: all sessions in memory, and hardly any, so that most are loaded again and again."""
 
 

@@ -102,7 +102,7 @@ def test_everything_covers_every_store_kind_and_act() -> None:
         (store, act) for store in STORES for act in ACTS[store]
     }
     assert len({life.seed for life in lives}) == len(lives), "two lives are the same"
-    assert {str(life.settings) for life in lives} == {"{}", "{'max_resident': 3}"}
+    assert {str(life.settings) for life in lives} == {"{}", "{'max_cached': 3}"}
     assert {piece.tier for piece in pieces} == {"A", "B", "C", "D"}
 
 

@@ -480,7 +480,9 @@ async def test_a_crash_in_the_middle_leaves_nothing(faulty: Bench, tmp_path: Pat
                 await checkpoint()
             hold = faulty.store.hold()
             await hold.reached.wait()
-            await manager._flusher._write_chunk(list(manager._flusher._dirty))  # as the 30 seconds might end now
+            await manager._saving.flusher._write_chunk(
+                list(manager._saving.flusher._dirty)
+            )  # as the 30 seconds might end now
             killed = faulty.crashed(tmp_path / "killed")
             hold.release()
         assert len(await manager.list()) == 2

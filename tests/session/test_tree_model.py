@@ -362,7 +362,7 @@ class Forest(RuleBasedStateMachine):
     def crash(self, damage: str) -> None:
         """The process is killed while it fails, or after a commit and before the next flush."""
         if not self.failing:
-            self.call(self.manager._committer.drain)
+            self.call(self.manager._saving.committer.drain)
             for model in self.models.values():
                 model.acknowledged = model.last_sequence
         after = self.bench.crashed(self.base / str(next(self.numbers)))

@@ -10,11 +10,14 @@ from collections.abc import Awaitable, Callable
 import anyio
 from anyio.abc import TaskGroup
 
+from miniclaw_sessions.errors import ManagerClosed
+
 
 class Background:
     """The long-lived tasks of one manager."""
 
     def __init__(self, tasks: TaskGroup) -> None:
+        self.closed = False
         self._tasks = tasks
         self._running: list[tuple[anyio.CancelScope, anyio.Event]] = []
 
@@ -29,6 +32,8 @@ class Background:
 
         Unlike a shielded scope this also holds when asyncio itself cancels the caller, who then merely stops waiting.
         """
+        if self.closed:
+            raise ManagerClosed("the session manager was closed meanwhile; what was to be done was not begun")
         failures: list[Exception] = []
         done = anyio.Event()
 
@@ -53,7 +58,8 @@ class Background:
             await ended.wait()
 
     def cut_off(self) -> None:
-        """Cancel whatever has not ended; a call that blocks in its thread still finishes first."""
+        """Cancel whatever has not ended, and begin nothing more; what blocks in its thread still finishes first."""
+        self.closed = True
         for scope, _ in self._running:
             scope.cancel()
 

@@ -33,7 +33,7 @@ class Home:
         self.clock = FakeClock()
 
     def manager(self, **settings: Any) -> SessionManager:
-        settings = {"max_resident": 3, "store": self.store, **settings}
+        settings = {"max_cached": 3, "store": self.store, **settings}
         return SessionManager(self.workspace, settings=SessionSettings(**settings), clock=self.clock)
 
     async def fill(self, manager: SessionManager, count: int) -> None:
@@ -73,16 +73,16 @@ async def texts(manager: SessionManager, number: int) -> list[str]:
 async def test_no_more_sessions_stay_in_memory_than_may_and_each_comes_back_whole(home: Home) -> None:
     async with home.manager() as manager:
         await home.fill(manager, 10)
-        assert (len(manager), manager.statistics().resident) == (10, 3)
+        assert (len(manager), manager.statistics().cached) == (10, 3)
         for number in range(10):
             await said(manager, number, "second")
         await manager.flush()
-        assert manager.statistics().resident == 3
+        assert manager.statistics().cached == 3
         for number in range(10):
             assert await texts(manager, number) == [f"first {number}", f"second {number}"]
-        assert manager.statistics().woken >= 14
+        assert manager.statistics().cache_loads >= 14
     async with home.manager() as manager:
-        assert (len(manager), manager.statistics().resident) == (10, 0)
+        assert (len(manager), manager.statistics().cached) == (10, 0)
         for number in range(10):
             assert await texts(manager, number) == [f"first {number}", f"second {number}"]
         assert (await manager.check()).sound
@@ -117,7 +117,7 @@ async def test_a_session_that_somebody_holds_is_the_same_object_when_it_is_asked
         held = await manager.get_or_create("chat", "held")
         await held.add_message(Message.user("one"))
         await home.fill(manager, 8)
-        assert manager.statistics().let_go >= 6
+        assert manager.statistics().cache_evictions >= 6
         await held.add_message(Message.user("two"))  # nobody knows that it was let go
         await home.fill(manager, 8)
         assert await manager.get_or_create("chat", "held") is held
@@ -151,7 +151,7 @@ async def test_however_many_ask_for_a_sleeping_session_get_one_object_that_was_l
             for number in range(40):
                 tasks.start_soon(ask, "get" if number % 2 else "create")
         assert all(session is found[0] for session in found)
-        assert manager.statistics().woken == 1
+        assert manager.statistics().cache_loads == 1
 
 
 async def test_what_is_dirty_stays_until_it_is_saved_and_a_flush_comes_early(stored: Home) -> None:
@@ -160,16 +160,16 @@ async def test_what_is_dirty_stays_until_it_is_saved_and_a_flush_comes_early(sto
             await said(manager, number)
         while manager.statistics().flushes == 0:
             await anyio.wait_all_tasks_blocked()
-        assert manager.statistics().resident == 3
+        assert manager.statistics().cached == 3
 
 
 async def test_where_nothing_can_be_saved_the_memory_has_a_bound(stored: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     async with stored.manager() as manager:
         await stored.fill(manager, 5)
-        monkeypatch.setattr(manager._snapshots._directory, "replace", _fail_with_no_space)
+        monkeypatch.setattr(manager._workspace.snapshots._directory, "replace", _fail_with_no_space)
         with pytest.raises(StoreFull, match="no more sessions can be in memory"):
             await say_to_all(manager, 20, "unsaved")
-        assert manager.statistics().resident <= 7
+        assert manager.statistics().cached <= 7
         monkeypatch.undo()
         await said(manager, 19)
         assert await texts(manager, 0) == ["first 0", "unsaved 0"]
@@ -215,7 +215,7 @@ async def test_lists_hold_sleeping_sessions_in_the_order_of_their_last_use(home:
         expected = [f"chat_{number}" for number in (4, 9, 8, 7, 6, 5, 3, 2, 1, 0)]
         assert [one.session_id for one in await manager.list()] == expected
         assert [one.session_id for one in await manager.list(limit=3, offset=2)] == expected[2:5]
-        assert manager.statistics().resident == 3
+        assert manager.statistics().cached == 3
         assert (await manager.continue_recent()).session_id == "chat_4"
         assert (await manager.list(channel="other")) == []
         with pytest.raises(SessionNotFound):
@@ -302,7 +302,7 @@ async def test_when_the_store_is_lost_the_start_gives_it_what_the_files_have(sto
     for file in stored.workspace.glob("sessions.db*"):
         file.unlink()
     async with stored.manager() as manager:
-        assert (len(manager), manager.recovery.written_back, manager.statistics().resident) == (6, 6, 0)
+        assert (len(manager), manager.recovery.written_back, manager.statistics().cached) == (6, 6, 0)
         for number in range(6):
             assert await texts(manager, number) == [f"first {number}"]
         await manager.flush()
@@ -324,8 +324,9 @@ async def test_half_a_fork_that_sleeps_is_no_session(stored: Home, tmp_path: Pat
     async with stored.manager() as manager:
         await stored.fill(manager, 6)
         key = (await manager.get("chat", 0)).key._replace(chat_id="half")
-        async with manager.new_session(key, purpose="fork") as half:
-            await half.add_message(Message.user("half"))
+        async with manager._registry.new_journal(key, purpose="fork") as half:
+            half.append(Message.user("half"))
+            await half.saved()
             await manager.flush()
             shutil.copytree(stored.workspace, tmp_path / "crashed")
     stored.workspace = tmp_path / "crashed"

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from miniclaw_sessions import sweeper as sweeper_module
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.persistence.archive import Archive, archive
+from miniclaw_sessions.manager.expiry import FIRST_SWEEP_S
+from miniclaw_sessions.persistence.archive import Archive
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.stores.base import SessionHead
 from miniclaw_sessions.stores.memory import MemoryStore
-from miniclaw_sessions.sweeper import FIRST_SWEEP_S
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 
 pytestmark = pytest.mark.anyio
@@ -147,13 +147,15 @@ async def test_delete_session_toctou_protection(home: Home, monkeypatch: pytest.
         await say(manager, chat_id="2")
         await home.clock.advance(31 * DAY)
 
-        async def slowly(to: Archive, session_id: str, lines: AsyncIterator[bytes], *, at: datetime) -> Path:
-            written = await archive(to, session_id, lines, at=at)
-            if session_id == "telegram_1":
+        write = Archive.write
+
+        async def slowly(self: Archive, head: SessionHead, entries: AsyncIterator[bytes], at: datetime) -> Path:
+            written = await write(self, head, entries, at)
+            if head.session_id == "telegram_1":
                 assert await manager.get_or_create("telegram", "1") is session
             return written
 
-        monkeypatch.setattr(sweeper_module, "archive", slowly)
+        monkeypatch.setattr(Archive, "write", slowly)
         assert (await manager.sweep()).expired == 1
         assert await names(manager) == {"1"}
         await session.add_message(Message.user("still here"))
@@ -213,7 +215,7 @@ async def test_the_archive_holds_every_entry_and_is_private(home: Home) -> None:
         await home.clock.advance(31 * DAY)
         await manager.sweep()
     [file] = home.archived()
-    entries = [decode_entry(line) for line in file.read_bytes().splitlines()]
+    entries = [decode_entry(line) for line in file.read_bytes().splitlines()[1:]]
     assert [one.message.text for one in entries if isinstance(one, MessageEntry)] == [str(n) for n in range(700)]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
@@ -231,8 +233,8 @@ async def test_without_archiving_nothing_is_left(home: Home) -> None:
     assert home.archived() == []
 
 
-async def test_after_expiry_the_chat_begins_empty(home: Home) -> None:
-    async with home.open() as manager:
+async def test_after_expiry_the_chat_begins_empty_where_the_setting_says_so(home: Home) -> None:
+    async with home.open(restore_archived=False) as manager:
         old = await say(manager, "old")
         await home.clock.advance(31 * DAY)
         await manager.sweep()

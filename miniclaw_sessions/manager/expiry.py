@@ -1,0 +1,241 @@
+"""Expiry: sessions that nobody uses any more go to the archive, and then from memory, file and store.
+
+A session expires when it has been idle for strictly longer than its time to live; every use renews it. Nobody is to be
+surprised: the log says beforehand what the next sweep will take, a dry run lists it, and what was archived comes back.
+
+A wrong clock must not expire everything at once (requirement W40). While the process runs, a forward jump of the wall
+clock against the monotonic one is added to every session's last access. When no session at all was used for over a day
+before the start, either the clock is wrong or the gateway was down; in both cases people get one sweep interval to come
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from miniclaw_sessions.clock import Clock, sleep_unless
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.errors import SessionsError
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.manager.registry import SessionRegistry
+from miniclaw_sessions.persistence.archive import Archive
+from miniclaw_sessions.protocol.encoding import encode_entry
+from miniclaw_sessions.session import Journal
+from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.stores.reading import read_all
+
+FIRST_SWEEP_S = 600.0
+"""The first sweep comes this long after the start, so that frequent restarts do not prevent it."""
+
+JUMP = timedelta(hours=1)
+"""A difference between wall clock and monotonic clock that is no drift any more."""
+
+LONG_SILENCE = timedelta(days=1)
+"""No session used for longer than this before the start: the clock may be wrong."""
+
+log = get_logger(__name__)
+
+
+class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sweep did.
+
+    Attributes:
+        scanned: how many sessions were looked at.
+        expired: how many were removed; in a dry run none.
+        archived: how many of these went to the archive.
+        sessions: the ids of those that were removed; in a dry run, of those that would be.
+        dry_run: nothing was changed.
+        postponed: why nothing was done, if the clock is not to be believed.
+    """
+
+    scanned: int = 0
+    expired: int = 0
+    archived: int = 0
+    sessions: list[str] = []
+    dry_run: bool = False
+    postponed: str | None = None
+
+
+class Expiry:
+    """Expires the idle ones among a manager's sessions."""
+
+    def __init__(
+        self, registry: SessionRegistry, store: Store, archive: Archive, *, settings: SessionSettings, clock: Clock
+    ) -> None:
+        self.expired = 0
+        self._registry = registry
+        self._cache = registry.cache
+        self._store = store
+        self._archive = archive
+        self._settings = settings
+        self._ttl = timedelta(days=settings.ttl_days)
+        self._clock = clock
+        self._stop = anyio.Event()
+        newest = max((journal.last_accessed for journal in self._cache.in_memory()), default=None)
+        self._clock_guard = ClockGuard(clock, newest_access=newest, patience_s=settings.sweep_interval_s)
+
+    def __repr__(self) -> str:
+        return f"<Expiry {self._settings.ttl_days:g} days, {self.expired} expired>"
+
+    async def run(self) -> None:
+        """Sweep now and then until `close`; never raises for what store or disk do."""
+        wait = min(FIRST_SWEEP_S, self._settings.sweep_interval_s)
+        while True:
+            if self._ttl:
+                await self._tried(partial(self._foretell, wait))
+            if await sleep_unless(self._clock, wait, self._stop):
+                return
+            wait = self._settings.sweep_interval_s
+            if self._ttl:
+                await self._tried(self.sweep)
+
+    def close(self) -> None:
+        """Make `run` return after the sweep that is under way."""
+        self.forgive_jump()
+        self._stop.set()
+
+    def forgive_jump(self) -> None:
+        """If the wall clock jumped ahead since the last look, let no session age by it."""
+        expected, jump = self._clock_guard.jump()
+        if jump:
+            log.warning("the clock jumped; no session ages by it", action="clock.jumped", seconds=jump.total_seconds())
+            for journal in list(self._cache.in_memory()):
+                journal.forgive(jump, before=expected)
+            self._cache.forgive(jump, before=expected)
+
+    async def sweep(self, *, dry_run: bool = False) -> SweepReport:
+        """Expire idle sessions now; never one with an open turn, and none while the clock is in doubt.
+
+        Args:
+            dry_run: only list them. One that is on disk only is listed by the time of its file, and may turn out to
+                have been used since.
+        """
+        self.forgive_jump()
+        scanned, idle = await self._idle(self._clock.now())
+        if doubt := self._clock_guard.doubt():
+            if not dry_run:
+                log.warning("expiry is put off", action="sweep.postponed", reason=doubt)
+            return SweepReport(dry_run=dry_run, sessions=idle if dry_run else [], postponed=doubt)
+        if dry_run:
+            return SweepReport(scanned=scanned, sessions=idle, dry_run=True)
+        gone = [session_id for session_id in idle if await self._expire(session_id)]
+        self.expired += len(gone)
+        archived = len(gone) if self._settings.archive_expired else 0
+        log.info("swept", action="sweep.done", scanned=scanned, expired=len(gone), archived=archived)
+        return SweepReport(scanned=scanned, expired=len(gone), archived=archived, sessions=gone)
+
+    async def _tried(self, step: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await step()
+        except SessionsError as error:
+            log.error("the sweep failed; it is tried again", action="sweep.failed", error=str(error))
+
+    async def _foretell(self, seconds: float) -> None:
+        """Log what the sweep will take that comes in this many seconds, unless it is used until then."""
+        at = self._clock.now() + timedelta(seconds=seconds)
+        _, idle = await self._idle(at)
+        if idle:
+            log.info("the next sweep will take these", action="sweep.next", count=len(idle), sessions=idle, at=at)
+
+    async def _idle(self, at: datetime) -> tuple[int, list[str]]:
+        """How many sessions were looked at, and which of them will be idle for too long at that moment."""
+        listing = await self._registry.listing()
+        if self._cache.newest_on_disk is not None:
+            self._clock_guard.consider(self._cache.newest_on_disk)
+        in_memory = list(self._cache.in_memory())
+        idle = [one.session_id for one in in_memory if not one.in_turn and is_idle(one.last_accessed, at, self._ttl)]
+        on_disk = listing.on_disk_since(at - self._ttl) if self._ttl else []
+        return len(in_memory) + len(on_disk), [*idle, *on_disk]
+
+    async def _expire(self, session_id: str) -> bool:
+        """Delete one idle session, unless it was used since. Returns True if it is gone. Its turn is held meanwhile."""
+        try:
+            journal = await self._registry.load(session_id)
+        except SessionsError as error:  # its neighbours expire all the same
+            _log_failure(session_id, error)
+            return False
+        if journal is None or journal.in_turn:
+            return False
+        async with journal.turn_lock:
+            if journal.is_deleted or not self._is_idle(journal):
+                return False
+            copy: Path | None = None
+            try:
+                if self._settings.archive_expired:
+                    copy = await self._archive.write(
+                        journal.log.head, self._encoded_entries(journal), self._clock.now()
+                    )
+                if self._is_idle(journal):  # it may have been used while it was archived
+                    await self._registry.remove(journal)
+            except (SessionsError, OSError) as error:
+                _log_failure(session_id, error)
+            if copy is not None and not journal.is_deleted:
+                with suppress(SessionsError):
+                    await self._archive.delete(copy)
+            return journal.is_deleted
+
+    def _is_idle(self, journal: Journal) -> bool:
+        return is_idle(journal.last_accessed, self._clock.now(), self._ttl)
+
+    async def _encoded_entries(self, journal: Journal) -> AsyncIterator[bytes]:
+        """The transcript as it is stored, so that a damaged entry does not keep its session for ever."""
+        if not self._store.keeps_entries:
+            for entry in journal.conversation.window:
+                yield encode_entry(entry)
+            return
+        async for stored in read_all(self._store, journal.session_id):
+            yield stored.encoded
+
+
+class ClockGuard:
+    """Watches if the wall clock can be believed."""
+
+    def __init__(self, clock: Clock, *, newest_access: datetime | None, patience_s: float) -> None:
+        self._clock = clock
+        self._started_at = self._wall = clock.now()
+        self._trusted_from = self._monotonic = clock.monotonic()
+        self._patient_until = self._monotonic + patience_s
+        if newest_access is not None:
+            self.consider(newest_access)
+
+    def consider(self, newest_access: datetime) -> None:
+        """Take note that a session was last used then, and none later, before the start."""
+        if abs(self._started_at - newest_access) > LONG_SILENCE:
+            self._trusted_from = self._patient_until
+
+    def jump(self) -> tuple[datetime, timedelta]:
+        """By how much the wall clock ran ahead of the monotonic one since the last call, and where it should be.
+
+        A suspended machine looks the same and deserves the same: nobody could have used a session meanwhile.
+        """
+        wall, monotonic = self._clock.now(), self._clock.monotonic()
+        expected = self._wall + timedelta(seconds=monotonic - self._monotonic)
+        self._wall, self._monotonic = wall, monotonic
+        return expected, (wall - expected if wall - expected > JUMP else timedelta(0))
+
+    def doubt(self) -> str | None:
+        """Why nothing should expire now, or None."""
+        if self._clock.monotonic() < self._trusted_from:
+            return "no session was used for more than a day before the start: the clock may be wrong"
+        return None
+
+
+def is_idle(last_accessed: datetime, at: datetime, ttl: timedelta) -> bool:
+    """True if it was idle for strictly longer than `ttl` (0: never) by then; a use in the future counts as now."""
+    return ttl > timedelta(0) and at - last_accessed > ttl
+
+
+def _log_failure(session_id: str, error: Exception) -> None:
+    log.error(
+        "an expired session could not be removed; it is tried again",
+        action="sweep.failed",
+        session_id=session_id,
+        error=str(error),
+    )

@@ -1,0 +1,394 @@
+"""The sessions of an open manager: one live object for each key, made, loaded, replaced and removed here only.
+
+Which lock protects what, in the order in which they are taken:
+
+- the *turn lock* of a session: its open turn. Whoever deletes or expires a session holds it.
+- a *reservation* of a session id: what is on disk under it. Held while a session is loaded, removed, or put together
+  by a fork or an import; whoever else wants the key waits for it, or is refused. It belongs to the work and not to the
+  caller: what is to be undone is undone before the key is free again, even if asyncio cancels whoever began it.
+- `_lock`: the decision that a key is free and whose it will be. Never held during work on the disk, but for the reload
+  of a session that the store refused.
+- `Flusher.lock`: the files in `sessions/`. Held during a flush, a check, and while a session's file is removed, so that
+  no flush brings it back.
+- `Snapshots` lets one thread write at a time, and the store has one thread of its own: an older state never overtakes a
+  newer one.
+
+Everything else happens between two awaits, where nobody else runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from functools import partial
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.disk import is_no_space
+from miniclaw_sessions.errors import ManagerClosed, SessionExists, SessionLimit, StoreFull, StoreUnavailable
+from miniclaw_sessions.history.conversation import Conversation
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.manager.background import Background
+from miniclaw_sessions.manager.cache import Listing, SessionCache
+from miniclaw_sessions.manager.saving import Saving
+from miniclaw_sessions.persistence.committer import anew
+from miniclaw_sessions.persistence.recovery import Recovered, catch_up
+from miniclaw_sessions.persistence.workspace import Workspace
+from miniclaw_sessions.protocol.entries import INCOMPLETE
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.session import Journal, Session
+
+LEARNED_AT_ONCE = 10_000
+"""How many files' times are noted before others run."""
+
+log = get_logger(__name__)
+
+
+class SessionRegistry:
+    """The live sessions of an open manager, and how they come and go; the home of their journals.
+
+    Attributes:
+        cache: which of them are in memory.
+        evicted_of_gone: how many messages had left the windows of sessions that are gone.
+        clock, committer, flusher, store, max_message_bytes: what every journal works with.
+    """
+
+    def __init__(  # noqa: PLR0913 - it works with what the manager has
+        self,
+        workspace: Workspace,
+        saving: Saving,
+        background: Background,
+        *,
+        settings: SessionSettings,
+        clock: Clock,
+        cache: SessionCache,
+    ) -> None:
+        self.cache = cache
+        self.evicted_of_gone = 0
+        self.store = workspace.store
+        self.committer = saving.committer
+        self.flusher = saving.flusher
+        self.clock = clock
+        self.max_message_bytes = settings.max_message_bytes
+        self._workspace = workspace
+        self._background = background
+        self._settings = settings
+        self._lock = anyio.Lock()
+        self._reserved: dict[str, anyio.Event] = {}
+        self._in_the_making = 0
+        self._unfinished: dict[str, Journal] = {}  # what is left of them could not be removed yet
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<SessionRegistry {self.cache!r}, {len(self._reserved)} reserved>"
+
+    def close(self) -> None:
+        """Give out nothing more: whoever waits for a session is refused."""
+        self._closed = True
+
+    def require_open(self) -> None:
+        """Raise ManagerClosed unless sessions are given out."""
+        if self._closed:
+            raise ManagerClosed("the session manager is not open; use `async with SessionManager(...)`")
+
+    def adopt(self, found: dict[str, Recovered], names: dict[str, None]) -> None:
+        """Take over what recovery found: sessions, and the names of those that stay on disk."""
+        for one in found.values():
+            self._admit(self._journal_of(one.conversation, dirty=one.dirty))
+        self.cache.learn_names(names)
+
+    # --- looking up --------------------------------------------------------------------------------------------------
+
+    async def get_or_create(self, key: SessionKey, agent_id: str | None) -> Journal:
+        """The session of a key, made if there is none; see `SessionManager.get_or_create`."""
+        session_id = key.session_id
+        journal = self.usable(session_id)
+        while journal is None:
+            await self._wait_until_free(session_id)
+            loaded = await self.load(session_id)  # held, so that it is not evicted again before it is used
+            await self._make_room()
+            async with self._lock:
+                self.require_open()
+                journal = self.usable(session_id)
+                if journal is None and session_id not in self._reserved and not self.cache.must_load(session_id):
+                    await self._clear(session_id)
+                    refused = self.cache.get(session_id)
+                    journal = self._create(key, agent_id) if refused is None else await self._reload(refused)
+            del loaded
+        return journal
+
+    def usable(self, session_id: str) -> Journal | None:
+        """The live session, unless it is being deleted or the store has refused it."""
+        journal = self.cache.get(session_id)
+        is_usable = journal is not None and journal.log.rejected is None and session_id not in self._reserved
+        return journal if is_usable else None
+
+    async def load(self, session_id: str) -> Journal | None:
+        """The live session, loaded if it is on disk only; None if there is none. However many ask, one loads it.
+
+        Raises:
+            SnapshotUnreadable, SchemaTooNew, QuarantineFull: its file is there and must not be touched; it was not.
+            StoreError: the store cannot be read.
+        """
+        while self.cache.must_load(session_id):
+            if session_id in self._reserved:
+                await self._wait_until_free(session_id)
+                continue
+            self._reserved[session_id] = anyio.Event()
+            try:
+                await self._make_room()
+                journal = await self._load_now(session_id)
+            except BaseException:
+                self._release(session_id)
+                raise
+            if journal is None:
+                self._release(session_id)
+            else:
+                await self._background.complete(partial(self._discard, journal))
+        return self.cache.get(session_id)
+
+    async def listing(self) -> Listing:
+        """All sessions and when they were last used; of those on disk, their files tell."""
+        if not self.cache.knows_times:
+            times = await self._workspace.snapshots.modified()
+            self.cache.knows_times = True
+            for start in range(0, len(times), LEARNED_AT_ONCE):
+                self.cache.learn_times(times[start : start + LEARNED_AT_ONCE])
+                await checkpoint()
+        return self.cache.listing()
+
+    async def _wait_until_free(self, session_id: str) -> None:
+        if (reserved := self._reserved.get(session_id)) is not None:
+            await reserved.wait()
+            self.require_open()
+
+    def _release(self, session_id: str) -> None:
+        self._reserved.pop(session_id).set()
+
+    async def _load_now(self, session_id: str) -> Journal | None:
+        """Load a session into the cache; what is returned was never finished, and must be discarded."""
+        found, report = await self._workspace.load(session_id)
+        self.require_open()
+        self._workspace.report.add(report)
+        recovered = found.pop(session_id, None)
+        self.cache.learn_names(found)  # a file of another program may turn out to be another session
+        if recovered is None:
+            self.cache.remove(session_id)  # somebody else deleted its files
+            return None
+        conversation = recovered.conversation
+        conversation.last_accessed = self.cache.last_use(session_id, conversation.last_accessed)
+        journal = self._journal_of(conversation, dirty=recovered.dirty)
+        if INCOMPLETE in journal.conversation.metadata:
+            self.cache.remove(session_id)
+            return journal
+        self.cache.loads += 1
+        self._admit(journal)
+        return None
+
+    async def _reload(self, refused: Journal) -> Journal | None:
+        """The store refused a session's entries: go on from what the store has, as a new object for the same key.
+
+        None if it is being deleted, or was deleted meanwhile. If the store cannot be read, nothing has changed.
+        """
+        session_id = refused.session_id
+        stored = await self.store.head(session_id)
+        head = stored.head if stored is not None else refused.log.head
+        conversation = Conversation(
+            head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self._settings.window
+        )
+        await catch_up(conversation, self.store)
+        if self.cache.get(session_id) is not refused or session_id in self._reserved:
+            return None
+        refused.retire()
+        self.flusher.remove(refused)
+        self.evicted_of_gone += refused.evicted
+        journal = self._journal_of(conversation, dirty=True)
+        self._admit(journal)
+        log.warning("reloaded from the store", action="session.reloaded", session_id=journal.session_id)
+        return journal
+
+    # --- coming into being -------------------------------------------------------------------------------------------
+
+    def _journal_of(self, conversation: Conversation, *, dirty: bool) -> Journal:
+        return Journal(conversation, self, committed=conversation.last_sequence, dirty=dirty)
+
+    def _new(self, key: SessionKey, *, dirty: bool = False, created_at: datetime | None = None) -> Journal:
+        limit = self._settings.max_sessions
+        if len(self.cache) + self._in_the_making >= limit:
+            raise SessionLimit(f"there are {limit} sessions already (max_sessions); delete some or raise the limit")
+        conversation = Conversation(
+            key,
+            incarnation=self.clock.new_id(),
+            created_at=created_at or self.clock.now(),
+            capacity=self._settings.window,
+        )
+        return self._journal_of(conversation, dirty=dirty)
+
+    def _create(self, key: SessionKey, agent_id: str | None) -> Journal:
+        journal = self._new(key, dirty=agent_id is None)
+        if agent_id is not None:  # which may be refused: until then nobody may know of the session
+            Session.of(journal).update(agent_id=agent_id)
+        self._admit(journal)
+        return journal
+
+    def _admit(self, journal: Journal) -> None:
+        """Cache a session; if that makes too many, the dirty ones are saved soon so that some can go."""
+        if not self.cache.add(journal):
+            self.flusher.hurry()
+
+    async def _make_room(self) -> None:
+        """Wait for a flush when sessions change faster than they are saved: the memory has a bound.
+
+        Raises:
+            StoreFull, StoreUnavailable: they cannot be saved.
+        """
+        if self.cache.cached < 2 * self._settings.max_cached:
+            return
+        await self.flusher.flush()
+        crowded = not self.cache.evict()
+        if crowded and self.flusher.problem is not None:
+            raise anew(self.flusher.problem, "no more sessions can be in memory until they are saved")
+
+    @asynccontextmanager
+    async def new_journal(
+        self, key: SessionKey, *, purpose: str, created_at: datetime | None = None
+    ) -> AsyncIterator[Journal]:
+        """A session that nobody else sees until the block has ended well; else nothing of it is left.
+
+        Its content is committed as it comes, however much that is. After a crash in between, the next start removes it.
+        The key is reserved until the session is there, or all that was begun of it is gone.
+
+        Args:
+            key: its key.
+            purpose: what makes it: fork or import.
+            created_at: when it began; by default now.
+
+        Raises:
+            SessionExists: there is a session with this key, or one is being made.
+            SessionLimit: there are `max_sessions` sessions already.
+            StoreError: it could not be stored; nothing of it is left.
+        """
+        session_id = key.session_id
+        async with self._lock:
+            self.require_open()
+            await self._clear(session_id)
+            if session_id in self.cache or session_id in self._reserved:
+                raise SessionExists(f"session {session_id!r} exists already; delete it first, or choose another name")
+            journal = self._new(key, created_at=created_at)
+            self._reserved[session_id] = anyio.Event()
+            self._in_the_making += 1
+        try:
+            journal.note({INCOMPLETE: purpose})
+            yield journal
+            journal.note({INCOMPLETE: None})
+            await journal.settle()
+            await journal.saved()
+        except BaseException:
+            await self._background.complete(partial(self._discard, journal))
+            raise
+        else:
+            self._admit(journal)
+            self._release(session_id)
+        finally:
+            self._in_the_making -= 1
+
+    # --- going -------------------------------------------------------------------------------------------------------
+
+    async def remove_unfinished(self) -> None:
+        """Finish what a crash interrupted: half a fork or half an import is no session."""
+        for journal in [one for one in self.cache.in_memory() if INCOMPLETE in one.conversation.metadata]:
+            purpose = journal.conversation.metadata[INCOMPLETE]
+            log.warning("unfinished", action="session.unfinished", session_id=journal.session_id, purpose=purpose)
+            self.cache.remove(journal.session_id)
+            self._reserved[journal.session_id] = anyio.Event()
+            await self._discard(journal)
+
+    async def remove(self, journal: Journal) -> None:
+        """Take a session out of memory and off the disk; on failure it is back as it was.
+
+        A task of the manager does it, because nothing keeps asyncio's own cancellation from the caller's: the file
+        would be gone and the transcript not.
+        """
+        if self._background.closed:
+            raise ManagerClosed(f"the session manager was closed; session {journal.session_id} is as it was")
+        self._reserved[journal.session_id] = anyio.Event()
+        await self._background.complete(partial(self._remove_now, journal))
+
+    async def _remove_now(self, journal: Journal) -> None:
+        session_id = journal.session_id
+        try:
+            await self._erase(journal)
+            self.evicted_of_gone += journal.evicted
+            self.cache.remove(session_id)
+        except OSError as error:
+            journal.revive()
+            kind = StoreFull if is_no_space(error) else StoreUnavailable
+            raise kind(f"session {session_id} could not be deleted: {error.strerror}; it is as it was") from error
+        except BaseException:
+            journal.revive()
+            raise
+        finally:
+            self._release(session_id)
+
+    async def _discard(self, journal: Journal) -> None:
+        """Remove what there is of a session that was never finished, and free its key.
+
+        What cannot be removed now is kept in mind: whoever wants the key tries again, or else the next start.
+        """
+        session_id = journal.session_id
+        try:
+            await self.committer.drain()  # the store may have recovered without anybody having tried
+            await self._erase(journal, of_this_incarnation=True)
+            self._unfinished.pop(session_id, None)
+        except (StoreUnavailable, OSError) as error:
+            self.flusher.remove(journal)
+            self._unfinished[session_id] = journal
+            log.error(
+                "an unfinished session could not be removed; it is tried again",
+                action="session.unfinished",
+                session_id=session_id,
+                error=str(error),
+            )
+        finally:
+            self._release(session_id)
+
+    async def _clear(self, session_id: str) -> None:
+        """Make sure that nothing unfinished is left under a key: a new session would continue it.
+
+        Raises:
+            StoreUnavailable: it cannot be removed now.
+        """
+        journal = self._unfinished.get(session_id)
+        if journal is None or session_id in self._reserved:
+            return
+        self._reserved[session_id] = anyio.Event()
+        await self._background.complete(partial(self._discard, journal))
+        if session_id in self._unfinished:
+            raise StoreUnavailable(
+                f"session {session_id!r} cannot be made: what is left of an interrupted import or fork cannot be "
+                "removed while the store fails; try again later"
+            )
+
+    async def _erase(self, journal: Journal, *, of_this_incarnation: bool = False) -> None:
+        """Take a session's file and transcript off the disk, once it is quiet; it takes nothing more.
+
+        Args:
+            journal: whose.
+            of_this_incarnation: leave alone what belongs to another session of the same name.
+        """
+        session_id = journal.session_id
+        journal.retire()
+        if journal.log.rejected is None:
+            await self.committer.wait(journal.log, journal.last_sequence)
+        self.flusher.remove(journal)
+        async with self.flusher.lock:
+            if of_this_incarnation:
+                stored = await self.store.head(session_id)
+                if stored is not None and stored.head.incarnation != journal.incarnation:
+                    return
+            await self._workspace.snapshots.remove(session_id)
+            await self.store.delete(session_id)

@@ -1,0 +1,106 @@
+"""How a manager's sessions are saved: entries by the committer, snapshots by the flusher, the rest at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.errors import StoreError, StoreFull, StoreUnavailable, named
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.manager.background import Background
+from miniclaw_sessions.persistence.committer import Committer
+from miniclaw_sessions.persistence.flusher import Flusher, FlushReport
+from miniclaw_sessions.persistence.recovery import Progress
+from miniclaw_sessions.persistence.workspace import Workspace
+
+log = get_logger(__name__)
+
+
+class Saving:
+    """The committer and the flusher of an open manager."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        *,
+        settings: SessionSettings,
+        clock: Clock,
+        on_progress: Callable[[Progress], None],
+        on_flushed: Callable[[], object],
+    ) -> None:
+        self.committer = Committer(workspace.store, clock=clock, max_unsaved_bytes=settings.max_unsaved_bytes)
+        self.flusher = Flusher(
+            workspace.snapshots,
+            self.committer,
+            clock=clock,
+            interval_s=settings.flush_interval_s,
+            on_progress=on_progress,
+            on_flushed=on_flushed,
+        )
+        self._workspace = workspace
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<Saving {self.committer!r}, {self.flusher!r}>"
+
+    def start(self, background: Background) -> None:
+        """Run both in the background until `finish`."""
+        background.start(self.committer.run, name="committer")
+        background.start(self.flusher.run, name="flusher")
+
+    async def flush(self) -> FlushReport:
+        """Commit what was accepted and write every dirty session's snapshot, now.
+
+        Raises:
+            StoreFull, StoreUnavailable: not everything could be committed; the snapshots of what is committed are
+                written all the same.
+        """
+        report = await self.flusher.flush()
+        self.committer.check_store()
+        return report
+
+    async def finish(self) -> None:
+        """Save the rest, and let both end."""
+        try:
+            await self.flusher.flush()
+        except Exception as error:  # noqa: BLE001 - closing goes on; `refuse_to_forget` says what is not saved
+            log.error("the last flush failed", action="flush.failed", error=named(error))
+        self.flusher.close()
+        self.committer.close()
+
+    def refuse_to_forget(self, rejections: Iterable[StoreError]) -> None:
+        """Raise if something was not saved: silence would be a lie (rule R31).
+
+        Args:
+            rejections: why the store refused sessions, for where nothing else says what is wrong.
+
+        Raises:
+            StoreFull, StoreUnavailable: something is not saved.
+        """
+        unsaved, dirty = self.committer.counts.unsaved_entries, self.flusher.dirty
+        if not unsaved and not dirty:
+            return
+        cause = self.committer.failure or self.flusher.problem or next(iter(rejections), None) or "time ran out"
+        kind = StoreFull if isinstance(cause, StoreFull) else StoreUnavailable
+        where = self._workspace.path
+        raise kind(f"closed with {unsaved} messages and {dirty} snapshots unsaved in {where}: {cause}")
+
+    @property
+    def problems(self) -> list[str]:
+        """What keeps messages from being acknowledged, or snapshots from being written."""
+        problems = []
+        if self.committer.failure is not None:
+            problems.append(f"messages are not acknowledged: {self.committer.failure}")
+        if self.flusher.problem is not None:
+            problems.append(str(self.flusher.problem))
+        return problems
+
+    @property
+    def progressed_at(self) -> float:
+        """The monotonic second at which both were last known to be alive: now, when both are idle.
+
+        A full disk is progress (it answers); a disk that hangs is not. The watchdog watches this (rule R29).
+        """
+        starts = [since for since in (self.committer.busy_since, self.flusher.busy_since) if since is not None]
+        return min(starts, default=self._clock.monotonic())
