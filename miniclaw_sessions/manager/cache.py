@@ -2,9 +2,9 @@
 
 What is cached is a session's journal; people hold the `Session` of it. Beyond the limit those that were used longest
 ago are evicted, as soon as their file and the store have all of them; whoever asks for one again has it loaded. One
-that was evicted while somebody still holds it is the same object when it is asked for again: it is remembered for as long as
-it lives, so that there are never two live objects for one key. What such a holder appends is saved as ever, because the
-flusher holds what is dirty.
+that was evicted while somebody still holds it is the same object when it is asked for again: it is remembered for as
+long as it lives, so that there are never two live objects for one key. What such a holder appends is saved as ever,
+because the flusher holds what is dirty.
 """
 
 from __future__ import annotations
