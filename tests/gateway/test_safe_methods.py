@@ -23,8 +23,10 @@ PATHS = [one.path for one in OPERATIONS if one.method == "GET"] + ["/metrics"]
 
 def state_of(manager: Any) -> Any:
     sessions = {
-        one.session_id: (one.last_accessed, one.last_sequence, one.leaf_id, one.metadata, one.is_dirty, len(one))
-        for one in manager._cache.in_memory()
+        one.session_id: (
+            *(one.last_accessed, one.last_sequence, one.leaf_id, one.metadata, one.journal.is_dirty, len(one)),
+        )
+        for one in map(Session.of, manager._cache.in_memory())
     }
     statistics = manager.statistics()
     return sessions, statistics.appended, statistics.sessions, statistics.flushes, statistics.commits
