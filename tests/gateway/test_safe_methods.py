@@ -9,6 +9,7 @@ import pytest
 from miniclaw_sessions.api.table import OPERATIONS
 from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
 
 pytestmark = pytest.mark.anyio
 
