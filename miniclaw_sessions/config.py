@@ -17,7 +17,7 @@ import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NoReturn
+from typing import Annotated, Any, BinaryIO, Literal, NoReturn, get_origin
 
 import msgspec
 
@@ -111,7 +111,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         system_prompt: what the model is told first.
         max_iterations: rounds of tool calls in one turn.
         tool_timeout_s: seconds for one tool call.
-        timeout_s: seconds for one request to the model.
+        tools: what the model may call, of `time` and `calculator`; empty: it is offered no tools.
+        timeout_s: seconds without a sign of life from the model's service; such a request is repeated twice.
+        reply_timeout_s: seconds for one reply of the model, however busily it comes.
+        max_reply_bytes: how large one reply may be.
         context_window: how many tokens the model takes; 0: unknown, and it is sent the window of messages.
         reserve_tokens: how many of them stay free for the reply; beyond that the older part is summarised.
         keep_tokens: about how much of the newest part is not summarised.
@@ -125,7 +128,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     system_prompt: str = "You are a helpful assistant."
     max_iterations: Count = 200
     tool_timeout_s: Seconds = 30.0
+    tools: tuple[Literal["time", "calculator"], ...] = ("time", "calculator")
     timeout_s: Seconds = 120.0
+    reply_timeout_s: Seconds = 600.0
+    max_reply_bytes: Bytes = 8 * 2**20
     context_window: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
     reserve_tokens: Count = 16_384
     keep_tokens: Count = 20_000
@@ -348,7 +354,7 @@ def _from_flags(overrides: Mapping[str, object]) -> Iterator[_Given]:
 
 def _converted(name: str, value: Any, source: str, *, is_text: bool) -> Any:
     kind = _FIELDS[name].type
-    if is_text and kind == tuple[str, ...]:
+    if is_text and get_origin(kind) is tuple:
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:
         if is_text:

@@ -265,7 +265,13 @@ class AgentError(SessionsError):
 
 
 class ModelError(AgentError):
-    """The model's provider failed or answered nothing that can be used."""
+    """The model's provider failed or answered nothing that can be used.
+
+    `provider_message` is the provider's own sentence, for the person who asked: it may quote what was said, so it is
+    not part of the error's text and never logged.
+    """
+
+    provider_message: str | None = None
 
 
 class ContextOverflow(ModelError):

@@ -95,8 +95,9 @@ def test_a_flag_that_was_not_given_changes_nothing() -> None:
 def test_every_option_can_come_from_the_environment(name: str) -> None:
     default = value_of(Settings(), name)
     text: dict[type, str] = {int: str(default), float: str(default), bool: "false", tuple: "a, b", str: default or "x"}
+    text |= {tuple: ", ".join(default) or "a, b"} if isinstance(default, tuple) else {}
     loaded = load_settings(environ={variable_of(name): text[type(default)]})
-    expected: Any = {bool: False, tuple: ("a", "b"), str: default or "x"}.get(type(default), default)
+    expected: Any = {bool: False, tuple: default or ("a", "b"), str: default or "x"}.get(type(default), default)
     assert value_of(loaded.settings, name) == expected
     assert loaded.sources[name] == f"environment {variable_of(name)}"
 

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
 from typing import Protocol, TypedDict, Unpack
 
 import anyio
 import msgspec
 
+from miniclaw_sessions.agent.asking import ReplyLimits, ask
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import (
     ABORTED,
@@ -44,7 +45,7 @@ from miniclaw_sessions.agent.events import (
     reply_of,
 )
 from miniclaw_sessions.agent.hooks import Generation, Hooks
-from miniclaw_sessions.agent.provider import Provider, Reply, TextDelta
+from miniclaw_sessions.agent.provider import Provider, TextDelta
 from miniclaw_sessions.agent.tool_runner import MALFORMED, SuspendTurn, Tell, ToolRunner
 from miniclaw_sessions.agent.tools import Content, Tool
 from miniclaw_sessions.clock import Clock, SystemClock
@@ -160,6 +161,7 @@ class Agent:
         history_limit: how many messages from before the current one it is sent.
         max_context_tokens: send as much of the transcript as has about so many tokens, in place of the window's
             `history_limit` messages; None: the window.
+        limits: how much one reply may be, in size and time.
         clock: makes ids for calls that a model left without one; the machine's by default.
 
     Raises:
@@ -178,6 +180,7 @@ class Agent:
         tool_timeout_s: float = 30.0,
         history_limit: int = MAX_MESSAGES,
         max_context_tokens: int | None = None,
+        limits: ReplyLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
         if max_iterations < 1 or tool_timeout_s <= 0:
@@ -186,6 +189,7 @@ class Agent:
         self.session = session
         self.system_prompt = system_prompt
         self.max_iterations = max_iterations
+        self.limits = limits or ReplyLimits()
         self._hooks = hooks or Hooks()
         self._tools = ToolRunner(tools, timeout_s=tool_timeout_s, hooks=self._hooks)
         self._context = ContextBuilder(limit=history_limit, max_tokens=max_context_tokens)
@@ -475,24 +479,13 @@ class Agent:
 
     async def _ask(self, context: Sequence[Message], request: _Request) -> Message:
         """One reply of the model, its text told and put into the draft as it arrives."""
-        reply: Message | None = None
+
+        def on_text(delta: TextDelta) -> None:
+            request.draft.append(delta.text)
+            request.tell(delta)
+
         request.draft.clear()
-        try:
-            async with aclosing(self.provider.generate(context, self.tools)) as answer:
-                async for event in answer:
-                    match event:
-                        case TextDelta():
-                            request.draft.append(event.text)
-                            request.tell(event)
-                        case Reply(message=reply):
-                            pass
-        except ModelError:
-            raise
-        except Exception as error:
-            raise ModelError(f"the model {self._model_name} failed with {type(error).__name__}") from error
-        if reply is None or not reply.is_assistant:
-            raise ModelError(f"the model {self._model_name} ended without a reply")
-        return reply
+        return await ask(self.provider, context, self.tools, self.limits, on_text)
 
     def _accepted(self, reply: Message) -> Message:
         """A reply that says or calls something, its calls such that each can be answered."""

@@ -78,7 +78,7 @@ class AgentSession:
         self.context = ContextBuilder(max_tokens=self.limit, count=count, newest=self._newest)
         self.keep_tokens = min(keep_tokens, max(1, self.limit // 2))
         self.last_compaction: CompactionOutcome | None = None
-        self._summarizer = summarizer or summarizer_of(agent.provider)
+        self._summarizer = summarizer or summarizer_of(agent.provider, limits=agent.limits)
         self._count = count
         self._timeout_s = compaction_timeout_s
         self._failed_in: Turn | None = None

@@ -10,11 +10,12 @@ together with the summary of those before it. What no portion could hold, a sing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
 
 import msgspec
 
-from miniclaw_sessions.agent.provider import Provider, Reply
+from miniclaw_sessions.agent import asking
+from miniclaw_sessions.agent.asking import ReplyLimits
+from miniclaw_sessions.agent.provider import Provider
 from miniclaw_sessions.errors import ContextOverflow, ModelError
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall
@@ -43,12 +44,15 @@ _SHORTEST = 1000  # characters; whatever overflows when all is this short does n
 _LEFT_OUT = "\n[...]\n"
 
 
-def summarizer_of(provider: Provider, *, system_prompt: str = SYSTEM_PROMPT) -> Summarizer:
+def summarizer_of(
+    provider: Provider, *, system_prompt: str = SYSTEM_PROMPT, limits: ReplyLimits | None = None
+) -> Summarizer:
     """A summarizer that asks a model.
 
     Args:
         provider: the model. It is offered no tools.
         system_prompt: what it is told first; empty: nothing.
+        limits: how much one summary may be, in size and time.
 
     Returns:
         A coroutine from messages to the summary's text, for `Session.compact`. It raises `ModelError` when the model
@@ -72,23 +76,12 @@ def summarizer_of(provider: Provider, *, system_prompt: str = SYSTEM_PROMPT) -> 
     async def ask(messages: Sequence[Message]) -> str:
         prompt = [Message.system(system_prompt)] if system_prompt else []
         context = [*prompt, *build_context(messages), Message.user(INSTRUCTION)]
-        reply = await _reply_of(provider, context)
+        reply = await asking.ask(provider, context, (), limits or ReplyLimits())
         if reply.stop_reason in _CUT_OFF:  # half a summary would be taken for a whole one
             raise ModelError(f"the summary of {provider.model} was cut off at its limit of tokens")
         return reply.text.strip()
 
     return summarize
-
-
-async def _reply_of(provider: Provider, context: Sequence[Message]) -> Message:
-    reply: Message | None = None
-    async with aclosing(provider.generate(context, ())) as events:
-        async for event in events:
-            if isinstance(event, Reply):
-                reply = event.message
-    if reply is None:
-        raise ModelError(f"{provider.name} ended its answer without a reply")
-    return reply
 
 
 def _middle(messages: Sequence[Message]) -> int | None:

@@ -127,9 +127,11 @@ class NotAnswered(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def text(self) -> str:
-        """What a person is told: one sentence without anything of the error's own text; nothing of a duplicate."""
+        """What a person is told: one sentence, with what the model's service itself says; nothing of a duplicate."""
         if self.reason is Reason.FAILED:
-            return next(sentence for kind, sentence in _FAILURES if isinstance(self.error, kind))
+            sentence = next(sentence for kind, sentence in _FAILURES if isinstance(self.error, kind))
+            said = self.error.provider_message if isinstance(self.error, errors.ModelError) else None
+            return f"{sentence} The model's service says: {said}" if said else sentence
         return _SENTENCES[self.reason]
 
 

@@ -93,7 +93,9 @@ async def _live(loaded: LoadedSettings, signals: Signals, notifier: Notifier) ->
                 listeners = open_listeners(loaded, os.environ, sockets)
                 policy = access_policy(listeners, settings.listen, token)
                 dispatcher = Dispatcher(manager, assistant, limits=settings.channels)
-                app = make_app(manager, dispatcher, settings, policy, summarizer_of(agent.provider))
+                app = make_app(
+                    manager, dispatcher, settings, policy, summarizer_of(agent.provider, limits=agent.limits)
+                )
                 async with dispatcher:
                     await _serve(app, manager, dispatcher, listeners, Life(settings.listen, signals, phase))
             status = await _save(manager)

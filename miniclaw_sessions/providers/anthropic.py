@@ -21,7 +21,7 @@ from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.formats.anthropic import from_anthropic, to_anthropic
 from miniclaw_sessions.formats.tool_calls import arguments_object
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.providers.service import ServiceProvider, key_to_send, missing, plain
+from miniclaw_sessions.providers.service import MAX_REPLY_BYTES, ServiceProvider, key_to_send, missing, plain
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -44,6 +44,7 @@ class AnthropicProvider(ServiceProvider):
         api_key: the key; a service of your own may need none.
         timeout_s: seconds for a connection, and between two pieces of a reply.
         max_retries: how often a request is repeated that failed before its reply began.
+        max_reply_bytes: how large a reply may be.
         max_tokens: how long an answer may be; what the model thinks within a budget is not counted.
         thinking: how many tokens the model may think before it answers, at least 1024; "adaptive": as it sees fit,
             where the model can; None: not at all.
@@ -66,6 +67,7 @@ class AnthropicProvider(ServiceProvider):
         api_key: Secret | str | None = None,
         timeout_s: float = 120.0,
         max_retries: int = 2,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
         max_tokens: int = MAX_TOKENS,
         thinking: int | Literal["adaptive"] | None = None,
         cache: bool = True,
@@ -76,6 +78,8 @@ class AnthropicProvider(ServiceProvider):
         try:
             import anthropic  # noqa: PLC0415 - an extra, and slow to load
             import httpx2  # noqa: PLC0415 - comes with the package
+
+            from miniclaw_sessions.providers.connections import bounded_client  # noqa: PLC0415 - loads httpx2
         except ImportError:
             raise missing("anthropic", "anthropic") from None
         self.failures = (anthropic.AnthropicError, httpx2.HTTPError, ValueError)
@@ -83,7 +87,11 @@ class AnthropicProvider(ServiceProvider):
         self._thinking = thinking
         self._cache = cache
         self._client: AsyncAnthropic = anthropic.AsyncAnthropic(
-            api_key=key_to_send(api_key), base_url=self._url, timeout=timeout_s, max_retries=max_retries
+            api_key=key_to_send(api_key),
+            base_url=self._url,
+            timeout=timeout_s,
+            max_retries=max_retries,
+            http_client=bounded_client(max_reply_bytes),
         )
 
     async def _close(self) -> None:

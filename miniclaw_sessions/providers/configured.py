@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Protocol
 
+from miniclaw_sessions.agent.asking import ReplyLimits
 from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.provider import Provider
-from miniclaw_sessions.agent.tools import calculator_tool, time_tool
+from miniclaw_sessions.agent.tools import Tool, calculator_tool, time_tool
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import ModelSettings, Secret, read_secret
 from miniclaw_sessions.providers.offline import OfflineProvider
 
+_TOOLS: dict[str, Callable[[], Tool]] = {"time": lambda: time_tool(SystemClock()), "calculator": calculator_tool}
+
 
 @asynccontextmanager
 async def open_agent(settings: ModelSettings) -> AsyncGenerator[Agent, None]:
-    """An agent with the tools of this package; its model's connections are closed at the end of the block.
+    """An agent with the tools that the settings name; its model's connections are closed at the end of the block.
 
     Raises:
         ConfigError: the key cannot be read, the model's library is not installed, or a provider other than the
@@ -26,10 +29,11 @@ async def open_agent(settings: ModelSettings) -> AsyncGenerator[Agent, None]:
     async with _provider(settings) as provider:
         yield Agent(
             provider,
-            tools=[time_tool(SystemClock()), calculator_tool()],
+            tools=[_TOOLS[name]() for name in settings.tools],
             system_prompt=settings.system_prompt,
             max_iterations=settings.max_iterations,
             tool_timeout_s=settings.tool_timeout_s,
+            limits=ReplyLimits(settings.max_reply_bytes, settings.reply_timeout_s),
         )
 
 
@@ -37,14 +41,20 @@ def _provider(settings: ModelSettings) -> AbstractAsyncContextManager[Provider]:
     if settings.provider == ModelSettings().provider and not (settings.base_url or settings.model):
         return nullcontext(OfflineProvider())
     key = read_secret(settings.api_key_file, "model_api_key", os.environ, variable=settings.api_key_env)
-    return _class_of(settings)(settings.model, base_url=settings.base_url, api_key=key, timeout_s=settings.timeout_s)
+    return _class_of(settings)(
+        settings.model,
+        base_url=settings.base_url,
+        api_key=key,
+        timeout_s=settings.timeout_s,
+        max_reply_bytes=settings.max_reply_bytes,
+    )
 
 
 class _ProviderClass(Protocol):
     """What all providers of remote models are made with."""
 
     def __call__(
-        self, model: str, *, base_url: str, api_key: Secret | None, timeout_s: float
+        self, model: str, *, base_url: str, api_key: Secret | None, timeout_s: float, max_reply_bytes: int
     ) -> AbstractAsyncContextManager[Provider]: ...
 
 

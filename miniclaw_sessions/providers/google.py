@@ -21,7 +21,7 @@ from miniclaw_sessions.config import Secret
 from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.formats.google import SKIP_VALIDATION, from_google_reply, to_google
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.providers.service import ServiceProvider, key_to_send, missing, plain
+from miniclaw_sessions.providers.service import MAX_REPLY_BYTES, ServiceProvider, key_to_send, missing, plain
 
 if TYPE_CHECKING:
     from google.genai import Client
@@ -43,6 +43,7 @@ class GoogleProvider(ServiceProvider):
         api_key: the key; a service of your own may need none.
         timeout_s: seconds for a connection, and between two pieces of a reply.
         max_retries: how often a request is repeated that failed before its reply began.
+        max_reply_bytes: how large a reply may be.
         max_output_tokens: how long a reply may be, thoughts included; None: as long as the model can.
         thinking: how many tokens the model may think, -1: as it sees fit, 0: not at all. Its thoughts are asked for
             then. None: as it does by itself, without telling.
@@ -64,6 +65,7 @@ class GoogleProvider(ServiceProvider):
         api_key: Secret | str | None = None,
         timeout_s: float = 120.0,
         max_retries: int = 2,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
         max_output_tokens: int | None = None,
         thinking: int | None = None,
     ) -> None:
@@ -71,12 +73,14 @@ class GoogleProvider(ServiceProvider):
         try:
             import httpx2  # noqa: PLC0415 - not of the package, but what it uses if it is there
             from google.genai import errors  # noqa: PLC0415 - an extra, and slow to load
+
+            from miniclaw_sessions.providers.connections import bounded_client  # noqa: PLC0415 - loads httpx2
         except ImportError:
             raise missing("google-genai", "google") from None
         self.failures = (errors.APIError, httpx2.HTTPError, ValueError)
         self._max_output_tokens = max_output_tokens
         self._thinking = thinking
-        self._connections = httpx2.AsyncClient(follow_redirects=True, event_hooks={"response": [_note]})
+        self._connections = bounded_client(max_reply_bytes, hooks=[_note])
         self._client = _make_client(self._url, key_to_send(api_key), timeout_s, max_retries, self._connections)
 
     async def _close(self) -> None:

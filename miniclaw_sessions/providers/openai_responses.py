@@ -18,7 +18,7 @@ from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.formats.openai_items import from_response, to_items
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.providers.openai import OpenAIClientProvider, function_of
-from miniclaw_sessions.providers.service import plain
+from miniclaw_sessions.providers.service import MAX_REPLY_BYTES, plain
 
 if TYPE_CHECKING:
     from openai import AsyncStream
@@ -34,6 +34,7 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
         api_key: the key; a service of your own may need none.
         timeout_s: seconds for a connection, and between two pieces of a reply.
         max_retries: how often a request is repeated that failed before its reply began.
+        max_reply_bytes: how large a reply may be.
         reasoning: whether the model's reasoning is asked for. A model that does not reason (gpt-4o) refuses the
             question, and is not asked again.
         effort: how much the model reasons, such as "low"; empty: as it does by itself.
@@ -54,11 +55,19 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
         api_key: Secret | str | None = None,
         timeout_s: float = 120.0,
         max_retries: int = 2,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
         reasoning: bool = True,
         effort: str = "",
         max_output_tokens: int | None = None,
     ) -> None:
-        super().__init__(model, base_url=base_url, api_key=api_key, timeout_s=timeout_s, max_retries=max_retries)
+        super().__init__(
+            model,
+            base_url=base_url,
+            api_key=api_key,
+            timeout_s=timeout_s,
+            max_retries=max_retries,
+            max_reply_bytes=max_reply_bytes,
+        )
         self._options: dict[str, Any] = {}
         if reasoning:
             self._options["include"] = ["reasoning.encrypted_content"]

@@ -1,7 +1,8 @@
 """What the providers of remote models have in common: their settings, their connections, and errors in our words.
 
-A service's own error may quote the conversation, or the key, and goes into logs; so only what it is about is taken from
-it. Keys and addresses never come from the environment, where the services' packages would look for them.
+A service's own error may quote the conversation, or the key, and errors go into logs; so only what it is about is taken
+from it. Its own sentence goes to the person who asked, as `ModelError.provider_message`. Keys and addresses never come
+from the environment, where the services' packages would look for them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 import anyio
@@ -24,6 +25,10 @@ from miniclaw_sessions.errors import ConfigError, ContextOverflow, ModelError
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall
+from miniclaw_sessions.protocol.printable import printable
+
+if TYPE_CHECKING:
+    from httpx2 import TransportError
 
 log = get_logger(__name__)
 
@@ -42,6 +47,15 @@ _ABOUT_REASONING = re.compile(
     r"signature|encrypted content|thinking`? blocks|expected `thinking`|required following item|reasoning item"
     r"|items are not persisted"
 )
+_ABOUT_TOOLS = re.compile(
+    r"(does|do) not support (tool|function)|support tool use|tool(s| use| calling| choice)? (is|are) not supported"
+    r"|tool choice requires|tools? param requires|function calling is not (enabled|supported)",
+    re.IGNORECASE,
+)
+_SHOWN = 500  # characters of a service's own sentence that a person is shown
+
+MAX_REPLY_BYTES = 8 * 2**20
+"""How large a reply may be unless told otherwise."""
 
 
 class ServiceProvider(ABC):
@@ -70,6 +84,8 @@ class ServiceProvider(ABC):
             raise ConfigError(f"{self.service_url} needs an API key; give one, or the base_url of another service")
         self.model = model
         self.timeout_s = timeout_s
+        self._key = api_key.reveal() if isinstance(api_key, Secret) else api_key
+        self._takes_no_tools = False
         self._url = base_url or self.service_url
         self._host = urlsplit(self._url).hostname or "the model service"
 
@@ -90,35 +106,40 @@ class ServiceProvider(ABC):
             await self._close()
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
-        """Ask the model and stream its reply; the history is made legal first.
+        """Ask the model and stream its reply.
 
-        Where the service refuses the reasoning in it (signed for another model or account, or too long ago), it is
-        asked once more without any: it would refuse every later request, too.
+        Where the service refuses the reasoning in the history (signed for another model or account, or too long ago),
+        it is asked once more without any: it would refuse every later request, too. Where it says that its model takes
+        no tools, it is asked once more without them, and from then on.
 
         Raises:
             ContextOverflow: the conversation is too large for the model.
             ModelError: the service cannot be reached, refused the request, or broke off its reply.
         """
-        context = build_context(messages)
-        try:
-            async with aclosing(self._ask(context, tools)) as answer:
-                async for event in answer:
-                    yield event
-        except self.failures as error:
-            if not _is_about_reasoning(error):
-                raise self._explained(error) from None
-        else:
-            return
-        log.warning(
-            "the service refused the reasoning; asked without", action="model.reasoning_refused", model=self.model
-        )
-        try:
-            context = build_context([_without_reasoning(message) for message in context])
-            async with aclosing(self._ask(context, tools)) as answer:
-                async for event in answer:
-                    yield event
-        except self.failures as error:
-            raise self._explained(error) from None
+        has_reasoning = True
+        while True:
+            offered = () if self._takes_no_tools else tools
+            has_begun = False
+            try:
+                async with aclosing(self._ask(messages, offered)) as answer:
+                    async for event in answer:
+                        has_begun = True
+                        yield event
+            except self.failures as error:
+                if has_begun:
+                    raise self._explained(error) from None
+                if offered and _is_about_tools(error):
+                    self._takes_no_tools = True
+                    log.warning("the model takes no tools; asked without", action="model.no_tools", model=self.model)
+                elif has_reasoning and _is_about_reasoning(error):
+                    has_reasoning = False
+                    messages = build_context([_without_reasoning(message) for message in messages])
+                    sentence = "the service refused the reasoning; asked without"
+                    log.warning(sentence, action="model.reasoning_refused", model=self.model)
+                else:
+                    raise self._explained(error) from None
+            else:
+                return
 
     @abstractmethod
     def _ask(self, context: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
@@ -131,6 +152,15 @@ class ServiceProvider(ABC):
     # --- errors in our words -----------------------------------------------------------------------------------------
 
     def _explained(self, error: Exception) -> ModelError:
+        """The error in our words, for everybody; and in the service's own, for the person who asked."""
+        explained = self._in_our_words(error)
+        said = _sentence_of(error)
+        if said and self._key:
+            said = said.replace(self._key, "***")
+        explained.provider_message = printable(said[:_SHOWN]) or None
+        return explained
+
+    def _in_our_words(self, error: Exception) -> ModelError:
         import httpx2  # noqa: PLC0415 - loaded with the client, and not before
 
         status = _status_of(error)
@@ -140,13 +170,22 @@ class ServiceProvider(ABC):
         if status is not None and status >= _FIRST_ERROR:
             advice = _ADVICE.get(status, "try again later")
             return ModelError(f"{self._host} refused to run {self.model} with status {status}: {advice}")
-        if isinstance(transport, httpx2.TimeoutException):
-            return ModelError(f"{self._host} did not answer within {self.timeout_s:g} seconds")
         if isinstance(transport, httpx2.TransportError):
-            return ModelError(f"{self._host} cannot be reached, or closed the connection; check base_url")
+            return ModelError(self._about_connection(transport))
         if _fields_of(error):
             return self._broken_off()
         return ModelError(f"{self._host} sent a reply that cannot be read ({type(error).__name__})")
+
+    def _about_connection(self, error: TransportError) -> str:
+        import httpx2  # noqa: PLC0415 - loaded with the client, and not before
+
+        from miniclaw_sessions.providers.connections import ReplyTooLarge  # noqa: PLC0415 - same
+
+        if isinstance(error, ReplyTooLarge):
+            return f"{self._host} sent more than it may, and was cut off: {error}"
+        if isinstance(error, httpx2.TimeoutException):
+            return f"{self._host} did not answer within {self.timeout_s:g} seconds"
+        return f"{self._host} cannot be reached, or closed the connection; check base_url"
 
     def _is_overflow(self, error: Exception, status: int | None) -> bool:
         if status == _TOO_LARGE:
@@ -180,6 +219,11 @@ def _is_about_reasoning(error: Exception) -> bool:
     return _ABOUT_REASONING.search(message[:_BEGINNING].lower()) is not None
 
 
+def _is_about_tools(error: Exception) -> bool:
+    status = _status_of(error)
+    return status is not None and status >= _FIRST_ERROR and _ABOUT_TOOLS.search(_sentence_of(error)) is not None
+
+
 def _without_reasoning(message: Message) -> Message:
     """A reply as any other model could have given it: its texts, images and calls."""
     if not message.is_assistant:
@@ -200,6 +244,15 @@ def _fields_of(error: Exception) -> Mapping[str, Any]:
     body = getattr(error, "body", None) or getattr(error, "details", None)
     fields = body.get("error", body) if isinstance(body, dict) else None
     return fields if isinstance(fields, dict) else {}
+
+
+def _sentence_of(error: Exception) -> str:
+    """The service's own sentence, wherever it put it; empty if there is none."""
+    body = getattr(error, "body", None) or getattr(error, "details", None)
+    told = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(told, dict):
+        told = next((told[name] for name in ("message", "detail", "error") if isinstance(told.get(name), str)), "")
+    return told.strip() if isinstance(told, str) and not told.lstrip().startswith("<") else ""
 
 
 # --- for subclasses --------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ async def test_a_model_that_ends_without_a_reply_has_given_none() -> None:
             del messages, tools
             yield TextDelta("The user")
 
-    with pytest.raises(ModelError, match="silent ended its answer without a reply"):
+    with pytest.raises(ModelError, match="silent/none ended without a reply"):
         await summarise(Silent(), Message.user("x"))
 
 

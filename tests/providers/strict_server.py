@@ -211,7 +211,7 @@ class StrictServer:
         self.requests.append(asked)
         answer = self.script(asked)
         if isinstance(answer, Refusal):
-            error = wire.error(answer.status, f"refused, with {key}: {body}")
+            error = wire.error(answer.status, answer.sentence or f"refused, with {key}: {body}")
             return JSONResponse(error, answer.status, headers={"retry-after-ms": "1"})
         counts = self._cache.count(parts, None if wire.caches_by_itself else marks, _length(answer))
         if method == "streamGenerateContent" or body.get("stream"):

@@ -62,9 +62,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """The service refuses the request with this status; clients may repeat it at once."""
+    """The service refuses the request with this status, and a sentence; clients may repeat it at once."""
 
     status: int
+    sentence: str = ""
 
 
 class Counts(msgspec.Struct, frozen=True):
