@@ -108,6 +108,11 @@ def damaged(stored: StoredEntry) -> StoredEntry:
     return msgspec.structs.replace(stored, encoded=_DAMAGED + stored.encoded)
 
 
+def without_mark(encoded: bytes) -> bytes:
+    """What is left of a damaged entry, without what `damaged` put before it."""
+    return encoded.removeprefix(_DAMAGED)
+
+
 def is_damaged(encoded: bytes) -> bool:
     """Whether `damaged` made these bytes."""
     return encoded.startswith(_DAMAGED)

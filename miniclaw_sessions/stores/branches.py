@@ -8,6 +8,7 @@ sequence numbers, so that no damage can make it run in a circle.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -17,7 +18,7 @@ from miniclaw_sessions.history.branch import Branch, BranchCollector
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import Entry, LeafMove, moves_leaf, place_of_parent
-from miniclaw_sessions.stores.base import StoredEntry
+from miniclaw_sessions.stores.base import StoredEntry, is_damaged, without_mark
 
 
 class EntrySource(Protocol):
@@ -80,9 +81,8 @@ async def walk_up(
         try:
             entry = decode_entry(stored.encoded)
         except InvalidMessage as error:
-            # its parent cannot be known; the entry before it is the likely one
             problems.append(f"entry {wanted} is damaged and was passed over: {error}")
-            before = await pages.before(stored.sequence)
+            before = await pages.before_damaged(stored)
             if before is None:
                 return
             wanted, sequence, below = before.entry_id, before.sequence, stored.sequence
@@ -126,15 +126,25 @@ class _Pages:
         self._page: dict[int, StoredEntry] = {}
 
     async def at(self, sequence: int, entry_id: str) -> StoredEntry | None:
-        """The entry at this place if it is the one that is meant, else the one with this id that stands elsewhere."""
+        """The entry at this place if it is the one that is meant, else the one with this id that stands elsewhere.
+
+        If there is none, what is damaged at its place is taken for it: not even its id may be left.
+        """
         stored = await self._at(sequence) if sequence > 0 else None
         if stored is not None and stored.entry_id == entry_id:
             return stored
-        return await self._source.find(self._session_id, entry_id)
+        elsewhere = await self._source.find(self._session_id, entry_id)
+        return stored if elsewhere is None and stored is not None and is_damaged(stored.encoded) else elsewhere
 
-    async def before(self, sequence: int) -> StoredEntry | None:
-        """The entry before a place."""
-        return await self._at(sequence - 1) if sequence > 1 else None
+    async def before_damaged(self, damaged: StoredEntry) -> StoredEntry | None:
+        """What a damaged entry follows: the parent that it still names, where there is one, else the entry before."""
+        with suppress(InvalidMessage):
+            entry = decode_entry(without_mark(damaged.encoded))
+            place = place_of_parent(msgspec.structs.replace(entry, sequence=damaged.sequence))
+            parent = await self._at(place) if 0 < place < damaged.sequence else None
+            if parent is not None and parent.entry_id == entry.parent_id:
+                return parent
+        return await self._at(damaged.sequence - 1) if damaged.sequence > 1 else None
 
     async def _at(self, sequence: int) -> StoredEntry | None:
         if sequence not in self._page:

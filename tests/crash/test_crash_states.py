@@ -17,8 +17,8 @@ import pytest
 
 from miniclaw_sessions import disk
 from miniclaw_sessions.disk import Directory
+from miniclaw_sessions.stores.jsonl.directory import Transcripts
 from miniclaw_sessions.stores.jsonl.file import Rest, Transcript
-from miniclaw_sessions.stores.jsonl.transcripts import Transcripts
 from tests.crash.crash_states import RECORDED_STORES, CrashStates, record_life, run_crash_states
 
 STATES = 60

@@ -22,6 +22,7 @@ from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, LeafMove, MessageEntry, ModelChange
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.stores import open_store
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry
 from miniclaw_sessions.stores.branches import FIRST_PAGE, bring_window_up, read_branch, walk_up
 from miniclaw_sessions.stores.memory import MemoryStore
@@ -277,3 +278,24 @@ async def test_a_conversation_that_lacks_nothing_reads_nothing() -> None:
     conversation.apply(msgspec.structs.replace(said("1", None), sequence=1))
     assert await bring_window_up(conversation, store) == []
     assert store.calls.total() == 0
+
+
+def flip_a_bit_of_entry_4(directory: Path, what: bytes) -> None:
+    file = next(one for one in directory.rglob("*") if one.is_file() and b'"content":"4"' in one.read_bytes())
+    data = bytearray(file.read_bytes())
+    data[data.index(what, data.index(b'"id":"4"')) + 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("url", ["sqlite:", "jsonl:"])
+@pytest.mark.parametrize("what", [b'"content":"4"', b'"parent_id"', b'"id":"4"'])
+async def test_one_damaged_entry_costs_the_branch_only_that_entry(what: bytes, url: str, tmp_path: Path) -> None:
+    entries = [said("1", None), said("2", "1"), said("3", "2"), said("4", "2"), said("5", "4"), said("6", "5")]
+    async with open_store(url, tmp_path) as store:
+        await put(store, entries, places=Places())
+    flip_a_bit_of_entry_4(tmp_path, what)
+    async with open_store(url, tmp_path) as store:
+        path, problems = await walked(store, "6", 6)
+        assert [one for one in path if one != "3"] == ["1", "2", "5", "6"]
+        assert "3" not in path or what != b'"content":"4"'  # else the entry before it is taken for its parent
+        assert len(problems) == 1

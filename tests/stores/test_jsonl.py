@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -40,9 +41,10 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead
-from miniclaw_sessions.stores.jsonl import descriptors
+from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead, is_damaged
+from miniclaw_sessions.stores.jsonl import directory as descriptors
 from miniclaw_sessions.stores.jsonl import file as transcript_file
+from miniclaw_sessions.stores.jsonl.lines import lines_of
 from miniclaw_sessions.stores.jsonl.store import JSONLStore
 from miniclaw_sessions.stores.reading import read_all
 from miniclaw_sessions.testing import sample_entries, sample_head
@@ -111,7 +113,9 @@ def run_python(program: str, *arguments: object) -> str:
 async def test_a_file_is_a_header_and_the_entries_as_they_were_given(path: Path) -> None:
     file = await filled(path, (1, 1), (2, 2))
     header, *lines = file.read_bytes().split(b"\n")
-    assert json.loads(header) == {
+    said = json.loads(header)
+    assert len(said.pop("crc32")) == 8
+    assert said == {
         "type": "session",
         "id": "telegram_1",
         "version": 1,
@@ -120,7 +124,9 @@ async def test_a_file_is_a_header_and_the_entries_as_they_were_given(path: Path)
         "chat_id": "1",
         "incarnation": "first",
     }
-    assert lines == [*(entry.encoded for entry in sample_entries(1, 2)), b""]
+    assert lines == [*(lines_of([entry])[:-1] for entry in sample_entries(1, 2)), b""]
+    for line, entry in zip(lines, sample_entries(1, 2), strict=False):
+        assert {**json.loads(entry.encoded), "crc32": line[-10:-2].decode()} == json.loads(line)
 
 
 async def test_lines_that_were_appended_together_are_json_lines_too(path: Path) -> None:
@@ -399,7 +405,7 @@ async def test_a_damaged_line_in_the_middle_costs_only_itself(
         read = await store.read("telegram_1")
         assert [entry.sequence for entry in read] == [1, 2, 3, 4, 5]
         assert read[:2] + read[3:] == expected[:2] + expected[3:]
-        assert read[2].encoded.strip() == lines[3].strip()
+        assert is_damaged(read[2].encoded) or how == "no entry"  # which is somebody's, without a checksum
         for after in range(6):
             assert await store.read("telegram_1", after=after, limit=2) == read[after : after + 2]
             assert await store.read_newest("telegram_1", after) == read[5 - after :]
@@ -560,12 +566,127 @@ async def test_only_the_damaged_file_is_set_aside_and_its_conversation_goes_on_f
 async def test_a_newer_version_is_refused_and_left_byte_for_byte(path: Path) -> None:
     file = await filled(path, (1, 2))
     await filled(path, (1, 2), chat_id=2)
-    file.write_bytes(file.read_bytes().replace(b'"version":1', b'"version":2') + b"torn?")
+    others = file.with_name("telegram_2.jsonl")
+    for one in (file, others):
+        one.write_bytes(newer(one.read_bytes()) + b"torn?")
     before = contents(path)
     with pytest.raises(SchemaTooNew, match=rf"{NAME}.*format 2"):
         async with JSONLStore(path):
             pass
     assert contents(path) == before
+
+
+def newer(content: bytes) -> bytes:
+    """A file as a newer version writes it, as far as this one can tell."""
+    header, rest = content.split(b"\n", 1)
+    header = header[: header.index(b',"crc32"')] + b"}"
+    return lines_of_header(header.replace(b'"version":1', b'"version":2')) + rest
+
+
+def lines_of_header(header: bytes) -> bytes:
+    return header[:-1] + b',"crc32":"%08x"}\n' % zlib.crc32(header)
+
+
+async def test_one_file_of_a_newer_version_is_refused_alone(path: Path) -> None:
+    file = await filled(path, (1, 2))
+    await filled(path, (1, 2), chat_id=2)
+    file.write_bytes(newer(file.read_bytes()))
+    before = file.read_bytes()
+    async with JSONLStore(path) as store:
+        with pytest.raises(StoreCorrupt, match="newer version"):
+            await store.read("telegram_1")
+        assert await store.read("telegram_2") == sample_entries(1, 2)
+        assert await append(store, 2, 3, 3) is None
+        assert isinstance(await append(store, 1, 3, 3), StoreCorrupt)
+    assert file.read_bytes() == before
+
+
+async def test_no_flipped_bit_in_a_header_stops_the_start_or_loses_an_entry(path: Path) -> None:
+    file = await filled(path, (1, 2))
+    await filled(path, (1, 2), chat_id=2)
+    sound = file.read_bytes()
+    for bit in range(0, 8 * (sound.index(b"\n") + 1), 3):
+        flipped = bytearray(sound)
+        flipped[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(flipped)
+        async with JSONLStore(path) as store:
+            assert await store.read("telegram_2") == sample_entries(1, 2)
+            read = await store.read("telegram_1")
+            assert read[-1:] == sample_entries(2, 2)  # where the first line has lost its end, it takes the next along
+            noticed = await store.check()
+            assert len(read) == 2 or noticed
+            assert noticed or (await store.head("telegram_1")) == StoredHead(sample_head(), 2)
+
+
+@pytest.mark.parametrize("which", [1, 2, 3])
+async def test_a_flipped_bit_in_a_line_costs_that_line_and_is_mended(which: int, path: Path) -> None:
+    file = await filled(path, (1, 1), (2, 3))
+    sound = file.read_bytes()
+    for bit in range(8 * len(b"hello")):
+        at = [n for n in range(len(sound)) if sound.startswith(b"hello", n)][which - 1]
+        flipped = bytearray(sound)
+        flipped[at + bit // 8] ^= 1 << bit % 8
+        file.write_bytes(flipped)
+        async with JSONLStore(path) as store:
+            read = await store.read("telegram_1")
+            assert [is_damaged(entry.encoded) for entry in read] == [n == which for n in (1, 2, 3)]
+            assert len(await store.check()) == 1
+            forged = sample_entries(1, 3, text="forged")
+            forged[which - 1] = sample_entries(1, 3)[which - 1]
+            assert await store.mend("telegram_1", forged) == 1
+            assert await store.read("telegram_1") == sample_entries(1, 3)
+            assert await append(store, 1, 4, 4) is None
+            assert await store.check() == []
+        file.write_bytes(file.read_bytes()[: len(sound)])
+        assert file.read_bytes() == sound
+
+
+async def test_what_crashes_left_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descriptors, "MAX_TORN_FILES", 3)
+    file = await filled(path, (1, 2))
+    for number in range(6):
+        with file.open("ab") as torn:
+            torn.write(b"torn %d" % number)
+        async with JSONLStore(path):
+            pass
+    assert sorted(piece.read_bytes() for piece in (path / "torn").iterdir()) == [b"torn 3", b"torn 4", b"torn 5"]
+
+
+async def test_where_no_more_files_may_be_opened_others_are_closed_for_them(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with JSONLStore(path) as store:
+        for chat_id in range(20):
+            assert await append(store, chat_id, 1, 1) is None
+            assert await append(store, chat_id, 2, 2) is None
+        open_file = Directory.open_file
+        closed: list[int] = []
+        close = os.close
+
+        def crowded(self: Directory, name: str, flags: int = os.O_RDONLY) -> int:
+            if flags & os.O_APPEND and len(closed) < 5:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return open_file(self, name, flags)
+
+        monkeypatch.setattr(Directory, "open_file", crowded)
+
+        def noted(fd: int) -> None:
+            closed.append(fd)
+            close(fd)
+
+        monkeypatch.setattr(os, "close", noted)
+        store_outcome = await append(store, 21, 1, 1), await append(store, 21, 2, 2)
+        assert store_outcome == (None, None)
+        assert len(closed) >= 5
+
+
+async def test_a_directory_that_was_replaced_is_noticed(path: Path) -> None:
+    async with JSONLStore(path) as store:
+        assert await append(store, 1, 1, 1) is None
+        await store.still_there()
+        path.rename(path.with_name("moved"))
+        with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+            await store.still_there()
 
 
 # --- what is not ours ------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -14,11 +15,17 @@ from hypothesis import strategies as st
 from miniclaw_sessions.errors import SchemaTooNew, StoreCorrupt, StoreError
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.base import SessionHead, StoredEntry
+from miniclaw_sessions.stores.jsonl import file as placing_module
 from miniclaw_sessions.stores.jsonl import file as transcript_file
-from miniclaw_sessions.stores.jsonl import placing as placing_module
-from miniclaw_sessions.stores.jsonl.file import Transcript, entries_after, lines_before, place_of, place_of_newest
+from miniclaw_sessions.stores.jsonl.file import (
+    Placing,
+    Transcript,
+    entries_after,
+    lines_before,
+    place_of,
+    place_of_newest,
+)
 from miniclaw_sessions.stores.jsonl.lines import NotOurs, entry_in, head_in, header_of, lines_of
-from miniclaw_sessions.stores.jsonl.placing import Placing
 from miniclaw_sessions.testing import sample_entries, sample_head
 
 ids = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -50,9 +57,25 @@ def test_any_entry_comes_back_from_one_line_as_it_was(entry_id: str, sequence: i
 
 
 @given(ids, sequences)
-def test_bytes_that_say_their_place_are_written_as_they_are(entry_id: str, sequence: int) -> None:
+def test_bytes_that_say_their_place_are_written_as_they_are_with_a_checksum(entry_id: str, sequence: int) -> None:
     encoded = json.dumps({"id": entry_id, "sequence": sequence, "type": "message"}).encode()
-    assert lines_of([StoredEntry(sequence, entry_id, encoded)]) == encoded + b"\n"
+    line = lines_of([StoredEntry(sequence, entry_id, encoded)])
+    assert line == encoded[:-1] + b',"crc32":"%08x"}\n' % zlib.crc32(encoded)
+    assert entry_in(encoded) == entry_in(line)  # of an older version
+
+
+@given(st.data())
+def test_no_flipped_bit_in_a_line_ever_gives_another_entry(data: st.DataObject) -> None:
+    (entry,) = sample_entries(5, 5)
+    line = bytearray(lines_of([entry])[:-1])
+    bit = data.draw(st.integers(0, 8 * len(line) - 1))
+    line[bit // 8] ^= 1 << bit % 8
+    read = entry_in(bytes(line))
+    if read is not None:  # the checksum's own name was hit
+        checksum = f"{zlib.crc32(entry.encoded):08x}"
+        said = {name: value for name, value in json.loads(read.encoded).items() if value != checksum}
+        assert said == json.loads(entry.encoded)
+        assert (read.sequence, read.entry_id) == (entry.sequence, entry.entry_id)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +92,9 @@ def test_other_bytes_are_wrapped_and_stay_readable_where_they_are_json(
     encoded: bytes, written: dict[str, object]
 ) -> None:
     line = lines_of([StoredEntry(7, "x", encoded)])
-    assert json.loads(line) == {"type": "opaque", "id": "x", "sequence": 7, **written}
+    said = json.loads(line)
+    assert said.pop("crc32")
+    assert said == {"type": "opaque", "id": "x", "sequence": 7, **written}
 
 
 def test_what_no_line_can_hold_is_refused_without_quoting_it() -> None:
@@ -150,7 +175,7 @@ DAMAGE = [
 def placed(data: bytes, step: int) -> tuple[list[StoredEntry], int]:
     placing = Placing(0, 0)
     found = [one for begin in range(0, len(data), step) for one in placing.feed(data[begin : begin + step])]
-    found += placing.finish()
+    found += placing.finish(2**62)
     assert all(data[end - 1 : end] == b"\n" for _, end in found)
     return [entry for entry, _ in found], placing.without_place
 
@@ -233,7 +258,7 @@ def test_every_page_is_part_of_the_whole(kept: set[int], damaged: dict[int, byte
             assert list(entries_after(fd, transcript, after)) == [entry for entry in whole if entry.sequence > after]
             offset, last = place_of_newest(fd, transcript, after)
             placing = Placing(offset, last)
-            newest = [one.entry for one in (*placing.feed(content[offset:]), *placing.finish())]
+            newest = [one.entry for one in (*placing.feed(content[offset:]), *placing.finish(2**62))]
             assert newest == whole[len(whole) - len(newest) :]
             assert len(newest) >= min(after, len(whole))
         finally:
@@ -250,6 +275,6 @@ def test_the_place_of_an_entry_is_found_near_it(tmp_path: Path) -> None:
         for number in (1, 2, 5_000, 12_345, 19_999):
             offset, last = place_of(fd, transcript, number)
             assert last == number - 1
-            assert content[offset:].lstrip(b" ").startswith(entries[number - 1].encoded)
+            assert content[offset:].lstrip(b" ").startswith(entries[number - 1].encoded[:-1])
     finally:
         os.close(fd)

@@ -3,6 +3,9 @@
 Opening reads the first line and the last append, not what lies between. Whatever a crash left behind the last whole
 append was never acknowledged: it is not part of the transcript, and must be gone before anything is appended (rule
 R15). Sequences ascend along the file, so the place of any entry is found by halving, without an index.
+
+A sound line says its own sequence. A damaged one costs only itself: it comes as `damaged`, at the place that its
+neighbours leave free. A line whose sequence contradicts its neighbours' is damaged too.
 """
 
 from __future__ import annotations
@@ -13,7 +16,11 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple, Self
+
+import aiofiles
+from aiofiles.threadpool.binary import AsyncBufferedReader
+from anyio import CancelScope
 
 from miniclaw_sessions.disk import FILE_MODE, Directory
 from miniclaw_sessions.errors import StoreCorrupt
@@ -23,12 +30,13 @@ from miniclaw_sessions.stores.jsonl.lines import (
     LONGEST_LINE,
     MORE_FOLLOWS,
     NotOurs,
+    damaged_in,
     entry_in,
     head_in,
-    head_without_header,
+    head_of_damaged,
+    is_whole,
     states_key,
 )
-from miniclaw_sessions.stores.jsonl.placing import Placing
 
 SUFFIX = ".jsonl"
 
@@ -116,7 +124,7 @@ def _head(fd: int, session_id: str) -> tuple[SessionHead, int, bool]:
         first = next((entry for entry in entries if entry is not None), None)
         if first is None:
             raise
-        return head_without_header(session_id, first), 0 if first is entries[0] else start, True
+        return head_of_damaged(lines[0], session_id, first), 0 if first is entries[0] else start, True
 
 
 def _end_of_last_append(fd: int, start: int, size: int) -> tuple[int, int]:
@@ -124,23 +132,27 @@ def _end_of_last_append(fd: int, start: int, size: int) -> tuple[int, int]:
 
     Only the last append can be torn, for each was synced before the next one began. Power cuts leave it without its
     end, or with holes of NULs, also with whole lines behind them (rule R14). Other damage is none of a crash's doing:
-    it stays where it is, and costs only its own line.
+    it stays where it is, and costs only its own line, which counts as one entry.
     """
-    length, last = size, 0
+    length, last, damaged_lines = size, 0, 0
     goes_on = False
     for offset, line in lines_before(fd, start, size):
         entry = entry_in(line) if line.endswith(b"\n") else None
         if last == 0:
-            if entry is None or line.endswith(MORE_FOLLOWS):
+            if line.endswith(MORE_FOLLOWS) and not damaged_lines:
                 length = offset
+            elif entry is not None:
+                last = entry.sequence + damaged_lines
+            elif is_whole(line):
+                damaged_lines += 1
             else:
-                last = entry.sequence
+                length, damaged_lines = offset, 0
         elif not (goes_on or line.endswith(MORE_FOLLOWS)):
             break
         elif b"\0" in line:
-            length, last = offset, 0
+            length, last, damaged_lines = offset, 0, 0
         goes_on = line.startswith(GOES_ON)
-    return length, last
+    return length, last or damaged_lines
 
 
 def lines_before(fd: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
@@ -164,6 +176,98 @@ def lines_before(fd: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         step = max(_BLOCK, len(held))  # doubles within a long line
     if held:
         yield start, held
+
+
+# --- which entry stands where ---------------------------------------------------------------------------------------
+
+
+class Placed(NamedTuple):
+    """An entry, and the offset in the file at which the line after it begins."""
+
+    entry: StoredEntry
+    end: int
+
+
+class _Damaged(NamedTuple):
+    line: bytes
+    end: int
+
+
+class Placing:
+    """Turns the bytes of a file, from the beginning of some line on, into entries.
+
+    `without_place` counts damaged lines between neighbours that leave no place free for them.
+    """
+
+    def __init__(self, offset: int, last: int) -> None:
+        """Begin at an offset, behind the entry with the sequence `last` (0: at the first entry)."""
+        self.without_place = 0
+        self._offset = offset
+        self._unfinished: list[bytes] = []
+        self._unfinished_length = 0
+        self._last = last
+        self._before: list[_Damaged] = []  # damaged lines between `_last` and `_sound`
+        self._sound: Placed | None = None  # waits for the next one, which must say a greater sequence
+        self._after: list[_Damaged] = []  # damaged lines behind `_sound`
+
+    def feed(self, block: bytes) -> list[Placed]:
+        """The entries that are certain with these bytes.
+
+        Raises:
+            StoreCorrupt: a line is longer than any that we write.
+        """
+        placed: list[Placed] = []
+        *lines, rest = block.split(b"\n")
+        for line in lines:
+            if self._unfinished:
+                line = b"".join((*self._unfinished, line))  # noqa: PLW2901 - the same line, whole
+                self._unfinished.clear()
+                self._unfinished_length = 0
+            self._offset += len(line) + 1
+            self._take(line, placed)
+        if rest:
+            self._unfinished.append(rest)
+            self._unfinished_length += len(rest)
+            if self._unfinished_length > LONGEST_LINE:
+                raise StoreCorrupt(f"the line at byte {self._offset} is longer than any that was written")
+        return placed
+
+    def finish(self, last_sequence: int) -> list[Placed]:
+        """The last entries, up to this sequence: there are no more bytes."""
+        placed: list[Placed] = []
+        self._accept_sound(placed)
+        self._place_damaged(placed, last_sequence + 1)
+        return placed
+
+    def _take(self, line: bytes, placed: list[Placed]) -> None:
+        entry = entry_in(line)
+        waiting = self._sound.entry.sequence if self._sound is not None else self._last
+        if entry is not None and entry.sequence > waiting:
+            self._accept_sound(placed)
+            self._sound = Placed(entry, self._offset)
+        elif entry is None or entry.sequence <= self._last or waiting == self._last + 1:
+            if line.strip():
+                self._after.append(_Damaged(line, self._offset))
+        else:  # the one that waits left a gap before it, and this one would be in order: that one said too much
+            assert self._sound is not None  # noqa: S101 - or `waiting` would be `_last`
+            self._before += [_Damaged(self._sound.entry.encoded, self._sound.end), *self._after]
+            self._sound, self._after = Placed(entry, self._offset), []
+
+    def _accept_sound(self, placed: list[Placed]) -> None:
+        """Give out what waits, and before it the damaged lines for which there is a place."""
+        if self._sound is not None:
+            self._place_damaged(placed, self._sound.entry.sequence)
+            placed.append(self._sound)
+            self._last = self._sound.entry.sequence
+            self._sound = None
+        self._before, self._after = [*self._before, *self._after], []
+
+    def _place_damaged(self, placed: list[Placed], before: int) -> None:
+        places = range(self._last + 1, before)
+        for sequence, one in zip(places, self._before, strict=False):
+            placed.append(Placed(damaged_in(one.line, sequence), one.end))
+        self.without_place += max(0, len(self._before) - len(places))
+        self._before = []
 
 
 # --- where an entry stands -------------------------------------------------------------------------------------------
@@ -263,4 +367,75 @@ def entries_after(fd: int, transcript: Transcript, after: int) -> Iterator[Store
             raise StoreCorrupt(f"{transcript.name} has become shorter than it was left; another program has written it")
         offset += len(block)
         yield from (placed.entry for placed in placing.feed(block) if placed.entry.sequence > after)
-    yield from (placed.entry for placed in placing.finish() if placed.entry.sequence > after)
+    yield from (placed.entry for placed in placing.finish(transcript.last_sequence) if placed.entry.sequence > after)
+
+
+# --- reading without holding up the event loop -----------------------------------------------------------------------
+
+STREAMED_BYTES = 128 * 1024
+"""Bytes that are read at a time: some 300 messages, which take the event loop less than a millisecond."""
+
+Open = Callable[[str, int], int]
+"""Opens a file for reading by name and flags; returns its descriptor."""
+
+Find = Callable[[int], tuple[int, int]]
+"""Finds where to begin in a file that is open: an offset, and the sequence of the entry before it."""
+
+
+class Stream:
+    """Iterates over lists of entries, each as they come with one block of the file.
+
+    `placing` tells, when the iteration is over, how many lines there was no place for.
+    """
+
+    placing: Placing
+    _file: AsyncBufferedReader
+
+    def __init__(self, transcript: Transcript, find: Find) -> None:
+        self.transcript = transcript
+        self._find = find
+        self._left = 0
+        self._is_finished = False
+
+    async def open(self, open_file: Open) -> None:
+        """Open the file and find the place, in one call of a worker thread.
+
+        Raises:
+            OSError: it cannot be opened or read.
+            StoreCorrupt: no end of a line is found in it.
+        """
+
+        def open_at_place(name: str, flags: int) -> int:
+            fd = open_file(name, flags)
+            try:
+                offset, last = self._find(fd)
+                os.lseek(fd, offset, os.SEEK_SET)
+            except BaseException:
+                os.close(fd)
+                raise
+            self.placing = Placing(offset, last)
+            self._left = self.transcript.length - offset
+            return fd
+
+        with CancelScope(shield=True):  # or nobody would close it
+            self._file = await aiofiles.open(self.transcript.name, "rb", opener=open_at_place)
+
+    async def close(self) -> None:
+        """Close the file; waits for a read that a cancelled caller has left running."""
+        with CancelScope(shield=True):
+            await self._file.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Placed]:
+        if self._left > 0:
+            block = await self._file.read(min(STREAMED_BYTES, self._left))
+            if not block:
+                raise StoreCorrupt(f"{self.transcript.name} has become shorter; another program has written it")
+            self._left -= len(block)
+            return self.placing.feed(block)
+        if self._is_finished:
+            raise StopAsyncIteration
+        self._is_finished = True
+        return self.placing.finish(self.transcript.last_sequence)

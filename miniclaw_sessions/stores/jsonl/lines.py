@@ -1,10 +1,12 @@
 """The lines of a transcript file, as plain functions: what they look like, and what they say.
 
-    {"type":"session","id":"telegram_1","version":1,"timestamp":...,"channel":"telegram","chat_id":"1","incarnation":...}
-    {"type":"message","id":...,"parent_id":null,"timestamp":...,"sequence":1,"message":{...}}
+    {"type":"session","id":"telegram_1","version":1,...,"channel":"telegram","chat_id":"1","incarnation":...,"crc32":...}
+    {"type":"message","id":...,"parent_id":null,"timestamp":...,"sequence":1,"message":{...},"crc32":"0a1b2c3d"}
 
-The first line says who the session is; every further one is an entry's JSON, byte for byte (document 003). An entry
-whose bytes are not one line of JSON that says its id and sequence is wrapped: `{"type":"opaque","id":...,
+The first line says who the session is; every further one is an entry's JSON (document 003). Each ends with a field of
+the line itself, `"crc32"`: the CRC-32 of the line without that field, in hexadecimal. Without it the line is the
+entry's JSON byte for byte. A line of an older version, or of whoever edited it and took the checksum away, has none.
+An entry whose bytes are not one line of JSON that says its id and sequence is wrapped: `{"type":"opaque","id":...,
 "sequence":...,` and then its `"json"`, or its bytes in `"base64"`.
 
 What was appended together is there together or not at all, so every line but the last of an append ends in a space, and
@@ -20,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any
+from zlib import crc32
 
 import msgspec
 
@@ -27,7 +30,7 @@ from miniclaw_sessions.clock import derived_id
 from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, StoreCorrupt, StoreError
 from miniclaw_sessions.protocol.encoding import decode_entry, in_utc, parse_json
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.stores.base import SessionHead, StoredEntry
+from miniclaw_sessions.stores.base import SessionHead, StoredEntry, damaged
 
 VERSION = 1
 """Of the format. A later one keeps `type`, `version` and `incarnation` in the first line, so that this one knows it."""
@@ -44,6 +47,8 @@ GOES_ON = b" "
 Sequence64 = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 _OPAQUE = "opaque"
+_CRC = b',"crc32":"'
+_CRC_BYTES = len(_CRC) + len(b'00000000"}')
 _SPACE = b" \t\r\n"
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -95,7 +100,7 @@ def header_of(head: SessionHead) -> bytes:
     created_at = in_utc(head.created_at)
     header = _Header(head.session_id, VERSION, created_at, head.key.channel, head.key.chat_id, head.incarnation)
     try:
-        return _encoder.encode(header) + b"\n"
+        return _with_checksum(_encoder.encode(header)) + b"\n"
     except UnicodeEncodeError:
         raise StoreError(f"cannot create session {head.session_id}: its head is not valid Unicode") from None
 
@@ -108,6 +113,9 @@ def head_in(line: bytes, session_id: str) -> SessionHead:
         NotOurs: it is another program's, or another session's.
         StoreCorrupt: it is damaged.
     """
+    line, is_sound = _without_checksum(line.strip(_SPACE))
+    if not is_sound:
+        raise StoreCorrupt("its first line is damaged: it contradicts its checksum")
     try:
         header = _header_decoder.decode(line)
         key = SessionKey.of(header.channel, header.chat_id)
@@ -129,7 +137,7 @@ def _refusal(line: bytes) -> StoreError:
         return StoreCorrupt("its first line is damaged")
     if not isinstance(fields, dict) or fields.get("type") != "session":
         return StoreCorrupt("its first line is not a session's")
-    if "incarnation" not in fields:
+    if "incarnation" not in fields and not {"channel", "chat_id"} & fields.keys():
         return NotOurs("another program wrote it, and it does not say which chat it is; import it, or move it away")
     version = fields.get("version")
     if isinstance(version, int) and version > VERSION:
@@ -140,14 +148,19 @@ def _refusal(line: bytes) -> StoreError:
     return StoreCorrupt("its first line is damaged")
 
 
-def head_without_header(session_id: str, first: StoredEntry) -> SessionHead:
-    """Who a session is when the first line of its file is lost: what its name and its first entry tell.
+def head_of_damaged(line: bytes, session_id: str, first: StoredEntry) -> SessionHead:
+    """Who a session is when the first line of its file is damaged: what it still says, its name and its first entry.
 
-    The incarnation is lost, so the session becomes another one than anybody may remember, and always the same.
+    Where the incarnation is lost, the session becomes another one than anybody may remember, and always the same.
 
     Raises:
         StoreCorrupt: that does not tell it.
     """
+    with suppress(*_UNREADABLE, InvalidKey):
+        header = _header_decoder.decode(line)
+        key = SessionKey.of(header.channel, header.chat_id)
+        if key.session_id == session_id:
+            return SessionHead(session_id, key, header.incarnation, in_utc(header.timestamp))
     try:
         key = SessionKey.parse(session_id)
         created_at = decode_entry(first.encoded).timestamp
@@ -178,10 +191,11 @@ def _line_of(entry: StoredEntry) -> bytes:
 
 
 def _forms(entry: StoredEntry) -> Iterator[bytes]:
-    yield entry.encoded
+    if entry.encoded.endswith(b"}"):
+        yield _with_checksum(entry.encoded)
     who = entry.entry_id, entry.sequence, entry.idempotency_key
-    yield _encoder.encode(_Opaque(*who, json=msgspec.Raw(entry.encoded)))
-    yield _encoder.encode(_Opaque(*who, base64=entry.encoded))
+    yield _with_checksum(_encoder.encode(_Opaque(*who, json=msgspec.Raw(entry.encoded))))
+    yield _with_checksum(_encoder.encode(_Opaque(*who, base64=entry.encoded)))
 
 
 def _is(entry: StoredEntry, read: StoredEntry | None) -> bool:
@@ -193,7 +207,37 @@ def _is(entry: StoredEntry, read: StoredEntry | None) -> bool:
 
 def entry_in(line: bytes) -> StoredEntry | None:
     """The entry of a line, or None when the line is damaged."""
-    text = line.strip(_SPACE)
+    text, is_sound = _without_checksum(line.strip(_SPACE))
+    return _entry_of(text) if is_sound else None
+
+
+def damaged_in(line: bytes, sequence: int) -> StoredEntry:
+    """What stands for a damaged line at a sequence; with its own id, where it says that sequence too."""
+    text, _ = _without_checksum(line.strip(_SPACE))
+    said = _entry_of(text)
+    if said is not None and said.sequence == sequence:
+        return damaged(said)
+    return damaged(StoredEntry(sequence, f"damaged-{sequence}", text))
+
+
+def is_whole(line: bytes) -> bool:
+    """Whether a line was written to its end, so that no crash has damaged it."""
+    return line.endswith(b"\n") and b"\0" not in line and _CRC in line.strip(_SPACE)[-_CRC_BYTES:]
+
+
+def _with_checksum(text: bytes) -> bytes:
+    return b'%s,"crc32":"%08x"}' % (text[:-1], crc32(text))
+
+
+def _without_checksum(text: bytes) -> tuple[bytes, bool]:
+    """The JSON of a line without its checksum, and whether they agree; without any they do."""
+    if text[-_CRC_BYTES : -_CRC_BYTES + len(_CRC)] != _CRC:
+        return text, True
+    plain = text[:-_CRC_BYTES] + b"}"
+    return plain, text.endswith(b'%08x"}' % crc32(plain))
+
+
+def _entry_of(text: bytes) -> StoredEntry | None:
     try:
         says = _says_decoder.decode(text)
         if says.type != _OPAQUE:

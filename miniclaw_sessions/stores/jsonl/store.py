@@ -20,11 +20,9 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.errors import StoreCorrupt, StoreError, StoreUnavailable
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.jsonl.directory import Transcripts, damaged_files
 from miniclaw_sessions.stores.jsonl.failures import failing
-from miniclaw_sessions.stores.jsonl.file import entry_with_key, place_of, place_of_newest
-from miniclaw_sessions.stores.jsonl.finding import damaged_files
-from miniclaw_sessions.stores.jsonl.stream import Stream
-from miniclaw_sessions.stores.jsonl.transcripts import Transcripts
+from miniclaw_sessions.stores.jsonl.file import Stream, entry_with_key, place_of, place_of_newest
 from miniclaw_sessions.stores.reading import PAGE
 from miniclaw_sessions.stores.soundness import TranscriptCheck
 from miniclaw_sessions.stores.thread import SerialThread
@@ -94,6 +92,10 @@ class JSONLStore(Store):
                     thread.stop()
                 for _ in range(READERS):
                     self._turns.release()
+
+    async def still_there(self) -> None:
+        """Look whether the directory is still the one that is open; each file is looked at when it is appended to."""
+        await self._in_thread(self._opened().check_still_there)
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Append entries of many sessions, each to its own file, with one sync."""
@@ -177,9 +179,9 @@ class JSONLStore(Store):
             finally:
                 os.close(fd)
 
-    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:  # noqa: ARG002 - soon
-        """Not yet."""
-        return 0
+    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        """Write the session's file anew, with the right entries in the place of damaged lines."""
+        return await self._in_thread(self._opened().mend, session_id, entries)
 
     async def delete(self, session_id: str) -> bool:
         """Remove a session's file and what crashes had left of it; whether there was a session.

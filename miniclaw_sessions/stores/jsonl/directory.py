@@ -1,35 +1,55 @@
-"""All transcript files of a directory, held open as one: found, appended to, deleted. Everything here blocks.
+"""All transcript files of a directory, held open as one: found, appended to, mended, deleted. Everything here blocks.
 
 An append is one write for each session, and one sync for all of them. After a failure nothing is acknowledged: the
 descriptor is given up, and the file is cut back to what was safe, at once or at the latest before the next append
 (rules R4, R5, R15). A session's file appears under its name only when its first line and first entries are safe in it.
+
+Nothing that has a session's name is ever taken for "no such session", and nothing that is not ours is touched.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
-from collections.abc import Sequence
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular, is_no_space, write_all
-from miniclaw_sessions.errors import SchemaTooNew, StoreCorrupt, StoreError
+from miniclaw_sessions.disk import (
+    SYNC_ONE_BY_ONE,
+    Directory,
+    DirectoryLock,
+    NotRegular,
+    is_no_space,
+    write_all,
+)
+from miniclaw_sessions.errors import ConfigError, SchemaTooNew, StoreCorrupt, StoreError, StoreUnavailable
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.keys import is_session_id
 from miniclaw_sessions.stores.appending import entries_to_add
-from miniclaw_sessions.stores.base import Append
-from miniclaw_sessions.stores.jsonl.descriptors import Descriptors
+from miniclaw_sessions.stores.base import Append, StoredEntry, is_damaged
 from miniclaw_sessions.stores.jsonl.failures import failing, unavailable
-from miniclaw_sessions.stores.jsonl.file import SUFFIX, Rest, Transcript, entries_after, examine
-from miniclaw_sessions.stores.jsonl.finding import find_transcripts, recognize
-from miniclaw_sessions.stores.jsonl.lines import header_of, lines_of
+from miniclaw_sessions.stores.jsonl.file import SUFFIX, Placing, Rest, Transcript, entries_after, examine
+from miniclaw_sessions.stores.jsonl.lines import GOES_ON, MORE_FOLLOWS, NotOurs, header_of, lines_of
 
 TORN = "torn"
 """The directory, beside the transcripts, of what crashes left at their ends."""
+
+MAX_TORN_FILES = 1_000
+MAX_TORN_BYTES = 256 * 1024 * 1024
+"""So much of what was never acknowledged is kept; the oldest goes first."""
+
+MAX_DESCRIPTORS = 128
+"""How many files are kept open to append to; the one that was not used for longest is closed first."""
+
+_TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
+
 
 log = get_logger(__name__)
 
@@ -69,6 +89,7 @@ class Transcripts:
         with failing("open", path), ExitStack() as stack:
             recognize(path)
             self._directory = stack.enter_context(Directory(path))
+            self._identity = _identity(path)
             stack.callback(DirectoryLock(path).release)
             self.known, self.refused = find_transcripts(self._directory)
             self._directory.remove_temporaries()
@@ -235,6 +256,7 @@ class Transcripts:
         if transcript.rest is Rest.TORN:
             piece = f"{transcript.length}-{secrets.token_hex(4)}-{transcript.name}"
             with Directory(self._path / TORN) as aside:
+                _make_room(aside)
                 self._directory.copy(transcript.name, aside, piece, start=transcript.length)
             log.warning(
                 "an append that was never acknowledged was cut off and set aside",
@@ -254,6 +276,48 @@ class Transcripts:
             return {entry.sequence: entry.entry_id for entry in entries}
         finally:
             os.close(fd)
+
+    # --- damage ------------------------------------------------------------------------------------------------------
+
+    def check_still_there(self) -> None:
+        """Return if the directory is still the one that was opened.
+
+        Raises:
+            StoreUnavailable: it was deleted, moved or replaced.
+        """
+        if _identity(self._path) != self._identity:
+            raise StoreUnavailable(
+                f"cannot use {self._path}: the directory was deleted or replaced while it was open; start again, and "
+                "the sessions go on from what is there and from their snapshots"
+            )
+
+    def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        """Write the file anew, with right entries in the place of damaged ones; how many these were.
+
+        Raises:
+            StoreUnavailable: it could not be written; it is as it was.
+        """
+        with failing("mend a file in", self._path):
+            transcript = self._ready(session_id)
+            if transcript is None:
+                return 0
+            right = {entry.sequence: entry for entry in entries}
+            data = bytearray(self._directory.read(transcript.name, limit=sys.maxsize))
+            placing = Placing(transcript.start, 0)
+            placed = [*placing.feed(bytes(data[transcript.start :])), *placing.finish(transcript.last_sequence)]
+            wrong = [one for one in placed if one.entry.sequence in right and is_damaged(one.entry.encoded)]
+            for one in reversed(wrong):
+                begin = data.rfind(b"\n", 0, one.end - 1) + 1
+                line = data[begin : one.end]
+                before = GOES_ON if line.startswith(GOES_ON) else b""
+                after = MORE_FOLLOWS if line.endswith(MORE_FOLLOWS) else b"\n"
+                data[begin : one.end] = before + lines_of([right[one.entry.sequence]])[:-1] + after
+            if wrong:
+                self._descriptors.close(transcript.name)
+                if failure := self._directory.replace([(transcript.name, partial(bytes, data))])[0]:
+                    raise failure
+                self.known[session_id] = examine(self._directory, session_id)
+        return len(wrong)
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 
@@ -310,3 +374,188 @@ class Transcripts:
                 pieces = [piece for piece in aside.names() if piece.split("-", 2)[-1] == name]
                 if pieces:
                     aside.remove(pieces)
+
+
+def _make_room(torn: Directory) -> None:
+    """Delete the oldest of what crashes left, until there is room for one more."""
+    pieces = sorted((os.stat(name, dir_fd=torn.fd).st_mtime_ns, name) for name in torn.names())
+    sizes = {name: os.stat(name, dir_fd=torn.fd).st_size for _, name in pieces}
+    total, doomed = sum(sizes.values()), []
+    for number, (_, name) in enumerate(pieces):
+        if len(pieces) - number < MAX_TORN_FILES and total <= MAX_TORN_BYTES:
+            break
+        doomed.append(name)
+        total -= sizes[name]
+    if doomed:
+        torn.remove(doomed)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which directory has this name; None: none has."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+# --- what is in a directory ------------------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """What a directory holds.
+
+    Attributes:
+        known: the sessions, by their id.
+        refused: what has a session's name and is to be left alone, with the reason.
+    """
+
+    known: dict[str, Transcript]
+    refused: dict[str, str]
+
+
+def recognize(path: Path) -> None:
+    """Refuse to make somebody's other directory private, and ours.
+
+    Raises:
+        ConfigError: it holds other things.
+    """
+    names = os.listdir(path) if path.is_dir() else []
+    if names and ".lock" not in names and not any(_session_ids(names)):
+        raise ConfigError(
+            f"cannot open {path} as a store: it is neither empty nor a directory of transcripts; "
+            "choose another one, or one that does not exist yet"
+        )
+
+
+def find_transcripts(directory: Directory) -> Found:
+    """Look at every file.
+
+    Raises:
+        SchemaTooNew: a newer version of this program wrote them.
+        StoreCorrupt: of some files it is not known whose they are.
+        OSError: a file cannot be read: it is not damaged, and not absent either (rule R20).
+    """
+    names = directory.names()
+    found = Found({}, {})
+    damaged: list[str] = []
+    too_new: list[str] = []
+    for session_id in _session_ids(names):
+        try:
+            found.known[session_id] = examine(directory, session_id)
+        except (NotRegular, NotOurs) as error:
+            found.refused[session_id] = str(error)
+        except StoreCorrupt as error:
+            damaged.append(f"{session_id}{SUFFIX} is damaged: {error}")
+        except SchemaTooNew as error:
+            too_new.append(f"cannot open {directory.path / session_id}{SUFFIX}: {error}")
+            found.refused[session_id] = str(error)
+    if too_new and not found.known:  # among files of ours, one that says so is damaged: it alone is refused
+        raise SchemaTooNew(too_new[0])
+    if damaged:
+        more = f", and {len(damaged) - 1} more are" if len(damaged) > 1 else ""
+        raise StoreCorrupt(f"cannot open {directory.path}: {damaged[0]}{more}; set it aside and open again")
+    _report(found, names)
+    return found
+
+
+def damaged_files(path: Path) -> list[Path]:
+    """The files that keep the store from opening because it is not known whose they are.
+
+    Raises:
+        StoreUnavailable: the directory or a file cannot be read.
+    """
+    damaged = []
+    if path.is_dir():
+        with failing("read", path), Directory(path, is_ours=False) as directory:
+            for session_id in _session_ids(directory.names()):
+                try:
+                    examine(directory, session_id)
+                except (NotRegular, NotOurs, SchemaTooNew):
+                    continue
+                except StoreCorrupt:
+                    damaged.append(path / (session_id + SUFFIX))
+    return damaged
+
+
+def _session_ids(names: Sequence[str]) -> Iterator[str]:
+    """The sessions whose files these names could be."""
+    for name in names:
+        session_id = name.removesuffix(SUFFIX)
+        if session_id != name and is_session_id(session_id):
+            yield session_id
+
+
+def _report(found: Found, names: Sequence[str]) -> None:
+    for session_id, transcript in found.known.items():
+        if transcript.header_lost:
+            log.error(
+                "the first line of a transcript is damaged; its name and its entries tell whose it is",
+                action="store.header_lost",
+                session_id=session_id,
+            )
+    if ignored := [name for name in names if name.endswith(SUFFIX) and name.removesuffix(SUFFIX) not in found.known]:
+        log.warning("not the files of sessions of ours; left alone", action="store.ignored", files=ignored)
+
+
+# --- descriptors to append with --------------------------------------------------------------------------------------
+
+
+class _Open(NamedTuple):
+    fd: int
+    inode: int
+
+
+class Descriptors:
+    """At most `MAX_DESCRIPTORS` files of one directory, open for appending; a context manager that closes them."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._opened: OrderedDict[str, _Open] = OrderedDict()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._opened):
+            self.close(name)
+
+    def get(self, name: str) -> int:
+        """The descriptor of a file that exists.
+
+        Raises:
+            NotRegular: it is something else than a file.
+            OSError: it cannot be opened.
+        """
+        opened = self._opened.get(name)
+        if opened is None:
+            while len(self._opened) >= MAX_DESCRIPTORS:
+                self._close_oldest()
+            fd = self._open(name)
+            opened = self._opened[name] = _Open(fd, os.fstat(fd).st_ino)
+        self._opened.move_to_end(name)
+        return opened.fd
+
+    def _open(self, name: str) -> int:
+        """Open a file; where the process may open no more of them, one that was not used for longest is closed."""
+        while True:
+            try:
+                return self._directory.open_file(name, os.O_WRONLY | os.O_APPEND)
+            except OSError as error:
+                if error.errno not in _TOO_MANY_OPEN or len(self._opened) <= SYNC_ONE_BY_ONE:
+                    raise
+                self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        os.close(self._opened.popitem(last=False)[1].fd)
+
+    def inode(self, name: str) -> int | None:
+        """Which file is open under this name; None when none is."""
+        opened = self._opened.get(name)
+        return None if opened is None else opened.inode
+
+    def close(self, name: str) -> None:
+        """Give a descriptor up; it is fine if there is none."""
+        opened = self._opened.pop(name, None)
+        if opened is not None:
+            os.close(opened.fd)
