@@ -45,7 +45,6 @@ if TYPE_CHECKING:  # the same names as in _MODULES below, for editors and type c
     from miniclaw_sessions.history.context import build_context as build_context
     from miniclaw_sessions.history.transcript import TreeNode as TreeNode
     from miniclaw_sessions.history.window import MAX_MESSAGES as MAX_MESSAGES
-    from miniclaw_sessions.importing import ImportReport as ImportReport
     from miniclaw_sessions.manager import SessionManager as SessionManager
     from miniclaw_sessions.persistence.checking import CheckReport as CheckReport
     from miniclaw_sessions.persistence.flusher import PERSISTENCE_INTERVAL_SECS as PERSISTENCE_INTERVAL_SECS
@@ -72,6 +71,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES below, for editors and type c
     from miniclaw_sessions.statistics import ManagerStatistics as ManagerStatistics
     from miniclaw_sessions.statistics import SessionSummary as SessionSummary
     from miniclaw_sessions.stores.base import Store as Store
+    from miniclaw_sessions.transfer.importing import ImportReport as ImportReport
 
 _MODULES = {
     # sessions
@@ -91,7 +91,7 @@ _MODULES = {
     "Branch": "history.branch",
     "TreeNode": "history.transcript",
     "CompactionOutcome": "session.compacting",
-    "ImportReport": "importing",
+    "ImportReport": "transfer.importing",
     "CheckReport": "persistence.checking",
     **dict.fromkeys(("Health", "ManagerStatistics", "SessionSummary"), "statistics"),
     # agents, and what they are made of

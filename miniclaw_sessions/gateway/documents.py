@@ -29,7 +29,7 @@ from miniclaw_sessions.session.compacting import CompactionOutcome
 from miniclaw_sessions.session.session import SessionContext
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.importing import ImportReport
+    from miniclaw_sessions.transfer.importing import ImportReport
 
 Document = dict[str, Any]
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from datetime import datetime
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from aiofiles.threadpool.binary import AsyncBufferedReader
 
     from miniclaw_sessions.formats.foreign import Format
-    from miniclaw_sessions.importing import ImportReport
+    from miniclaw_sessions.transfer.importing import ImportReport
 
 DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
 
@@ -480,25 +479,27 @@ class SessionManager(SessionReader):
         size: int | None = None,
     ) -> ImportReport:
         """`import_file` for what comes in pieces: `name` stands for the file's, `size` is in bytes. Raises the same."""
-        from miniclaw_sessions.importing import Import  # noqa: PLC0415 - loads every format
+        from miniclaw_sessions.transfer.importing import Import  # noqa: PLC0415 - loads every format
 
         self._require_open()
         progress = on_progress or self._progress
-        transfer = Import(chunks, name=name, form=form, clock=self.clock, on_progress=progress, size=size)
-        report = await transfer.run(self._new_import, key, dry_run=dry_run)
-        if dry_run and report.session_id in self._cache:
-            raise SessionExists(
-                f"session {report.session_id!r} exists already; delete it first, or choose another name"
-            )
-        if not dry_run:
-            counts = {"entries": report.entries, "repaired": report.repaired, "set_aside": report.set_aside}
-            log.info("imported", action="session.imported", session_id=report.session_id, **counts)
+        transfer = Import(
+            chunks, name=name, form=form, clock=self.clock, on_progress=progress, size=size, dry_run=dry_run
+        )
+        async with transfer:
+            key, report = await transfer.begin(key), transfer.report
+            if dry_run:
+                await transfer.only_read()
+                if report.session_id in self._cache:
+                    raise SessionExists(
+                        f"session {report.session_id!r} exists already; delete it first, or choose another name"
+                    )
+                return report
+            async with self._registry.new_journal(key, purpose="import", created_at=transfer.created_at) as journal:
+                await transfer.store(Session.of(journal))
+        counts = {"entries": report.entries, "repaired": report.repaired, "set_aside": report.set_aside}
+        log.info("imported", action="session.imported", session_id=report.session_id, **counts)
         return report
-
-    @asynccontextmanager
-    async def _new_import(self, key: SessionKey, created_at: datetime | None) -> AsyncIterator[Session]:
-        async with self._registry.new_journal(key, purpose="import", created_at=created_at) as journal:
-            yield Session.of(journal)
 
     async def fork_from(self, path: str | Path, *, key: SessionKey | None = None) -> Session:
         """A session made of a file's history, in the words of document 003. Raises as `import_file`."""

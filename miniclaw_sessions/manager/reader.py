@@ -121,7 +121,7 @@ class SessionReader(ABC):
             ImportRefused: the format is only read.
             StoreUnavailable: the store cannot be read.
         """
-        from miniclaw_sessions.exporting import export_session  # noqa: PLC0415 - loads every format
+        from miniclaw_sessions.transfer.exporting import export_session  # noqa: PLC0415 - loads every format
 
         async for chunk in export_session(await self.find(session_id), form):
             yield chunk

@@ -44,6 +44,8 @@ _INTEGERS = range(-(2**63), 2**64)
 _encoder = msgspec.json.Encoder(decimal_format="number")
 _entry_decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 _message_decoder = msgspec.json.Decoder(Message)
+_pieces_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
+_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _any_decoder = msgspec.json.Decoder()
 _PARTS: dict[str, type[TextPart | ImagePart | ThinkingPart]] = {
     "text": TextPart,
@@ -282,6 +284,29 @@ def parse_json(encoded: bytes, *, depth: int = MAX_DEPTH, elements: int | None =
         raise InvalidMessage(f"not valid JSON: {error}") from None
 
 
+def parse_in_pieces(encoded: bytes) -> Any:
+    """`parse_json` of a document that may be long, for a thread: each element of its long list is parsed on its own.
+
+    The interpreter lets no other thread run while a piece of JSON is parsed.
+
+    Raises:
+        InvalidMessage: it is not valid UTF-8 JSON, or nests too deep.
+    """
+    try:
+        pieces = _pieces_decoder.decode(encoded)
+        if isinstance(pieces, list):
+            return [parse_json(bytes(piece), depth=MAX_DEPTH - 1) for piece in pieces]
+        return {name: _parsed_list(bytes(value)) for name, value in pieces.items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidMessage(f"not valid JSON: {error}") from None
+
+
+def _parsed_list(encoded: bytes) -> Any:
+    if encoded[:1] != b"[":
+        return parse_json(encoded, depth=MAX_DEPTH - 1)
+    return [parse_json(bytes(piece), depth=MAX_DEPTH - 2) for piece in _list_decoder.decode(encoded)]
+
+
 def has_more_elements(encoded: bytes, limit: int) -> bool:
     """Whether JSON text has more objects, lists and commas than `limit`; those within strings do not count."""
     if encoded.count(b",") + encoded.count(b"[") + encoded.count(b"{") <= limit:
@@ -300,7 +325,8 @@ def nesting_exceeds(encoded: bytes, limit: int) -> bool:
     if encoded.count(b"[") + encoded.count(b"{") <= limit:
         return False  # cannot be deeper than it has brackets: the usual case, and fast
     depth = 0
-    for token in _STRUCTURE.findall(encoded):
+    for match in _STRUCTURE.finditer(encoded):  # not all at once: no other thread would run meanwhile
+        token = match[0]
         if token in _OPENING:
             depth += 1
             if depth > limit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
@@ -74,37 +74,31 @@ async def _but_for_unfinished(entries: AsyncIterator[Entry]) -> AsyncIterator[En
             yield entry
 
 
-async def adopt_all(
-    target: Journal,
-    entries: AsyncIterator[Entry],
-    adopt: Callable[[Sequence[Entry], Places], None] | None = None,
-) -> None:
+async def adopt_all(target: Journal, entries: AsyncIterator[Entry]) -> None:
     """Append entries from elsewhere to a new session, in batches: neither memory nor the store's queue fills up.
 
     Args:
         target: a session that nobody else uses yet.
         entries: as they come.
-        adopt: appends one batch; by default `Journal.adopt`.
 
     Raises:
         StoreError: they cannot be stored.
         InvalidMessage: one of them cannot be stored faithfully, or is too large.
     """
-    adopt = adopt or target.adopt
     places = Places()
     batch: list[Entry] = []
     size = 0
     async for entry in entries:
         is_clearing = isinstance(entry, LeafMove) and entry.target_id is None
         if is_clearing or len(batch) >= BATCH_ENTRIES or size >= BATCH_BYTES:
-            adopt(batch, places)
+            target.adopt(batch, places)
             await target.saved()
             batch, size = [], 0
         if is_clearing:
             await target.settle()  # what is in force there stays in force
         batch.append(entry)
         size += _size_of(entry)
-    adopt(batch, places)
+    target.adopt(batch, places)
     await target.settle()
     await target.saved()
 

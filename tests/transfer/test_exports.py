@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from miniclaw_sessions import Message, SessionKey, SessionManager, ToolCall
-from miniclaw_sessions.exporting import export_session
 from miniclaw_sessions.formats.foreign import Format
 from miniclaw_sessions.formats.openai_chat import to_openai
 from miniclaw_sessions.formats.pi import PI
@@ -22,6 +21,7 @@ from miniclaw_sessions.history.branch import told
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.protocol.entries import SOURCE
 from miniclaw_sessions.protocol.messages import Role
+from miniclaw_sessions.transfer.exporting import export_session
 
 pytestmark = pytest.mark.anyio
 

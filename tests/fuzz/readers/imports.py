@@ -12,11 +12,11 @@ from miniclaw_sessions.formats.entry_line import ENTRY_LINE
 from miniclaw_sessions.formats.foreign import Format
 from miniclaw_sessions.formats.registry import READABLE, WRITABLE
 from miniclaw_sessions.history.context import build_context, is_legal
-from miniclaw_sessions.importing import ImportReport
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.testing.clock import FakeClock
+from miniclaw_sessions.transfer.importing import ImportReport
 from tests.fuzz.reader import SECRET, Reader, refused
 from tests.fuzz.seeds import foreign_files
 

@@ -24,7 +24,6 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.formats.registry import FORMATS, READABLE, WRITABLE, format_named
 from miniclaw_sessions.history.branch import resolve
 from miniclaw_sessions.history.context import build_context, is_legal
-from miniclaw_sessions.importing import NOT_STORED
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.protocol.entries import INCOMPLETE, SOURCE, Custom, Entry, MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.messages import ImagePart, TextPart
@@ -32,10 +31,11 @@ from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.copying import BATCH_ENTRIES
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FakeClock, FaultyStore
+from miniclaw_sessions.transfer.importing import NOT_STORED
 
 pytestmark = pytest.mark.anyio
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parent.parent / "data"
 LARGE = DATA / "pi-v1-large-session.jsonl"
 RESUMED = DATA / "pi-v3-resumed-session.jsonl"
 EVENTS = DATA / "pi-v3-json-mode-stdout.jsonl"

@@ -6,13 +6,16 @@ that nobody sees until it is complete. What had to be repaired or left out is re
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
-from datetime import datetime
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from itertools import islice
+from types import TracebackType
+from typing import Any, Self
 
 import msgspec
+from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import EntryNotFound, ImportRefused, InvalidKey, InvalidMessage
@@ -28,13 +31,13 @@ from miniclaw_sessions.formats.foreign import (
     SessionFacts,
 )
 from miniclaw_sessions.formats.registry import recognise
-from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.persistence.recovery import Progress, ids_for
-from miniclaw_sessions.protocol.encoding import has_more_elements, parse_json
+from miniclaw_sessions.protocol.encoding import encode_entry, has_more_elements, parse_in_pieces, parse_json
 from miniclaw_sessions.protocol.entries import OWN_METADATA, SOURCE, Custom, Entry, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.copying import adopt_all
+from miniclaw_sessions.session.journal import Journal
 
 HEAD_BYTES = 262_144
 """How much of a file is looked at to recognise it."""
@@ -44,12 +47,16 @@ MAX_LINE_BYTES = 67_108_864
 """A line that is longer than this ends the import: it would have to be held in memory whole."""
 
 REPORTED_FINDINGS = 1_000
-"""Of so many findings the report has the text; the rest is only counted."""
+"""At most this many findings are reported with their text; the rest is only counted."""
+
+AT_ONCE = 256
+"""How many entries of a document are made in one go, by a thread."""
+
+LINES_AT_ONCE = 256
+"""How many lines are read in one go, by a thread."""
 
 NOT_STORED = "import.too_large"
 """The `custom_type` of what stands in the place of an entry that is too large to be stored."""
-
-NewSession = Callable[[SessionKey, datetime | None], AbstractAsyncContextManager[Session]]
 
 
 class ImportReport(msgspec.Struct, kw_only=True):
@@ -92,7 +99,11 @@ class ImportReport(msgspec.Struct, kw_only=True):
 
 
 class Import:
-    """One file on its way in."""
+    """One file on its way in: `async with` it, `begin`, and then `store` or `only_read`.
+
+    Everything that looks at the file's content works in a thread, a piece at a time: a document of a million elements
+    keeps nobody waiting.
+    """
 
     def __init__(  # noqa: PLR0913 - it works with what the manager has
         self,
@@ -103,6 +114,7 @@ class Import:
         clock: Clock,
         on_progress: Callable[[Progress], None],
         size: int | None = None,
+        dry_run: bool = False,
     ) -> None:
         """Nothing is read yet.
 
@@ -113,6 +125,7 @@ class Import:
             clock: time, for what has none.
             on_progress: told how many bytes are done, and how many there are.
             size: how many bytes there are, where that is known.
+            dry_run: what the report says of it.
         """
         self._name = name
         self._form = form
@@ -120,43 +133,77 @@ class Import:
         self._on_progress = on_progress
         self._size = size
         self._bytes = _Bytes(chunks)
+        self._batches: AsyncGenerator[list[Entry], None] | None = None
+        self._first: list[Entry] = []
+        self.report = ImportReport(session_id="", format="", dry_run=dry_run)
 
-    async def run(self, new_session: NewSession, key: SessionKey | None, *, dry_run: bool) -> ImportReport:
-        """Read the file and store it.
+    async def __aenter__(self) -> Self:
+        """Nothing is read yet."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Read no more."""
+        if self._batches is not None:
+            await self._batches.aclose()
+
+    async def begin(self, key: SessionKey | None) -> SessionKey:
+        """Read the beginning of the file.
 
         Args:
-            new_session: makes the session; not called in a dry run.
-            key: its key; None: as the file says, or else `import` and the file's name.
-            dry_run: only read, and report.
+            key: the new session's key; None: as the file says, or else `import` and the file's name.
+
+        Returns:
+            The key.
 
         Raises:
             ImportRefused: the file is not a session in a known format, or cannot be read as one.
-            SessionExists, SessionLimit, StoreError: the session could not be made; nothing of it is left.
             OSError: the file cannot be read.
         """
         head = await self._bytes.head(HEAD_BYTES)
         sample = await self._sample(head)
-        form = self._form or recognise(sample)
+        form: Format = await to_thread.run_sync(recognise, sample) if self._form is None else self._form
+        self._form = form
         if form.reader is None:
             raise ImportRefused(f"{self._name} cannot be read as {form.name}: that format is only written")
-        reader = form.reader(Chain(new_id=ids_for(head), now=self._clock.now()))
-        report = ImportReport(session_id="", format=form.name, dry_run=dry_run)
-        async with aclosing(self._entries(form, reader, sample.document, report)) as entries:
-            begun = [entry async for entry in _first(entries)]
-            key = key or _key_of(reader.facts, self._name)
-            report.session_id = key.session_id
-            everything = _counted(_chained(begun, entries), report)
-            if dry_run:
-                async for _ in everything:
-                    pass
-                _refuse_nothing(self._name, reader, report)
-                report.title = reader.facts.title
-                return report
-            async with new_session(key, reader.facts.created_at) as session:
-                await adopt_all(session.journal, everything, partial(_adopt, session, report))
-                _refuse_nothing(self._name, reader, report)
-                await _finish(session, reader.facts, form, report)
-        return report
+        self._reader = form.reader(Chain(new_id=ids_for(head), now=self._clock.now()))
+        self._batches = self._read(form, self._reader, sample.document)
+        self._first = await anext(self._batches, self._first)  # by the time there is an entry, the header has been read
+        key = key or _key_of(self._reader.facts, self._name)
+        self.report.session_id, self.report.format = key.session_id, form.name
+        return key
+
+    @property
+    def created_at(self) -> datetime | None:
+        """When the session began, as far as the file says it and the calendar has it."""
+        created_at = self._reader.facts.created_at
+        return created_at if created_at is None or created_at.tzinfo is UTC else None
+
+    async def only_read(self) -> None:
+        """Read the rest of the file and store nothing.
+
+        Raises:
+            ImportRefused, OSError: as for `begin`.
+        """
+        async with aclosing(self._entries()) as entries:
+            async for _ in entries:
+                pass
+        self._refuse_nothing()
+        self.report.title = self._reader.facts.title
+
+    async def store(self, session: Session) -> None:
+        """Read the rest of the file into a new session that nobody else uses yet.
+
+        Raises:
+            ImportRefused, OSError: as for `begin`.
+            StoreError: the session cannot be stored.
+        """
+        async with aclosing(self._entries(session.journal)) as entries:
+            await adopt_all(session.journal, entries)
+        self._refuse_nothing()
+        assert self._form is not None  # noqa: S101 - `begin` knows it
+        await _finish(session, self._reader.facts, self._form, self.report)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -164,7 +211,7 @@ class Import:
         """What the file's format is recognised by: its first lines, and all of it where it is one document."""
         while b"\n" not in head and not self._bytes.at_end and len(head) < MAX_LINE_BYTES:
             head = await self._bytes.head(2 * len(head))  # the first line is long: it may hold an image
-        lines = _parsed_lines(head, is_whole=self._bytes.at_end)
+        lines = await to_thread.run_sync(partial(_parsed_lines, head, is_whole=self._bytes.at_end))
         has_lines = len(lines) > 1 or (len(lines) == 1 and not self._bytes.at_end)
         is_by_line = has_lines if self._form is None else self._form.by_line
         if is_by_line or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"[", b"{"):
@@ -172,38 +219,74 @@ class Import:
         data = await self._bytes.head(MAX_DOCUMENT_BYTES)
         if not self._bytes.at_end:
             raise ImportRefused(f"{self._name} is one document of more than {MAX_DOCUMENT_BYTES} bytes")
-        if has_more_elements(data, MAX_ELEMENTS):
+        if await to_thread.run_sync(has_more_elements, data, MAX_ELEMENTS):
             raise ImportRefused(f"{self._name} is one document of more than {MAX_ELEMENTS} elements; send it in parts")
         try:
-            return Sample(lines=lines, document=parse_json(data.removeprefix(b"\xef\xbb\xbf")))
+            document = await to_thread.run_sync(parse_in_pieces, data.removeprefix(b"\xef\xbb\xbf"))
+            return Sample(lines=lines, document=document)
         except InvalidMessage as error:
             if self._form is not None:
                 raise ImportRefused(f"{self._name} cannot be read as {self._form.name}: {error}") from None
             return Sample(lines=lines)
 
-    async def _entries(
-        self, form: Format, reader: Reader, document: Any, report: ImportReport
-    ) -> AsyncGenerator[Entry, None]:
-        """Everything that the reader makes of the file."""
+    async def _read(self, form: Format, reader: Reader, document: Any) -> AsyncGenerator[list[Entry], None]:
+        """Everything that the reader makes of the file, some entries at a time; no batch is empty."""
         if form.by_line:
-            async for line in self._bytes.lines(self._name):
-                for entry in reader.feed(line):
-                    yield entry
-                report.drain(reader)
+            async for lines in self._bytes.lines(self._name):
+                if entries := await to_thread.run_sync(_fed, reader, lines):
+                    yield entries
                 self._tell()
         else:
-            for entry in reader.feed(document):
-                yield entry
-        for entry in reader.finish():
-            yield entry
-        report.drain(reader)
-        report.bytes_read = self._bytes.read
+            made = iter(reader.feed(document))
+            while entries := await to_thread.run_sync(_some, made):
+                yield entries
+        if entries := await to_thread.run_sync(lambda: list(reader.finish())):
+            yield entries
         self._tell(done=True)
+
+    async def _entries(self, journal: Journal | None = None) -> AsyncGenerator[Entry, None]:
+        """All entries, counted; with a journal, those that it could not take are replaced."""
+        assert self._batches is not None  # noqa: S101 - `begin` made it
+        report = self.report
+        batch: list[Entry] | None = self._first
+        while batch is not None:
+            for entry in batch if journal is None else await to_thread.run_sync(self._storable, journal, batch):
+                report.entries += 1
+                report.messages += isinstance(entry, MessageEntry)
+                yield entry
+            report.drain(self._reader)
+            batch = await anext(self._batches, None)
+        report.drain(self._reader)
+        report.bytes_read = self._bytes.read
+
+    def _storable(self, journal: Journal, entries: Sequence[Entry]) -> list[Entry]:
+        """The entries; what is too large or cannot be stored leaves one in its place, so that the tree is whole."""
+        storable: list[Entry] = []
+        for entry in entries:
+            try:
+                journal.check_entry(entry, len(encode_entry(entry)))
+                storable.append(entry)
+            except InvalidMessage as error:
+                self.report.note(Finding(0, Outcome.SET_ASIDE, f"entry {entry.id}: {error}"))
+                storable.append(_in_its_place(entry, str(error)))
+        return storable
+
+    def _refuse_nothing(self) -> None:
+        if not self.report.entries and not self._reader.facts.source_id:
+            raise ImportRefused(f"{self._name} holds nothing that is an entry of a session; nothing was imported")
 
     def _tell(self, *, done: bool = False) -> None:
         if self._bytes.read >= self._bytes.told + HEAD_BYTES or done:
             self._bytes.told = self._bytes.read
             self._on_progress(Progress("importing", self._bytes.read, self._size or 0))
+
+
+def _fed(reader: Reader, lines: Iterable[bytes]) -> list[Entry]:
+    return [entry for line in lines for entry in reader.feed(line)]
+
+
+def _some(entries: Iterator[Entry]) -> list[Entry]:
+    return list(islice(entries, AT_ONCE))
 
 
 class _Bytes:
@@ -222,25 +305,24 @@ class _Bytes:
             pass
         return bytes(self._held)
 
-    async def lines(self, name: str) -> AsyncIterator[bytes]:
-        """The lines without their ends; split at byte 0x0A only (rule R13)."""
-        number = 0
-        start = searched = 0
+    async def lines(self, name: str) -> AsyncGenerator[list[bytes], None]:
+        """The lines without their ends, some at a time; split at byte 0x0A only (rule R13)."""
+        number = searched = 0
         while True:
-            end = self._held.find(b"\n", max(start, searched))
+            end = self._held.rfind(b"\n", searched)
             if end >= 0:
-                number += 1
-                yield bytes(self._held[start:end])
-                start = end + 1
-                continue
-            del self._held[:start]
-            start, searched = 0, len(self._held)  # a long line is not looked through again for each of its pieces
+                lines = bytes(self._held[:end]).split(b"\n")
+                del self._held[: end + 1]
+                number += len(lines)
+                for start in range(0, len(lines), LINES_AT_ONCE):
+                    yield lines[start : start + LINES_AT_ONCE]
+            searched = len(self._held)  # a long line is not looked through again for each of its pieces
             if searched > MAX_LINE_BYTES:
                 raise ImportRefused(f"line {number + 1} of {name} is longer than {MAX_LINE_BYTES} bytes")
             if not await self._more():
                 break
         if self._held:
-            yield bytes(self._held)
+            yield [bytes(self._held)]
 
     async def _more(self) -> bool:
         try:
@@ -268,32 +350,6 @@ def _parsed_lines(head: bytes, *, is_whole: bool) -> list[Any]:
     return parsed
 
 
-async def _first(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
-    """The first entry: by the time it is known, the file's header has been read."""
-    async for entry in entries:
-        yield entry
-        return
-
-
-async def _counted(entries: AsyncIterator[Entry], report: ImportReport) -> AsyncIterator[Entry]:
-    async for entry in entries:
-        report.entries += 1
-        report.messages += isinstance(entry, MessageEntry)
-        yield entry
-
-
-async def _chained(begun: Sequence[Entry], rest: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
-    for entry in begun:
-        yield entry
-    async for entry in rest:
-        yield entry
-
-
-def _refuse_nothing(name: str, reader: Reader, report: ImportReport) -> None:
-    if not report.entries and not reader.facts.source_id:
-        raise ImportRefused(f"{name} holds nothing that is an entry of a session; nothing was imported")
-
-
 def _key_of(facts: SessionFacts, name: str) -> SessionKey:
     """Where a session belongs that nobody gave a key."""
     if facts.channel and facts.chat_id:
@@ -305,19 +361,6 @@ def _key_of(facts: SessionFacts, name: str) -> SessionKey:
         return SessionKey.of("import", facts.source_id or name)
     except InvalidKey as error:
         raise ImportRefused(f"{name} names no session that could be made ({error}); choose a name for it") from None
-
-
-def _adopt(session: Session, report: ImportReport, batch: Sequence[Entry], places: Places) -> None:
-    """Append a batch; what is too large or cannot be stored leaves an entry in its place, so that the tree is whole."""
-    try:
-        session.journal.adopt(batch, places)
-    except InvalidMessage:
-        for entry in batch:
-            try:
-                session.journal.adopt([entry], places)
-            except InvalidMessage as error:
-                report.note(Finding(0, Outcome.SET_ASIDE, f"entry {entry.id}: {error}"))
-                session.journal.adopt([_in_its_place(entry, str(error))], places)
 
 
 def _in_its_place(entry: Entry, reason: str) -> Entry:
