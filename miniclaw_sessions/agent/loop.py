@@ -406,7 +406,7 @@ class Agent:
                 raise
             answer = await self._ask(await builder.build(turn, generation.system_prompt), request)
         reply = self._accepted(answer)
-        generation.usage = _sum(generation.usage, reply.usage or Usage())
+        generation.usage += reply.usage or Usage()
         request.tell(ReplyFinished(reply))
         return reply
 
@@ -569,16 +569,3 @@ def _is_json(text: str) -> bool:
 
 def _has_image(message: Message) -> bool:
     return any(isinstance(part, ImagePart) for part in message.content)
-
-
-def _sum(first: Usage, second: Usage) -> Usage:
-    """What two replies cost together."""
-    costs = [usage.cost for usage in (first, second) if usage.cost is not None]
-    return Usage(
-        input_tokens=first.input_tokens + second.input_tokens,
-        output_tokens=first.output_tokens + second.output_tokens,
-        cache_read_tokens=first.cache_read_tokens + second.cache_read_tokens,
-        cache_write_tokens=first.cache_write_tokens + second.cache_write_tokens,
-        total_tokens=first.total + second.total,
-        cost=sum(costs) if costs else None,
-    )

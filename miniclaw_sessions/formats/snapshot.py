@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, SessionsError
 from miniclaw_sessions.history.conversation import Snapshot, Totals
+from miniclaw_sessions.history.window import Kept
 from miniclaw_sessions.protocol.encoding import (
     STORED_DEPTH,
     check_json,
@@ -27,7 +28,7 @@ from miniclaw_sessions.protocol.encoding import (
     message_from_dict,
     parse_json,
 )
-from miniclaw_sessions.protocol.entries import Compaction, MessageEntry, place_of_parent
+from miniclaw_sessions.protocol.entries import Compaction, place_of_parent
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Instant, Message
 
@@ -51,7 +52,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     chat_id: str
     created_at: Instant
     last_accessed: Instant
-    messages: list[Message]
+    messages: list[msgspec.Raw]
     schema_version: int
     incarnation: str
     updated_at: Instant
@@ -69,7 +70,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     complete: bool = True
 
 
+_NULL = b',"tool_calls":null}'
 _decoder = msgspec.json.Decoder(_File)
+_message_decoder = msgspec.json.Decoder(Message)
 _totals_encoder = msgspec.json.Encoder()
 OWN_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(_File))
 
@@ -89,13 +92,13 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         "chat_id": snapshot.key.chat_id,
         "created_at": snapshot.created_at,
         "last_accessed": snapshot.last_accessed,
-        "messages": [orjson.Fragment(_encode(entry.message)) for entry in snapshot.entries],
+        "messages": [orjson.Fragment(_with_null(kept)) for kept in snapshot.kept],
         "schema_version": SCHEMA_VERSION,
         "incarnation": snapshot.incarnation,
         "updated_at": snapshot.updated_at,
         "last_sequence": snapshot.last_sequence,
-        "sequences": [entry.sequence for entry in snapshot.entries],
-        "ids": [entry.id for entry in snapshot.entries],
+        "sequences": [kept.sequence for kept in snapshot.kept],
+        "ids": [kept.id for kept in snapshot.kept],
         "leaf_id": snapshot.leaf_id,
         **_tree_fields(snapshot),
         "metadata": dict(snapshot.metadata),
@@ -112,7 +115,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 def _tree_fields(snapshot: Snapshot) -> dict[str, Any]:
     """What is only written where it is not what a plain conversation has."""
     fields: dict[str, Any] = {}
-    if parents := _unusual_parents(snapshot.entries):
+    if parents := _unusual_parents(snapshot.kept):
         fields["parents"] = parents
     if snapshot.leaf_sequence != snapshot.last_sequence:
         fields["leaf_sequence"] = snapshot.leaf_sequence
@@ -124,7 +127,7 @@ def _tree_fields(snapshot: Snapshot) -> dict[str, Any]:
     return fields
 
 
-def _unusual_parents(entries: Sequence[MessageEntry]) -> dict[str, tuple[str | None, int]]:
+def _unusual_parents(entries: Sequence[Kept]) -> dict[str, tuple[str | None, int]]:
     """The parents that are not the message before, with their places."""
     before: str | None = None
     parents = {}
@@ -135,11 +138,19 @@ def _unusual_parents(entries: Sequence[MessageEntry]) -> dict[str, tuple[str | N
     return parents
 
 
-def _encode(message: Message) -> bytes:
-    encoded = encode_message(message)
-    if message.tool_calls is None:  # document 004 writes the null
-        return encoded[:-1] + b',"tool_calls":null}'
-    return encoded
+def _with_null(kept: Kept) -> bytes:
+    """The message as document 004 writes it: with a null where it calls no tools."""
+    return kept.encoded if kept.calls_tools else kept.encoded[:-1] + _NULL
+
+
+def _without_null(message: Message, encoded: msgspec.Raw) -> bytes:
+    """The message's bytes as they are kept, from those in the file."""
+    data = bytes(encoded)
+    if message.tool_calls is not None:
+        return data
+    if data.endswith(_NULL):
+        return data[: -len(_NULL)] + b"}"
+    return encode_message(message)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -160,36 +171,48 @@ def decode_snapshot(data: bytes, *, stem: str, now: datetime, new_id: Callable[[
     """
     try:
         file = _decoder.decode(data)
+        messages = [_message_decoder.decode(message) for message in file.messages]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _read_tolerantly(data, stem=stem, now=now, new_id=new_id)
     _refuse_newer(file.schema_version, stem)
     try:
         key = _checked_key(file.channel, file.chat_id, file.session_id, stem)
-        return _assemble(file, key)
+        encoded = [_without_null(*both) for both in zip(messages, file.messages, strict=True)]
+        return _assemble(file, key, messages, encoded)
     except (InvalidKey, InvalidMessage) as error:
         raise DamagedSnapshot(str(error)) from None
 
 
-def _assemble(file: _File, key: SessionKey, extra: dict[str, Any] | None = None) -> Snapshot:
-    if not len(file.messages) == len(file.sequences) == len(file.ids):
+def _assemble(
+    file: _File,
+    key: SessionKey,
+    messages: Sequence[Message],
+    encoded: Sequence[bytes],
+    extra: dict[str, Any] | None = None,
+) -> Snapshot:
+    if not len(messages) == len(file.sequences) == len(file.ids):
         raise DamagedSnapshot("messages, sequences and ids differ in length")
     if len(set(file.ids)) < len(file.ids):
         raise DamagedSnapshot("two of its messages have the same id")
-    entries: list[MessageEntry] = []
+    kept: list[Kept] = []
+    key_of = {entry_id: one for one, entry_id in file.idempotency_keys.items()}
     before: str | None = None
     previous = 0
-    for message, sequence, entry_id in zip(file.messages, file.sequences, file.ids, strict=True):
+    for message, data, sequence, entry_id in zip(messages, encoded, file.sequences, file.ids, strict=True):
         if sequence <= previous:
             raise DamagedSnapshot("its messages are not in order of sequence")
         parent_id, place = file.parents.get(entry_id, (before, previous)) if file.parents else (before, previous)
-        entries.append(
-            MessageEntry(
-                id=entry_id,
-                parent_id=parent_id,
-                timestamp=message.timestamp or file.updated_at,
-                sequence=sequence,
-                parent_sequence=None if parent_id is None or place == sequence - 1 else place,
-                message=message,
+        kept.append(
+            Kept(
+                entry_id,
+                parent_id,
+                sequence,
+                None if parent_id is None or place == sequence - 1 else place,
+                message.timestamp or file.updated_at,
+                message.role,
+                message.tool_calls is not None,
+                data,
+                key_of.get(entry_id) if key_of else None,
             )
         )
         before, previous = entry_id, sequence
@@ -203,7 +226,7 @@ def _assemble(file: _File, key: SessionKey, extra: dict[str, Any] | None = None)
         created_at=file.created_at,
         updated_at=file.updated_at,
         last_accessed=_same(file.last_accessed, file.updated_at),
-        entries=_with_idempotency_keys(entries, file.idempotency_keys),
+        kept=kept,
         metadata=check_json(file.metadata),
         idempotency_keys=file.idempotency_keys,
         leaf_id=_same(file.leaf_id, before),
@@ -211,7 +234,7 @@ def _assemble(file: _File, key: SessionKey, extra: dict[str, Any] | None = None)
         last_sequence=file.last_sequence,
         compaction=_compaction(file.compaction),
         newest_evicted=file.newest_evicted,
-        totals=file.totals or Totals(len(entries), len(entries)),
+        totals=file.totals or Totals(len(kept), len(kept)),
         complete=file.complete,
         extra=check_json(extra or {}),
     )
@@ -231,13 +254,6 @@ def _same(value: T, known: T) -> T:
     return known if value == known else value
 
 
-def _with_idempotency_keys(entries: list[MessageEntry], keys: dict[str, str]) -> tuple[MessageEntry, ...]:
-    if not keys:
-        return tuple(entries)
-    key_of = {entry_id: key for key, entry_id in keys.items()}
-    return tuple(replace(entry, idempotency_key=key_of.get(entry.id)) for entry in entries)
-
-
 def _read_tolerantly(data: bytes, *, stem: str, now: datetime, new_id: Callable[[], str]) -> Snapshot:
     """The slow path: foreign files, unknown fields, and everything that is wrong."""
     try:
@@ -250,19 +266,20 @@ def _read_tolerantly(data: bytes, *, stem: str, now: datetime, new_id: Callable[
             raise DamagedSnapshot('it has no list of "messages"')
         known = {name: value for name, value in fields.items() if name in OWN_FIELDS}
         known |= {name: instant(known[name]) for name in ("created_at", "last_accessed", "updated_at") if name in known}
-        known["messages"] = [message_from_dict(message) for message in messages]
+        found = [message_from_dict(message) for message in messages]
         extra = {name: value for name, value in fields.items() if name not in OWN_FIELDS}
-        file = msgspec.convert(_with_defaults(known, now, new_id), _File)
+        file = msgspec.convert({**_with_defaults(known, found, now, new_id), "messages": []}, _File)
         if "sequences" not in fields:  # from elsewhere; ours says what the store says
-            file.messages = [m if m.timestamp else replace(m, timestamp=file.updated_at) for m in file.messages]
-        return _assemble(file, key, extra)
+            found = [m if m.timestamp else replace(m, timestamp=file.updated_at) for m in found]
+        return _assemble(file, key, found, [encode_message(message) for message in found], extra)
     except (InvalidMessage, InvalidKey, msgspec.ValidationError) as error:
         raise DamagedSnapshot(str(error)) from None
 
 
-def _with_defaults(fields: dict[str, Any], now: datetime, new_id: Callable[[], str]) -> dict[str, Any]:
+def _with_defaults(
+    fields: dict[str, Any], messages: Sequence[Message], now: datetime, new_id: Callable[[], str]
+) -> dict[str, Any]:
     """What a file from elsewhere lacks, made up so that it can live on here."""
-    messages: list[Message] = fields["messages"]
     times = [message.timestamp for message in messages if message.timestamp is not None]
     created_at = fields.get("created_at") or (times[0] if times else now)
     defaults = {

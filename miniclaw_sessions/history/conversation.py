@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.history.branch import Branch, as_message_entry, provider_of
-from miniclaw_sessions.history.window import Window
+from miniclaw_sessions.history.window import Kept, Window
+from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     BranchSummary,
@@ -60,7 +61,8 @@ class Totals(msgspec.Struct, gc=False):
 
     def add_usage(self, usage: Usage, sign: int = 1) -> None:
         """Add what a message cost, or take it away when `sign` is -1."""
-        self.usage = _sum(self.usage or Usage(), usage, sign)
+        known = self.usage or Usage()
+        self.usage = known + usage if sign > 0 else known - usage
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -75,7 +77,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     created_at: datetime
     updated_at: datetime
     last_accessed: datetime
-    entries: tuple[MessageEntry, ...] = ()
+    kept: Sequence[Kept] = ()
     metadata: Mapping[str, Any] = MappingProxyType({})
     idempotency_keys: Mapping[str, str] = MappingProxyType({})
     leaf_id: str | None = None
@@ -87,6 +89,11 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     extra: Mapping[str, Any] = MappingProxyType({})
     complete: bool = True
 
+    @property
+    def entries(self) -> list[MessageEntry]:
+        """The window's messages, read anew."""
+        return [kept.entry for kept in self.kept]
+
 
 class Conversation:
     """The state that a sequence of entries leads to: window, compaction, metadata, leaf, remembered keys.
@@ -96,8 +103,8 @@ class Conversation:
     """
 
     __slots__ = (
+        "_compaction",
         "_metadata",
-        "compaction",
         "created_at",
         "extra",
         "idempotency_keys",
@@ -142,14 +149,14 @@ class Conversation:
         )
         conversation.updated_at = snapshot.updated_at
         conversation.last_accessed = snapshot.last_accessed
-        conversation.window = Window(capacity, snapshot.entries)
+        conversation.window = Window(capacity, kept=snapshot.kept)
         conversation.window.newest_evicted = max(conversation.window.newest_evicted, snapshot.newest_evicted)
         conversation.leaf_id = snapshot.leaf_id
         conversation.leaf_sequence = snapshot.leaf_sequence
         conversation.compaction = snapshot.compaction
         conversation.totals = copy(snapshot.totals)
         conversation.lacks_messages = not snapshot.complete
-        conversation.lacks_branch = not _is_one_branch(snapshot.entries)
+        conversation.lacks_branch = not _is_one_branch(snapshot.kept)
         conversation.last_sequence = conversation.state_sequence = snapshot.last_sequence
         conversation.idempotency_keys = dict(snapshot.idempotency_keys) or None
         conversation.extra = dict(snapshot.extra) or None
@@ -162,24 +169,49 @@ class Conversation:
         return MappingProxyType(self._metadata or {})
 
     @property
+    def compaction(self) -> Compaction | None:
+        """The newest compaction of the branch, in a copy that a reader may change."""
+        known = self._compaction
+        if known is None or not (known.messages or known.extra):
+            return known
+        copied = decode_entry(encode_entry(known))
+        assert isinstance(copied, Compaction)  # noqa: S101 - as it was
+        return copied
+
+    @compaction.setter
+    def compaction(self, compaction: Compaction | None) -> None:
+        self._compaction = compaction
+
+    @property
     def window_is_whole(self) -> bool:
         """Whether the window holds all that a model is told of the branch, and not only the newest of it."""
-        if self.compaction is None:
+        if self._compaction is None:
             return self.window.newest_evicted == 0
-        if self.compaction.first_kept_entry_id is None:
-            return self.window.newest_evicted < self.compaction.sequence
-        return self.window.newest_evicted < (self.compaction.first_kept_sequence or 0)
+        return self.window.newest_evicted < self.kept_from
+
+    @property
+    def kept_from(self) -> int:
+        """The sequence number from which on entries are kept by the newest compaction of the branch; 0 without one."""
+        compaction = self._compaction
+        if compaction is None:
+            return 0
+        return compaction.sequence if compaction.first_kept_entry_id is None else compaction.first_kept_sequence or 0
 
     def branch(self) -> Branch:
         """What is in memory of the branch: the window's messages, with the compaction at its place among them."""
         entries: list[Entry] = list(self.window)
-        if self.compaction is not None:
-            place = bisect(entries, self.compaction.sequence, key=lambda entry: entry.sequence)
-            entries.insert(place, self.compaction)
-        return Branch(entries=tuple(entries), compaction=self.compaction)
+        compaction = self.compaction
+        if compaction is not None:
+            entries.insert(bisect(entries, compaction.sequence, key=lambda entry: entry.sequence), compaction)
+        return Branch(entries=tuple(entries), compaction=compaction)
 
-    def apply(self, entry: Entry) -> int:
-        """Fold one more entry in; return how many messages left the window for it."""
+    def apply(self, entry: Entry, encoded: bytes | None = None) -> int:
+        """Fold one more entry in; return how many messages left the window for it.
+
+        Args:
+            entry: the entry.
+            encoded: where it is a message's: the message's JSON, if that is known already.
+        """
         self.last_sequence = entry.sequence
         if entry.timestamp > self.updated_at:  # noqa: PLR1730 - the path of every append: max() costs twice
             self.updated_at = entry.timestamp
@@ -200,7 +232,7 @@ class Conversation:
                 self._remember(entry.idempotency_key, entry.id)
             if message.model is not None and message.role is Role.ASSISTANT:
                 self._note_model(entry)
-            return self.window.push(entry)
+            return self.window.push(entry, encoded)
         return self._apply_event(entry)
 
     def _apply_event(self, entry: Entry) -> int:
@@ -256,7 +288,7 @@ class Conversation:
         )
 
     def _place_in_window(self, entry_id: str) -> int:
-        return next((entry.sequence for entry in self.window if entry.id == entry_id), 0)
+        return next((entry.sequence for entry in self.window.kept if entry.id == entry_id), 0)
 
     def rebuild(self, branch: Branch) -> None:
         """Take the window of the branch that the leaf is on, as the store has it."""
@@ -280,7 +312,7 @@ class Conversation:
         """
         if self.state_sequence > committed or self.lacks_branch or self.lacks_messages:
             return None
-        entries = tuple(self.window)
+        entries = self.window.kept
         keys = self.idempotency_keys or {}
         complete = self.last_sequence <= committed
         leaf_id, leaf_sequence, totals = self.leaf_id, self.leaf_sequence, copy(self.totals)
@@ -293,20 +325,20 @@ class Conversation:
             keys = {key: entry_id for key, entry_id in keys.items() if entry_id not in younger_ids}
             leaf_id, leaf_sequence = younger[0].parent_id, place_of_parent(younger[0])
             for entry in younger:
-                totals.add(entry, -1)
+                totals.add(entry.entry, -1)
         return Snapshot(
             key=self.key,
             incarnation=self.incarnation,
             created_at=self.created_at,
             updated_at=self.updated_at,
             last_accessed=self.last_accessed,
-            entries=entries,
+            kept=entries,
             metadata=dict(self._metadata or {}),
             idempotency_keys=dict(keys),
             leaf_id=leaf_id,
             leaf_sequence=leaf_sequence,
             last_sequence=min(self.last_sequence, committed),
-            compaction=self.compaction,
+            compaction=self._compaction,
             newest_evicted=self.window.newest_evicted,
             totals=totals,
             extra=dict(self.extra or {}),
@@ -325,24 +357,11 @@ class Conversation:
         self._metadata = {name: value for name, value in merged.items() if value is not None} or None
 
 
-def _is_one_branch(entries: Sequence[MessageEntry]) -> bool:
+def _is_one_branch(entries: Sequence[Kept]) -> bool:
     """Whether each can follow the one before; a window of an older version may hold messages of several branches."""
     return all(
         child.parent_id is not None and (child.parent_sequence is None or child.parent_sequence >= parent.sequence)
         for parent, child in pairwise(entries)
-    )
-
-
-def _sum(usage: Usage, other: Usage, sign: int) -> Usage:
-    """Both together, or the difference; the fields of other programs are not added up."""
-    costs = (usage.cost, other.cost)
-    return Usage(
-        input_tokens=usage.input_tokens + sign * other.input_tokens,
-        output_tokens=usage.output_tokens + sign * other.output_tokens,
-        cache_read_tokens=usage.cache_read_tokens + sign * other.cache_read_tokens,
-        cache_write_tokens=usage.cache_write_tokens + sign * other.cache_write_tokens,
-        total_tokens=usage.total + sign * other.total,
-        cost=None if costs == (None, None) else (usage.cost or 0.0) + sign * (other.cost or 0.0),
     )
 
 

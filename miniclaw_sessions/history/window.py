@@ -10,13 +10,15 @@ for it. Nothing is lost by this: the transcript in the store keeps every message
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 
 import msgspec
 
 from miniclaw_sessions.history.pairing import answered_ids, pair
+from miniclaw_sessions.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import Role
+from miniclaw_sessions.protocol.messages import Message, Role
 
 MAX_MESSAGES = 50
 """How many messages a window holds unless told otherwise (document 004)."""
@@ -27,40 +29,118 @@ MOST_AT_ONCE = 24
 _USER, _TOOL_RESULT = Role.USER, Role.TOOL_RESULT  # finding a member of an enum is slow, for the path of every append
 
 
+class Kept(msgspec.Struct, frozen=True, gc=False):
+    """A message entry as the window keeps it: the message as its JSON, which no reader can change.
+
+    Attributes:
+        role: who speaks.
+        calls_tools: whether the message has `tool_calls`.
+        encoded: the message as JSON, as it is in the store and in the snapshot.
+        id, parent_id, sequence, parent_sequence, timestamp, idempotency_key, continues: those of the entry.
+    """
+
+    id: str
+    parent_id: str | None
+    sequence: int
+    parent_sequence: int | None
+    timestamp: datetime
+    role: Role
+    calls_tools: bool
+    encoded: bytes
+    idempotency_key: str | None = None
+    continues: bool = False
+
+    @property
+    def message(self) -> Message:
+        """The message, read anew."""
+        return decode_message(self.encoded)
+
+    @property
+    def entry(self) -> MessageEntry:
+        """The entry, read anew."""
+        return MessageEntry(
+            id=self.id,
+            parent_id=self.parent_id,
+            timestamp=self.timestamp,
+            sequence=self.sequence,
+            parent_sequence=self.parent_sequence,
+            message=self.message,
+            idempotency_key=self.idempotency_key,
+            continues=self.continues,
+        )
+
+
+def keep(entry: MessageEntry, encoded: bytes | None = None) -> Kept:
+    """An entry as the window keeps it; `encoded` is its message's JSON, if that is known already."""
+    message = entry.message
+    return Kept(
+        entry.id,
+        entry.parent_id,
+        entry.sequence,
+        entry.parent_sequence,
+        entry.timestamp,
+        message.role,
+        message.tool_calls is not None,
+        encode_message(message) if encoded is None else encoded,
+        entry.idempotency_key,
+        entry.continues,
+    )
+
+
 class Window:
     """A bounded FIFO of message entries; the eviction rules are this module's docstring."""
 
     __slots__ = ("_entries", "_last_user", "capacity", "newest_evicted")
 
-    def __init__(self, capacity: int = MAX_MESSAGES, entries: Iterable[MessageEntry] = ()) -> None:
-        """Hold at most `capacity` messages (at least 2); `entries`, oldest first, pass through the same rules."""
+    def __init__(
+        self, capacity: int = MAX_MESSAGES, entries: Iterable[MessageEntry] = (), *, kept: Sequence[Kept] = ()
+    ) -> None:
+        """Hold at most `capacity` messages (at least 2).
+
+        Args:
+            capacity: how many.
+            entries: oldest first; they pass through the same rules.
+            kept: the same as the window keeps them, instead of `entries`.
+        """
         if capacity < 2:  # noqa: PLR2004 - a question and its answer
             raise ValueError(f"a window holds at least 2 messages, not {capacity}")
         self.capacity = capacity
         self.newest_evicted = 0
         """The greatest sequence of what left, as a whole or in part; whatever came later is here."""
-        self._entries: deque[MessageEntry] = deque()
-        self._last_user: MessageEntry | None = None
-        self._fill(tuple(entries))
+        self._entries: deque[Kept] = deque()
+        self._last_user: Kept | None = None
+        self._fill(kept or [keep(entry) for entry in entries])
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[MessageEntry]:
-        return iter(self._entries)
+        """The messages, oldest first, read anew."""
+        return (kept.entry for kept in self._entries)
 
     def __repr__(self) -> str:
         return f"<Window {len(self._entries)} of {self.capacity} messages>"
 
     @property
-    def last(self) -> MessageEntry | None:
-        """The newest message."""
-        return self._entries[-1] if self._entries else None
+    def kept(self) -> Sequence[Kept]:
+        """The messages as they are kept, oldest first."""
+        return tuple(self._entries)
 
-    def push(self, entry: MessageEntry) -> int:
-        """Append a message and return how many left for it."""
+    def messages(self) -> list[Message]:
+        """What was said, oldest first, read anew."""
+        return [decode_message(kept.encoded) for kept in self._entries]
+
+    def find(self, entry_id: str) -> MessageEntry | None:
+        """The message with this id, or None."""
+        return next((kept.entry for kept in self._entries if kept.id == entry_id), None)
+
+    def push(self, entry: MessageEntry, encoded: bytes | None = None) -> int:
+        """Append a message and return how many left for it; `encoded` is its message's JSON, if that is known."""
+        return self._push(keep(entry, encoded))
+
+    def _push(self, entry: Kept) -> int:
         entries = self._entries
-        role = entry.message.role
+        role = entry.role
         if not entries and role is _TOOL_RESULT:
             self._note_evicted(entry)
             return 1  # its call is gone already: it stays in the transcript only
@@ -69,7 +149,7 @@ class Window:
             self._last_user = entry
         if len(entries) <= self.capacity:
             return 0
-        if entries[0] is not self._last_user and entries[1].message.role is not _TOOL_RESULT:
+        if entries[0] is not self._last_user and entries[1].role is not _TOOL_RESULT:
             gone = entries.popleft().sequence  # the usual case: a plain message leaves
             if gone > self.newest_evicted:  # noqa: PLR1730 - the path of every append: max() costs twice
                 self.newest_evicted = gone
@@ -79,25 +159,25 @@ class Window:
             evicted += self._evict()
         return evicted
 
-    def _fill(self, entries: tuple[MessageEntry, ...]) -> None:
+    def _fill(self, entries: Sequence[Kept]) -> None:
         """Push all; at once when nothing has to leave, because thousands of windows are filled at startup."""
-        if len(entries) > self.capacity or (entries and entries[0].message.is_tool_result):
+        if len(entries) > self.capacity or (entries and entries[0].role is _TOOL_RESULT):
             self._entries, self._last_user = deque(), None
             for entry in entries:
-                self.push(entry)
+                self._push(entry)
             return
         self._entries = deque(entries)
-        self._last_user = next((entry for entry in reversed(entries) if entry.message.is_user), None)
+        self._last_user = next((entry for entry in reversed(entries) if entry.role is _USER), None)
 
     def keep_from(self, sequence: int) -> None:
         """Forget the messages that are older than this place; they are not counted as evicted."""
         if self._entries and self._entries[0].sequence < sequence:
-            self._fill(tuple(entry for entry in self._entries if entry.sequence >= sequence))
+            self._fill([entry for entry in self._entries if entry.sequence >= sequence])
 
     def keep_to(self, sequence: int) -> None:
         """Forget the messages that are younger than this place."""
         if self._entries and self._entries[-1].sequence > sequence:
-            self._fill(tuple(entry for entry in self._entries if entry.sequence <= sequence))
+            self._fill([entry for entry in self._entries if entry.sequence <= sequence])
 
     def clear(self) -> None:
         """Forget all messages, and that any ever left."""
@@ -111,7 +191,7 @@ class Window:
         head = 1 if entries[0] is self._last_user else 0
         size = self._unit_size(head)
         is_all = head + size == len(entries)
-        if is_all or (size > MOST_AT_ONCE and len(entries[head].message.tool_calls or ()) > 1):
+        if is_all or (size > MOST_AT_ONCE and entries[head].calls_tools):
             return self._trim_unit(head, size)
         return self._remove(range(head, head + size))
 
@@ -119,7 +199,7 @@ class Window:
         """The unit is nearly all of the window: drop its oldest answered call together with the answers."""
         entries = self._entries
         results = range(head + 1, head + size)
-        if entries[head].message.is_tool_result:  # nobody's answers, right behind the user's message
+        if entries[head].role is _TOOL_RESULT:  # nobody's answers, right behind the user's message
             return self._remove((head,))
         unit = [entries[place].message for place in (head, *results)]
         answers = pair(unit)
@@ -129,19 +209,17 @@ class Window:
         if call is None or not kept:  # one call only, answered again and again, or not by these
             return self._remove(results[:1] if len(results) > 1 else (head, *results))
         self._note_evicted(entries[head])
-        entries[head] = msgspec.structs.replace(
-            entries[head], message=msgspec.structs.replace(unit[0], tool_calls=kept)
-        )
-        answer = head + answers[0, call.id]
-        return self._remove(
-            [place for place in results if place == answer or call.id in answered_ids(unit[place - head])]
-        )
+        trimmed = msgspec.structs.replace(unit[0], tool_calls=kept)
+        entries[head] = keep(msgspec.structs.replace(entries[head].entry, message=trimmed))
+        answer = answers[0, call.id]
+        is_its = [place == answer or call.id in answered_ids(message) for place, message in enumerate(unit)]
+        return self._remove([head + place for place, goes in enumerate(is_its) if goes and place])
 
     def _unit_size(self, head: int) -> int:
         """How many messages the unit that starts at `head` has: it and the tool results right behind it."""
         entries = self._entries
         end = head + 1
-        while end < len(entries) and entries[end].message.is_tool_result:
+        while end < len(entries) and entries[end].role is _TOOL_RESULT:
             end += 1
         return end - head
 
@@ -152,5 +230,5 @@ class Window:
         self._entries = deque(entry for index, entry in enumerate(self._entries) if index not in gone)
         return len(gone)
 
-    def _note_evicted(self, entry: MessageEntry) -> None:
+    def _note_evicted(self, entry: Kept) -> None:
         self.newest_evicted = max(self.newest_evicted, entry.sequence)

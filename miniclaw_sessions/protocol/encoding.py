@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -18,7 +19,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.protocol.entries import Compaction, Custom, Entry, MessageEntry, OtherEntry
+from miniclaw_sessions.protocol.entries import Compaction, Custom, Entry, EntryBase, MessageEntry, OtherEntry
 from miniclaw_sessions.protocol.messages import (
     EXTRA,
     ImagePart,
@@ -39,7 +40,7 @@ MAX_DEPTH = 64
 STORED_DEPTH = MAX_DEPTH + 8
 """How deep an entry or a snapshot may nest: what was accepted from outside lies a few levels further down in it."""
 
-_INTEGERS = range(-(2**63), 2**64)
+_SMALLEST, _LARGEST = -(2**63), 2**64 - 1
 
 _encoder = msgspec.json.Encoder(decimal_format="number")
 _entry_decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
@@ -66,13 +67,38 @@ T = TypeVar("T", bound=Value)
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def encode_entry(entry: Entry) -> bytes:
+class _MessageEntry(EntryBase, frozen=True, gc=False, kw_only=True, tag="message", tag_field="type"):
+    """`MessageEntry` with the message's bytes in its place."""
+
+    message: msgspec.Raw
+    idempotency_key: str | None = None
+    continues: bool = False
+
+
+def encode_entry(entry: Entry, message: bytes | None = None) -> bytes:
     """An entry as JSON, ready for a store.
+
+    Args:
+        entry: the entry.
+        message: where it is a message's: the message's JSON, if that is known already.
 
     Raises:
         InvalidMessage: it holds something that JSON cannot (a lone surrogate, NaN, an integer over 64 bits).
     """
     try:
+        if message is not None and isinstance(entry, MessageEntry) and entry.extra is None:
+            return _encoder.encode(
+                _MessageEntry(
+                    id=entry.id,
+                    parent_id=entry.parent_id,
+                    timestamp=entry.timestamp,
+                    sequence=entry.sequence,
+                    parent_sequence=entry.parent_sequence,
+                    message=msgspec.Raw(message),
+                    idempotency_key=entry.idempotency_key,
+                    continues=entry.continues,
+                )
+            )
         if isinstance(entry, MessageEntry):
             if entry.extra is None and _is_plain(entry.message):
                 return _encoder.encode(entry)
@@ -86,7 +112,7 @@ def encode_entry(entry: Entry) -> bytes:
             fields = _flatten(msgspec.structs.replace(entry, messages=()))
             return _encoder.encode({**fields, "messages": [message_to_dict(message) for message in entry.messages]})
         return _encoder.encode(entry if entry.extra is None else _flatten(entry))
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidMessage(f"a {type(entry).__name__} cannot be stored as JSON: {error}") from None
 
 
@@ -98,7 +124,7 @@ def encode_message(message: Message) -> bytes:
     """
     try:
         return _encoder.encode(message if _is_plain(message) else message_to_dict(message))
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidMessage(f"a message cannot be stored as JSON: {error}") from None
 
 
@@ -154,7 +180,7 @@ def check_json(value: Any, levels: int = MAX_DEPTH) -> Any:
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, int):
-        if value not in _INTEGERS:
+        if not _SMALLEST <= value <= _LARGEST:  # not `in range`: it walks through the range for an IntEnum's member
             raise InvalidMessage("an integer has more than 64 bits; send it as text")
     elif type(value) is float:
         if not math.isfinite(value):
@@ -230,6 +256,41 @@ def _field_names(kind: type[Value]) -> tuple[frozenset[str], frozenset[str]]:
 
 
 _EMPTY = Message(Role.OTHER)
+
+
+def as_message(said: Message | Mapping[str, Any]) -> Message:
+    """A message as callers give it: our own, or a dict such as `{"role": "user", "content": "hello"}`.
+
+    A dict may be one of OpenAI's chat completions. In our own a role that is a text becomes the role that it names, and
+    empty `tool_calls` and `tool_call_id` become absent ones.
+
+    Raises:
+        InvalidMessage: it is neither, or one of its fields has a wrong type.
+    """
+    if isinstance(said, Mapping):
+        said = message_from_dict(dict(said))
+    if not isinstance(said, Message):
+        raise InvalidMessage(
+            f"a message cannot be a {type(said).__name__}: write Message.user(...), Message.assistant(...), or a dict "
+            'with "role" and "content"'
+        )
+    if type(said.role) is not Role:
+        said = _with_role(said, said.role)
+    if said.tool_calls is not None and not said.tool_calls:
+        said = msgspec.structs.replace(said, tool_calls=None)
+    if said.tool_call_id is not None and not said.tool_call_id:
+        said = msgspec.structs.replace(said, tool_call_id=None)
+    if said.timestamp is not None and not isinstance(said.timestamp, datetime):
+        raise InvalidMessage(f"a message's timestamp is a datetime, not a {type(said.timestamp).__name__}")
+    return said
+
+
+def _with_role(message: Message, role: Any) -> Message:
+    if not isinstance(role, str) or not role:
+        raise InvalidMessage(f"a message's role is one of Role, not {role!r}")
+    if (known := _known_role(role)) is not None:
+        return msgspec.structs.replace(message, role=known)
+    return msgspec.structs.replace(message, role=Role.OTHER, extra={**(message.extra or {}), "role": role})
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ session moves it to the root). An entry of a type from a newer version is kept b
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -143,7 +143,26 @@ def moves_leaf(entry: Entry) -> bool:
     return not (isinstance(entry, Custom) and entry.custom_type == METADATA)
 
 
-def place_of_parent(entry: EntryBase) -> int:
+class Placed(Protocol):
+    """What stands at a place of a session."""
+
+    @property
+    def parent_id(self) -> str | None:
+        """The entry that it follows."""
+        ...
+
+    @property
+    def sequence(self) -> int:
+        """Its place."""
+        ...
+
+    @property
+    def parent_sequence(self) -> int | None:
+        """The parent's place, unless that is right before it."""
+        ...
+
+
+def place_of_parent(entry: Placed) -> int:
     """The sequence at which the entry's parent stands; 0 when it has none."""
     if entry.parent_id is None:
         return 0

@@ -8,6 +8,7 @@ frameworks and files are codecs in `formats/`. Whatever a message carries that h
 from __future__ import annotations
 
 import os
+import sys
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
@@ -102,6 +103,14 @@ class OtherPart(Value, frozen=True, gc=False, tag=OTHER, tag_field="type"):
 Part = TextPart | ImagePart | ThinkingPart | OtherPart
 
 
+MAX_TOKENS = 2**63 - 1
+"""Where a sum of tokens stops: a larger number could not be written, and would make a session's usage unreadable."""
+
+
+def _bounded(tokens: int) -> int:
+    return max(-MAX_TOKENS, min(tokens, MAX_TOKENS))
+
+
 class ToolCall(Value, frozen=True, gc=False):
     """A model's request to run a tool.
 
@@ -129,9 +138,29 @@ class Usage(Value, frozen=True, gc=False):
 
     @property
     def total(self) -> int:
-        """The provider's total, or the sum of the four counts."""
+        """The provider's total, or the sum of the four counts, at most `MAX_TOKENS`."""
         counted = self.input_tokens + self.output_tokens + self.cache_read_tokens + self.cache_write_tokens
-        return counted if self.total_tokens is None else self.total_tokens
+        return _bounded(counted) if self.total_tokens is None else self.total_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        """What both cost together, each number at most `MAX_TOKENS`; the fields of other programs are not added up."""
+        return self._combined(other, 1)
+
+    def __sub__(self, other: Usage) -> Usage:
+        """What is left without the other."""
+        return self._combined(other, -1)
+
+    def _combined(self, other: Usage, sign: int) -> Usage:
+        costs = [usage.cost for usage in (self, other) if usage.cost is not None]
+        cost = (self.cost or 0.0) + sign * (other.cost or 0.0)
+        return Usage(
+            input_tokens=_bounded(self.input_tokens + sign * other.input_tokens),
+            output_tokens=_bounded(self.output_tokens + sign * other.output_tokens),
+            cache_read_tokens=_bounded(self.cache_read_tokens + sign * other.cache_read_tokens),
+            cache_write_tokens=_bounded(self.cache_write_tokens + sign * other.cache_write_tokens),
+            total_tokens=_bounded(self.total + sign * other.total),
+            cost=max(-sys.float_info.max, min(cost, sys.float_info.max)) if costs else None,
+        )
 
 
 class Message(Value, frozen=True, gc=False):

@@ -20,14 +20,21 @@ import msgspec
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved, SessionDeleted, TurnInProgress
 from miniclaw_sessions.history.branch import Branch, summary_messages
-from miniclaw_sessions.history.conversation import Conversation, Snapshot
+from miniclaw_sessions.history.conversation import REMEMBERED_KEYS, Conversation, Snapshot
 from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.persistence.committer import SessionLog, anew
 from miniclaw_sessions.persistence.flusher import Flushable
-from miniclaw_sessions.protocol.encoding import decode_entry, decode_message, encode_entry, encode_message, in_utc
+from miniclaw_sessions.protocol.encoding import (
+    as_message,
+    decode_entry,
+    decode_message,
+    encode_entry,
+    encode_message,
+    in_utc,
+)
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, EntryBase, LeafMove, MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message, Role
+from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.reading import TreeReader
 from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry, stored_entry
 
@@ -115,10 +122,11 @@ class OpenTurn(Protocol):
 
 
 class Encoded(NamedTuple):
-    """An entry and its bytes."""
+    """An entry and its bytes, and where it is a message's, the message's."""
 
     entry: Entry
     encoded: bytes
+    message: bytes | None = None
 
 
 class SessionStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,10 +225,7 @@ class Journal:
     @property
     def kept_from(self) -> int:
         """The sequence number from which on entries are kept by the newest compaction of the branch; 0 without one."""
-        compaction = self.conversation.compaction
-        if compaction is None:
-            return 0
-        return compaction.sequence if compaction.first_kept_entry_id is None else compaction.first_kept_sequence or 0
+        return self.conversation.kept_from
 
     @property
     def is_dirty(self) -> bool:
@@ -307,26 +312,27 @@ class Journal:
 
     # --- accepting ---------------------------------------------------------------------------------------------------
 
-    def append(self, message: Message, *, idempotency_key: str | None = None) -> MessageEntry:
+    def append(self, message: Message | Mapping[str, Any], *, idempotency_key: str | None = None) -> MessageEntry:
         """Accept a message; see `Session.append`."""
         if idempotency_key is not None and (known := self.known(idempotency_key)) is not None:
             return known
         now, conversation = self.home.clock.now(), self.conversation
         follows_leaf = conversation.leaf_id is None or conversation.leaf_sequence == conversation.last_sequence
+        own, message_bytes = owned(message, now)
         entry = MessageEntry(
             id=self.home.clock.new_id(),
             parent_id=conversation.leaf_id,
             timestamp=now,
             sequence=conversation.last_sequence + 1,
             parent_sequence=None if follows_leaf else conversation.leaf_sequence,
-            message=owned(message, now),
+            message=own,
             idempotency_key=idempotency_key,
         )
         self._check_accepting()
-        encoded = encode_entry(entry)
+        encoded = encode_entry(entry, message_bytes)
         self.check_entry(entry, len(encoded))
         self.home.committer.check_room(len(encoded))
-        self._accept(entry, encoded)
+        self._accept(entry, encoded, message_bytes)
         return entry
 
     def accept(self, entries: Sequence[Encoded], *, branch: Branch | None = None) -> None:
@@ -346,11 +352,11 @@ class Journal:
                 f"entries were made for place {entries[0].entry.sequence} of session {self.session_id}, which goes on "
                 f"at {self.last_sequence + 1}: something was said meanwhile; nothing was accepted, try again"
             )
-        for entry, encoded in entries:
+        for entry, encoded, _ in entries:
             self.check_entry(entry, len(encoded))
-        self.home.committer.check_room(sum(len(encoded) for _, encoded in entries))
-        for entry, encoded in entries:
-            self._accept(entry, encoded)
+        self.home.committer.check_room(sum(len(one.encoded) for one in entries))
+        for one in entries:
+            self._accept(*one)
             if self.conversation.lacks_branch and branch is not None:
                 self.conversation.rebuild(branch)
 
@@ -358,7 +364,7 @@ class Journal:
         """An entry for the place behind the newest one, and behind those that are accepted together with it."""
         conversation = self.conversation
         parent_id, place = conversation.leaf_id, conversation.leaf_sequence
-        if leaf := next((entry for entry, _ in reversed(before) if moves_leaf(entry)), None):
+        if leaf := next((entry for entry, *_ in reversed(before) if moves_leaf(entry)), None):
             parent_id, place = leaf.id, leaf.sequence
             if isinstance(leaf, LeafMove):
                 parent_id, place = leaf.target_id, leaf.target_sequence or 0
@@ -389,7 +395,7 @@ class Journal:
             InvalidMessage, UnsavedLimit: nothing of it was accepted.
         """
         placed = [places.place(_timed(entry), place) for place, entry in enumerate(entries, self.last_sequence + 1)]
-        self.accept([Encoded(entry, encode_entry(entry)) for entry in placed])
+        self.accept([_encoded(entry) for entry in placed])
 
     async def settle(self) -> None:
         """Give a session that was put together of adopted entries the window of its leaf.
@@ -403,13 +409,13 @@ class Journal:
         """Return when everything accepted so far is acknowledged; see `Session.saved`."""
         await self.home.committer.wait(self.log, self.last_sequence)
 
-    def check(self, message: Message) -> None:
+    def check(self, message: Message | Mapping[str, Any]) -> None:
         """Raise unless a message could be appended.
 
         Raises:
             InvalidMessage: it cannot be stored faithfully, or is too large.
         """
-        self._check_size(len(encode_message(owned(message, self.now().replace(microsecond=999_999)))))
+        self._check_size(len(owned(message, self.now().replace(microsecond=999_999))[1]))
 
     def check_entry(self, entry: EntryBase, size: int) -> None:
         """Raise unless an entry of this size could be accepted.
@@ -424,23 +430,42 @@ class Journal:
 
     def known(self, idempotency_key: str, accepted: Sequence[Encoded] = ()) -> MessageEntry | None:
         """The entry that has this key already, in the session or among those that are accepted together."""
+        if not isinstance(idempotency_key, str):
+            raise InvalidMessage(f"an idempotency key is a text, not a {type(idempotency_key).__name__}")
         if len(idempotency_key) > MAX_IDEMPOTENCY_KEY:
             raise InvalidMessage(f"an idempotency key has at most {MAX_IDEMPOTENCY_KEY} characters")
         same = (
             entry
-            for entry, _ in accepted
+            for entry, *_ in accepted
             if isinstance(entry, MessageEntry) and entry.idempotency_key == idempotency_key
         )
         return self.find_duplicate(idempotency_key) or next(same, None)
+
+    async def find_by_key(self, idempotency_key: str) -> MessageEntry | None:
+        """The entry that was accepted with this idempotency key, however long ago: the store is asked, too.
+
+        It is asked only where the session may have had more keys than it remembers.
+
+        Raises:
+            InvalidMessage: it is no text, or too long.
+            StoreUnavailable: the store cannot be read.
+        """
+        entry = self.known(idempotency_key)
+        if entry is not None or len(self.conversation.idempotency_keys or ()) < REMEMBERED_KEYS:
+            return entry
+        stored = await self.home.store.find_by_idempotency_key(self.session_id, idempotency_key)
+        if stored is None:
+            return self.known(idempotency_key)  # it may have come meanwhile
+        found = decode_entry(stored.encoded)
+        return msgspec.structs.replace(found, sequence=stored.sequence) if isinstance(found, MessageEntry) else None
 
     def find_duplicate(self, idempotency_key: str) -> MessageEntry | None:
         """The entry that was accepted with this idempotency key, if it is remembered."""
         entry_id = (self.conversation.idempotency_keys or {}).get(idempotency_key)
         if entry_id is None:
             return None
-        for entry in self.conversation.window:
-            if entry.id == entry_id:
-                return entry
+        if (found := self.conversation.window.find(entry_id)) is not None:
+            return found
         updated_at = self.conversation.updated_at
         return MessageEntry(id=entry_id, parent_id=None, timestamp=updated_at, message=Message.user(""))
 
@@ -487,8 +512,8 @@ class Journal:
         if self.log.rejected is not None:
             raise anew(self.log.rejected)
 
-    def _accept(self, entry: Entry, encoded: bytes) -> None:
-        self.evicted += self.conversation.apply(entry)
+    def _accept(self, entry: Entry, encoded: bytes, message: bytes | None) -> None:
+        self.evicted += self.conversation.apply(entry, message)
         self.home.committer.submit(self.log, stored_entry(entry, encoded))
         self._changed()
 
@@ -512,27 +537,35 @@ def encoded_once(entry: Entry) -> Encoded:
         InvalidMessage: it cannot be stored faithfully.
     """
     encoded = encode_entry(entry)
-    return Encoded(decode_entry(encoded), encoded)
+    own = decode_entry(encoded)
+    return Encoded(own, encoded, encode_message(own.message) if isinstance(own, MessageEntry) else None)
 
 
-def owned(message: Message, now: datetime) -> Message:
-    """The message as the session keeps it: with a time in UTC, and sharing nothing that can change with the caller.
+def owned(message: Message | Mapping[str, Any], now: datetime) -> tuple[Message, bytes]:
+    """A message as the session keeps it, with a time in UTC, and its bytes, which share nothing with the caller.
 
-    Anything but a plain text is read back from its own bytes, so that nothing is acknowledged that could not be read
-    again, whatever types a caller put into it.
+    Anything but a plain text is read back from its bytes, so that nothing is acknowledged that could not be read again,
+    whatever types a caller put into it.
 
     Raises:
-        InvalidMessage: it cannot be stored faithfully.
+        InvalidMessage: it is no message, or cannot be stored faithfully.
     """
+    message = as_message(message)
     moment = message.timestamp
     if moment is None:
         message = msgspec.structs.replace(message, timestamp=now)
     elif moment.tzinfo is not UTC:
         message = msgspec.structs.replace(message, timestamp=in_utc(moment))
+    encoded = encode_message(message)
     role, content = message.role, message.content
-    if type(content) is str and type(role) is Role and message == Message(role, content, message.timestamp):
-        return message  # the usual case: a role and a text, and nothing else
-    return decode_message(encode_message(message))
+    if type(content) is str and message == Message(role, content, message.timestamp):
+        return message, encoded  # the usual case: a role and a text, and nothing else
+    return decode_message(encoded), encoded
+
+
+def _encoded(entry: Entry) -> Encoded:
+    message = encode_message(entry.message) if isinstance(entry, MessageEntry) else None
+    return Encoded(entry, encode_entry(entry, message), message)
 
 
 def _timed(entry: Entry) -> Entry:

@@ -17,9 +17,11 @@ from weakref import ref
 import msgspec
 
 from miniclaw_sessions.clock import Clock, SystemClock
+from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.history.window import MAX_MESSAGES
+from miniclaw_sessions.protocol.encoding import as_message
 from miniclaw_sessions.protocol.entries import LeafMove, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Usage
@@ -141,7 +143,7 @@ class Session:
 
     # --- saying something --------------------------------------------------------------------------------------------
 
-    def append(self, message: Message, *, idempotency_key: str | None = None) -> MessageEntry:
+    def append(self, message: Message | Mapping[str, Any], *, idempotency_key: str | None = None) -> MessageEntry:
         """Accept a message: in memory, in order, and on its way to the store. Returns at once.
 
         Accepted is not acknowledged: a crash can still lose it until `saved` returns. A message whose idempotency key
@@ -157,7 +159,7 @@ class Session:
 
     def extend(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[Message | Mapping[str, Any]],
         *,
         idempotency_keys: Sequence[str | None] = (),
         continues: Iterable[bool] = (),
@@ -181,7 +183,9 @@ class Session:
         unit.accept()
         return entries
 
-    async def add_message(self, message: Message, *, idempotency_key: str | None = None) -> MessageEntry:
+    async def add_message(
+        self, message: Message | Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> MessageEntry:
         """Append a message and return when it is acknowledged: the store has committed it, as safely as it promises.
 
         While the store cannot be written this refuses at once and accepts nothing. When the store fails under this very
@@ -195,13 +199,14 @@ class Session:
         """
         committer, journal = self.journal.home.committer, self.journal
         committer.check_store()
-        entry = journal.append(message, idempotency_key=idempotency_key)
+        entry = None if idempotency_key is None else await journal.find_by_key(idempotency_key)
+        entry = entry or journal.append(message, idempotency_key=idempotency_key)
         # a repeated message that has left the window has no number any more: then everything is waited for
         await committer.wait(journal.log, entry.sequence or journal.last_sequence)
         return entry
 
     async def add_messages(
-        self, messages: Sequence[Message], *, idempotency_keys: Sequence[str | None] = ()
+        self, messages: Sequence[Message | Mapping[str, Any]], *, idempotency_keys: Sequence[str | None] = ()
     ) -> list[MessageEntry]:
         """`extend`, and return when all of it is acknowledged.
 
@@ -210,38 +215,56 @@ class Session:
             InvalidMessage, UnsavedLimit, SessionDeleted: as for `append`.
         """
         self.journal.home.committer.check_store()
-        entries = self.extend(messages, idempotency_keys=idempotency_keys)
+        unit = self.unit()
+        await unit.look_up(key for key in idempotency_keys if key is not None)
+        entries = unit.add_messages(messages, idempotency_keys=idempotency_keys)
+        unit.accept()
         await self.saved()
         return entries
 
-    async def save_turn(self, messages: Sequence[Message], usage: Usage | None = None) -> None:
+    async def save_turn(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        usage: Usage | None = None,
+        *,
+        idempotency_key: str | None = None,
+    ) -> None:
         """Append a turn's messages as one unit, and return when they are acknowledged (document 001).
 
         Args:
             messages: everything that was said in the turn, and nothing from before it.
             usage: what the turn cost; it stands with the last message, unless messages bring their own usage.
+            idempotency_key: the sender's own id of the turn; one whose key is known is not saved again, so that a call
+                that raised StoreUnavailable can be repeated.
 
         Raises:
+            InvalidMessage: there are no messages, and there is a usage, which could stand nowhere.
             StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `add_message`; nothing, or
                 all, was accepted.
         """
         self.journal.home.committer.check_store()
-        turn = list(messages)
-        if turn and usage is not None and all(message.usage is None for message in turn):
+        turn = [as_message(message) for message in messages]
+        if usage is not None and not turn:
+            raise InvalidMessage("a turn without messages has nothing that its usage could stand with; add a message")
+        if usage is not None and all(message.usage is None for message in turn):
             turn[-1] = msgspec.structs.replace(turn[-1], usage=usage)
-        self.extend(turn, continues=[place > 0 for place in range(len(turn))])
+        known = None if idempotency_key is None else await self.journal.find_by_key(idempotency_key)
+        if known is None:
+            keys = [idempotency_key if place == 0 else None for place in range(len(turn))]
+            self.extend(turn, idempotency_keys=keys, continues=[place > 0 for place in range(len(turn))])
         await self.saved()
 
     def unit(self) -> Unit:
         """Entries of any kind that are to be accepted all together or not at all: add them, then `save` the unit."""
         return Unit(self.journal)
 
-    def turn(self, message: Message | None = None, *, idempotency_key: str | None = None) -> Turn:
+    def turn(self, message: Message | Mapping[str, Any] | None = None, *, idempotency_key: str | None = None) -> Turn:
         """One exchange, exclusively: `async with session.turn(message) as turn`. See `Turn`.
 
         Without a message, the turn of the user's newest one is taken up again.
         """
-        return Turn(self.journal, message, idempotency_key=idempotency_key)
+        asked = None if message is None else as_message(message)
+        return Turn(self.journal, asked, idempotency_key=idempotency_key)
 
     def stop_turn(self) -> bool:
         """Stop the agent whose turn is open: its model and its tools are cancelled, and what was said is kept.
@@ -270,7 +293,7 @@ class Session:
 
     def messages(self) -> list[Message]:
         """The window, oldest first, behind the summary of what was compacted: a new list of immutable messages."""
-        return [*self.journal.summary(), *(entry.message for entry in self.journal.conversation.window)]
+        return [*self.journal.summary(), *self.journal.conversation.window.messages()]
 
     def entries(self) -> list[MessageEntry]:
         """The window with ids, sequence numbers and times: a new list of immutable entries."""

@@ -8,16 +8,17 @@ an error result, so that the history stays legal and shows what happened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import msgspec
 
 from miniclaw_sessions.errors import DuplicateMessage, NothingToResume, SessionDeleted, SessionsError, TurnInProgress
 from miniclaw_sessions.history.pairing import open_calls, with_answers
+from miniclaw_sessions.protocol.encoding import as_message
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.journal import Journal
@@ -89,7 +90,7 @@ class Turn:
         """
         self._journal.check(message)
 
-    def append(self, message: Message) -> None:
+    def append(self, message: Message | Mapping[str, Any]) -> None:
         """Stage a message; it joins the session when the turn ends.
 
         Raises:
@@ -98,6 +99,7 @@ class Turn:
         """
         if not self.is_open:
             raise TurnInProgress("the turn is not open: what it is given now would be lost; open another one")
+        message = as_message(message)
         if message.timestamp is None:
             message = msgspec.structs.replace(message, timestamp=self._journal.now())
         self.check(message)
@@ -206,7 +208,7 @@ class Turn:
         if self._request is None:
             return await self._take_up()
         key = self._idempotency_key
-        known = self._journal.find_duplicate(key) if key is not None else None
+        known = await self._journal.find_by_key(key) if key is not None else None
         if known is None:
             self._close_what_was_left(self._request)
             return await self._ask(self._request)
@@ -239,8 +241,7 @@ class Turn:
     def _close_what_was_left(self, request: Message) -> None:
         """Behind the user's message the results would stand in the wrong place, and a crash could come between."""
         self.check(request)
-        window = [entry.message for entry in self._journal.conversation.window]
-        left = open_calls([*self._journal.summary(), *window])
+        left = open_calls([*self._journal.summary(), *self._journal.conversation.window.messages()])
         self._extend([Message.tool_result(call, ABANDONED, is_error=True) for call in left])
 
     async def _take_up(self) -> MessageEntry:

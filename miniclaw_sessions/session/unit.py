@@ -38,11 +38,12 @@ class Unit:
         journal: of the session whose entries they are.
     """
 
-    __slots__ = ("_entries", "journal")
+    __slots__ = ("_entries", "_known", "journal")
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self._entries: list[Encoded] = []
+        self._known: dict[str, MessageEntry] = {}  # of what was looked up
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -50,7 +51,7 @@ class Unit:
     @property
     def entries(self) -> list[Entry]:
         """What was added, in order."""
-        return [entry for entry, _ in self._entries]
+        return [one.entry for one in self._entries]
 
     def add(self, kind: type[E], **fields: Any) -> E:
         """An entry of any kind, with its own fields; id, parent, time and place are given to it.
@@ -64,7 +65,7 @@ class Unit:
         return cast("E", added.entry)
 
     def add_message(
-        self, message: Message, *, idempotency_key: str | None = None, continues: bool | None = None
+        self, message: Message | Mapping[str, Any], *, idempotency_key: str | None = None, continues: bool | None = None
     ) -> MessageEntry:
         """A message.
 
@@ -77,20 +78,21 @@ class Unit:
             InvalidMessage: it cannot be stored faithfully.
         """
         if idempotency_key is not None:
-            known = self.journal.known(idempotency_key, self._entries)
+            known = self._known.get(idempotency_key) or self.journal.known(idempotency_key, self._entries)
             if known is not None:
                 return known
-        journal, same_turn = self.journal, not message.is_user if continues is None else continues
-        own = owned(message, journal.now())
+        journal = self.journal
+        own, encoded = owned(message, journal.now())
+        same_turn = not own.is_user if continues is None else continues
         entry = journal.next_entry(
             MessageEntry, self._entries, message=own, idempotency_key=idempotency_key, continues=same_turn
         )
-        self._entries.append(Encoded(entry, encode_entry(entry)))
+        self._entries.append(Encoded(entry, encode_entry(entry, encoded), encoded))
         return entry
 
     def add_messages(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[Message | Mapping[str, Any]],
         *,
         idempotency_keys: Sequence[str | None] = (),
         continues: Iterable[bool] = (),
@@ -136,14 +138,26 @@ class Unit:
         if metadata:
             self.add(Custom, custom_type=METADATA, data=metadata)
 
+    async def look_up(self, idempotency_keys: Iterable[str]) -> None:
+        """Ask the store for messages with these keys that are too old for the session to remember them.
+
+        To be called before anything is added.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        for key in idempotency_keys:
+            if (entry := await self.journal.find_by_key(key)) is not None:
+                self._known[key] = entry
+
     def check(self) -> None:
         """Raise unless each of the entries could be accepted.
 
         Raises:
             InvalidMessage: one of them is too large.
         """
-        for entry, encoded in self._entries:
-            self.journal.check_entry(entry, len(encoded))
+        for one in self._entries:
+            self.journal.check_entry(one.entry, len(one.encoded))
 
     def accept(
         self, *, if_leaf: str | None = None, if_sequence: int | None = None, branch: Branch | None = None

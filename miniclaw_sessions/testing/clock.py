@@ -16,7 +16,10 @@ _ROUNDING = 1e-6
 
 
 class FakeClock:
-    """A `Clock` for tests: thirty days pass in a millisecond, and always in the same way.
+    """A `Clock` for tests: time passes as fast as the tasks that it wakes run, and always in the same way.
+
+    Thirty days in which nobody wakes cost nothing; each wake-up on the way, such as a flush every 30 s, costs some
+    tenths of a millisecond.
 
     Time moves only by `advance` (everything) or `jump` (the wall clock alone, as when somebody sets it). Ids are UUIDv7
     texts, made of the time and a counter: the same in every run, unique within one clock, ascending even when the wall

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from miniclaw_sessions import SessionManager
 from miniclaw_sessions.formats.snapshot import decode_snapshot, encode_snapshot
+from miniclaw_sessions.history.window import keep
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.session import Session
 from tests.formats import test_claude_code as claude
@@ -263,7 +264,10 @@ async def test_what_an_older_version_imported_wrongly_is_mended_when_it_is_loade
         session_id = (await manager.fork_from(path)).session_id
         every = [entry async for entry in manager.read_transcript(session_id) if isinstance(entry, MessageEntry)]
     snapshot = tmp_path / "w" / "sessions" / f"{session_id}.json"
-    wrong = replace(decode_snapshot(snapshot.read_bytes(), stem=session_id, now=NOW, new_id=str), entries=tuple(every))
+    wrong = replace(
+        decode_snapshot(snapshot.read_bytes(), stem=session_id, now=NOW, new_id=str),
+        kept=[keep(entry) for entry in every],
+    )
     snapshot.write_bytes(encode_snapshot(wrong))
     async with opened(tmp_path / "w") as manager:
         await assert_goes_on(await manager.find(session_id), *CASES["document 003, steps 2 to 5"][1:])
@@ -287,7 +291,7 @@ async def test_the_check_finds_a_window_with_messages_of_a_branch_that_was_left(
         await manager.flush()
         assert (await manager.check()).problems == []
         wrong = decode_snapshot(snapshot.read_bytes(), stem=session_id, now=NOW, new_id=str)
-        snapshot.write_bytes(encode_snapshot(replace(wrong, entries=tuple(every))))
+        snapshot.write_bytes(encode_snapshot(replace(wrong, kept=[keep(entry) for entry in every])))
         (problem,) = (await manager.check()).problems
         assert "branch" in problem
 

@@ -17,6 +17,7 @@ from miniclaw_sessions.formats.rust_miniclaw import RUST_MINICLAW
 from miniclaw_sessions.formats.snapshot import encode_snapshot
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.history.conversation import Snapshot
+from miniclaw_sessions.history.window import keep
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall, Usage
@@ -108,7 +109,7 @@ def test_one_of_our_own_snapshots_keeps_its_ids_and_its_idempotency_keys() -> No
         created_at=NOW,
         updated_at=NOW,
         last_accessed=NOW,
-        entries=entries,
+        kept=[keep(entry) for entry in entries],
         metadata={"title": "Ship logs", "pinned": True},
         idempotency_keys={"k2": "e2"},
         leaf_id="e2",

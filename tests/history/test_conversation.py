@@ -144,8 +144,7 @@ def test_clearing_empties_the_window_and_keeps_metadata_and_keys() -> None:
 def test_the_conversation_goes_on_after_clearing() -> None:
     conversation = fold(logged([said(Message.user("old")), cleared, said(Message.user("new"))]))
     assert [entry.message.text for entry in conversation.window] == ["new"]
-    assert conversation.window.last is not None
-    assert conversation.window.last.parent_id is None
+    assert next(iter(conversation.window)).parent_id is None
 
 
 def test_the_title_is_the_last_one_given_and_an_empty_one_removes_it() -> None:

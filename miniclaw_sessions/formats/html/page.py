@@ -123,15 +123,7 @@ def _about(entries: Sequence[Entry], facts: SessionFacts) -> str:
 
 
 def _total(messages: Iterable[Message]) -> Usage:
-    used = [message.usage for message in messages if message.usage is not None]
-    return Usage(
-        input_tokens=sum(usage.input_tokens for usage in used),
-        output_tokens=sum(usage.output_tokens for usage in used),
-        cache_read_tokens=sum(usage.cache_read_tokens for usage in used),
-        cache_write_tokens=sum(usage.cache_write_tokens for usage in used),
-        total_tokens=sum(usage.total for usage in used),
-        cost=sum(usage.cost or 0 for usage in used),
-    )
+    return sum((message.usage for message in messages if message.usage is not None), Usage())
 
 
 def _tokens(total: Usage) -> dict[str, str]:

@@ -1,0 +1,259 @@
+"""What a session takes, what it refuses and says why, and that a repeated call doubles nothing."""
+
+from __future__ import annotations
+
+import http
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from enum import IntEnum
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import pytest
+
+from miniclaw_sessions.errors import InvalidMessage, SessionsError, StoreUnavailable
+from miniclaw_sessions.history.conversation import REMEMBERED_KEYS
+from miniclaw_sessions.protocol.messages import MAX_TOKENS, Message, OtherPart, Role, ToolCall, Usage
+from miniclaw_sessions.session import Session
+from tests.session.bench import Bench, texts_of
+
+pytestmark = pytest.mark.anyio
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "workspace", "sqlite")
+
+
+@pytest.fixture
+async def session(bench: Bench) -> AsyncIterator[Session]:
+    async with bench.opened() as session:
+        yield session
+
+
+# --- messages as others write them -----------------------------------------------------------------------------------
+
+
+async def test_an_openai_style_dict_is_a_message(session: Session) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    await session.add_message({"role": "user", "content": "hello"})
+    session.append({"role": "assistant", "content": None, "tool_calls": [call]})
+    session.extend([{"role": "tool", "tool_call_id": "c1", "content": "42"}])
+    await session.save_turn([{"role": "user", "content": "and"}, {"role": "assistant", "content": "done"}])
+    async with session.turn({"role": "user", "content": "more"}) as turn:
+        turn.append({"role": "assistant", "content": "yes"})
+    roles = [message.role for message in session.messages()]
+    assert roles[:3] == [Role.USER, Role.ASSISTANT, Role.TOOL_RESULT]
+    assert texts_of(session.messages()) == ["hello", "", "42", "and", "done", "more", "yes"]
+    assert session.messages()[1].tool_calls == (ToolCall("c1", "f", '{"a":1}'),)
+
+
+@pytest.mark.parametrize("wrong", ["hello", b"hello", 5, None, ["hello"], object(), {}, {"role": 5}, {"content": "x"}])
+async def test_what_is_no_message_is_refused_with_what_to_write(session: Session, wrong: Any) -> None:
+    for attempt in (session.append, lambda one: session.extend([one]), session.unit().add_message):
+        with pytest.raises(InvalidMessage):
+            attempt(wrong)
+    with pytest.raises(InvalidMessage):
+        await session.save_turn([wrong])
+    if isinstance(wrong, str):
+        with pytest.raises(InvalidMessage, match=r"Message.user\(...\)"):
+            session.append(wrong)  # type: ignore[arg-type]
+    assert session.messages() == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": 5},
+        {"timestamp": "yesterday"},
+        {"tool_calls": "f"},
+        {"tool_calls": (5,)},
+        {"tool_call_id": 5},
+        {"usage": "much"},
+        {"extra": [1]},
+        {"is_error": "no"},
+        {"role": 5},
+        {"role": None},
+    ],
+    ids=repr,
+)
+async def test_a_field_of_a_wrong_type_is_an_invalid_message(session: Session, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidMessage):
+        session.append(Message(**{"role": Role.USER, "content": "x", **fields}))
+    assert session.messages() == []
+
+
+async def test_a_wrong_idempotency_key_is_an_invalid_message(session: Session) -> None:
+    key: Any
+    for key in (5, b"key", "x" * 513):
+        with pytest.raises(InvalidMessage):
+            await session.add_message(Message.user("x"), idempotency_key=key)
+    assert session.messages() == []
+
+
+async def test_a_role_as_text_is_the_role_that_it_names(session: Session) -> None:
+    texts: Any = ["user", "assistant", "tool", "narrator"]
+    for text in texts:
+        session.append(Message(text, f"said by {text}"))
+    messages = session.messages()
+    assert [message.role for message in messages] == [Role.USER, Role.ASSISTANT, Role.TOOL_RESULT, Role.OTHER]
+    assert (messages[0].is_user, messages[3].role_text) == (True, "narrator")
+
+
+async def test_empty_tool_calls_and_ids_are_not_written(session: Session) -> None:
+    entry = await session.add_message(Message(Role.ASSISTANT, "x", tool_calls=(), tool_call_id=""))
+    [stored] = await session.tree.read_after(entry.sequence - 1)
+    assert b"tool_call" not in stored.encoded
+    assert (entry.message.tool_calls, entry.message.tool_call_id) == (None, None)
+
+
+async def test_the_usage_of_a_turn_without_messages_is_refused_and_not_forgotten(session: Session) -> None:
+    with pytest.raises(InvalidMessage, match="usage"):
+        await session.save_turn([], Usage(1, 2))
+    await session.save_turn([])
+    assert session.last_sequence == 0
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+@pytest.mark.parametrize("value", [http.HTTPStatus.OK, Level.HIGH, True, 2**64 - 1, -(2**63)])
+async def test_any_integer_is_kept_and_none_hangs(session: Session, value: int) -> None:
+    with anyio.fail_after(10):
+        session.update(number=value)
+        session.append(Message(Role.USER, "x", extra={"number": value}))
+        await session.tree.append_custom_entry("note", {"number": value})
+    assert session.metadata["number"] == value
+    assert session.messages()[0].extra == {"number": value}
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1])
+async def test_an_integer_over_64_bits_is_refused(session: Session, value: int) -> None:
+    with pytest.raises(InvalidMessage):
+        session.update(number=value)
+
+
+async def test_a_sum_of_usages_stops_where_it_could_not_be_written(bench: Bench) -> None:
+    most = Usage(2**63 - 1, 2**63 - 1, cost=sys.float_info.max)
+    async with bench.opened() as session:
+        for _ in range(3):
+            await session.add_message(Message(Role.ASSISTANT, "x", usage=most))
+        assert session.total_usage.input_tokens == MAX_TOKENS
+    async with bench.opened() as session:
+        assert session.total_usage.total == MAX_TOKENS
+        assert session.total_usage.cost == sys.float_info.max
+        assert (await session.fork()).total_usage == session.total_usage
+
+
+# --- repeated calls --------------------------------------------------------------------------------------------------
+
+
+async def until_it_works(bench: Bench, call: Callable[[], Awaitable[T]]) -> T:
+    """What a caller does who is told to try again later."""
+    with anyio.fail_after(30):
+        while True:
+            try:
+                return await call()
+            except StoreUnavailable:
+                await bench.clock.advance(1)
+
+
+async def test_a_turn_that_was_repeated_after_an_error_is_there_once(bench: Bench) -> None:
+    turn = [Message.user("q"), Message.assistant("a")]
+    async with bench.opened() as session:
+        bench.store.fail_next()
+        with pytest.raises(StoreUnavailable):
+            await session.save_turn(turn, Usage(1, 2), idempotency_key="turn 1")
+        bench.store.heal()
+        for _ in range(2):
+            await until_it_works(bench, partial(session.save_turn, turn, Usage(1, 2), idempotency_key="turn 1"))
+        assert texts_of(session.messages()) == ["q", "a"]
+        assert (session.event_count, session.total_usage.output_tokens) == (1, 2)
+
+
+async def test_a_fork_that_failed_leaves_nothing_and_can_be_repeated(bench: Bench) -> None:
+    async with bench.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await session.add_message(Message.user("q"))
+        bench.store.fail_next()
+        with pytest.raises(SessionsError):
+            await session.fork("telegram_2")
+        bench.store.heal()
+        fork = await until_it_works(bench, partial(session.fork, "telegram_2"))
+        assert texts_of(fork.messages()) == ["q"]
+        assert len(manager) == 2
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_an_idempotency_key_is_known_however_long_ago_it_was_used(bench: Bench, restarted: bool) -> None:
+    async with bench.opened() as session:
+        for number in range(REMEMBERED_KEYS + 20):
+            session.append(Message.user(str(number)), idempotency_key=f"k{number}")
+        await session.saved()
+        first = (await session.tree.get_branch())[0]
+        if not restarted:
+            await repeat_all(session, first.id)
+    async with bench.opened() as session:
+        await repeat_all(session, first.id)
+
+
+async def repeat_all(session: Session, first_id: str) -> None:
+    last = session.last_sequence
+    again = await session.add_message(Message.user("0"), idempotency_key="k0")
+    assert (again.id, again.message.text) == (first_id, "0")
+    entries = await session.add_messages([Message.user("0"), Message.user("1")], idempotency_keys=["k0", "k1"])
+    assert entries[0].id == first_id
+    await session.save_turn([Message.user("0")], idempotency_key="k0")
+    assert session.last_sequence == last
+
+
+# --- what is read cannot change what is kept -------------------------------------------------------------------------
+
+
+def everywhere(session: Session) -> list[Message]:
+    return [*session.messages(), *(entry.message for entry in session.entries()), *session.journal.summary()]
+
+
+def spoil(message: Message) -> None:
+    """Change whatever in it can be changed."""
+    (message.extra or {})["new"] = (message.extra or {}).setdefault("deep", {})["new"] = float("nan")
+    for part in message.content:
+        if isinstance(part, OtherPart):
+            part.fields["new"] = float("nan")
+    for call in message.tool_calls or ():
+        (call.extra or {})["new"] = float("nan")
+    if message.usage is not None:
+        (message.usage.extra or {})["new"] = float("nan")
+
+
+async def test_what_is_read_or_returned_cannot_change_what_is_kept(bench: Bench) -> None:
+    rich = Message(
+        Role.ASSISTANT,
+        (OtherPart({"type": "sound", "of": [1]}),),
+        tool_calls=(ToolCall("c", "f", extra={"e": [1]}),),
+        usage=Usage(1, extra={"u": [1]}),
+        extra={"deep": {"a": [1]}},
+    )
+    async with bench.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        returned = [await session.add_message(rich), *await session.add_messages([rich])]
+        session.extend([Message.tool_result(ToolCall("c", "f"), "42")])
+        await session.tree.append_compaction("short", None, messages=[rich])
+        await session.add_message(rich)
+        before = everywhere(session)
+        context = (await session.get_context()).messages
+        for message in (*everywhere(session), *(entry.message for entry in returned), *context, rich):
+            spoil(message)
+        assert everywhere(session) == before
+        await manager.flush()
+        assert (await manager.check()).problems == []
+    async with bench.opened() as session:
+        assert everywhere(session) == before
