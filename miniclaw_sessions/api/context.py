@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,6 +41,7 @@ class Context:
         summarizer: who summarises where nobody brings a summary; None: nobody.
         chats: who answers; None: nobody.
         started: the monotonic second at which it was made.
+        problems: what is wrong beside the manager, such as with the sockets; one sentence each.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Context:
         self.summarizer = summarizer
         self.chats = chats
         self.started = time.monotonic()
+        self.problems: Callable[[], list[str]] = list
         self._deletions: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     async def find(self, session_id: str) -> Session:

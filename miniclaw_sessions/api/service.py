@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from typing import TYPE_CHECKING
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
 
 
+@functools.cache
+def _version() -> str:
+    """This program's version, read from a file once."""
+    from importlib.metadata import version  # noqa: PLC0415 - slow to load
+
+    return version("miniclaw-sessions")
+
+
 class Nothing(msgspec.Struct, frozen=True):
     """A request that says nothing."""
 
@@ -25,13 +34,12 @@ class Nothing(msgspec.Struct, frozen=True):
 async def health(context: Context, request: Nothing) -> HealthReply:
     """Whether messages are accepted and saved."""
     del request
-    from importlib.metadata import version  # noqa: PLC0415 - slow to load
-
     health = context.manager.health()
+    problems = [*health.problems, *context.problems()]
     return HealthReply(
-        status="ok" if health.ok else "failing",
-        problems=context.without_paths(health.problems),
-        version=version("miniclaw-sessions"),
+        status="ok" if health.ok and not context.problems() else "failing",
+        problems=context.without_paths(problems),
+        version=_version(),
         pid=os.getpid(),
         uptime_s=round(time.monotonic() - context.started, 3),
         sessions=len(context.manager),

@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: without the program's name; those of this process by default.
     """
+    _open_what_was_closed()
     given = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -56,6 +57,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return tell(error, debug="--debug" in given)
     return status
+
+
+def _open_what_was_closed() -> None:
+    """Let standard streams that the caller has closed lead nowhere: the next file opened would take their place."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != descriptor:
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - for the process's life
 
 
 def print_version() -> int:

@@ -83,7 +83,15 @@ class Invocation:
 
     @functools.cached_property
     def loaded(self) -> LoadedSettings:
-        """The settings from file, environment and flags.
+        """The settings from file, environment and flags, as they were when they were first asked for.
+
+        Raises:
+            ConfigError: one of them is wrong.
+        """
+        return self.load()
+
+    def load(self) -> LoadedSettings:
+        """Read the settings from file, environment and flags.
 
         Raises:
             ConfigError: one of them is wrong.

@@ -77,4 +77,4 @@ def serve(  # noqa: PLR0913 - one parameter per flag
         raise typer.Exit(int(ExitStatus.CONFIG)) from None  # tells systemd that starting again cannot help
     from miniclaw_sessions.gateway.daemon import run  # noqa: PLC0415 - loads everything
 
-    raise typer.Exit(run(loaded))
+    raise typer.Exit(run(loaded, invocation.load))

@@ -11,7 +11,7 @@ import errno
 import gc
 import os
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -48,8 +48,12 @@ _COLLECT_AFTER = (50_000, 50, 100)
 _SWITCH_INTERVAL_S = 0.001
 
 
-def run(loaded: LoadedSettings) -> int:
+def run(loaded: LoadedSettings, reload: Callable[[], LoadedSettings] | None = None) -> int:
     """Run the daemon until it is told to stop.
+
+    Args:
+        loaded: the settings.
+        reload: reads the settings anew, for SIGHUP; None: they stay as they are.
 
     Returns:
         The exit status, an `ExitStatus`.
@@ -58,15 +62,15 @@ def run(loaded: LoadedSettings) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)  # worker threads hand the interpreter back to the loop sooner
     loop = {"use_uvloop": find_spec("uvloop") is not None}
     try:
-        return int(anyio.run(_main, loaded, backend_options=loop))
+        return int(anyio.run(_main, loaded, reload or (lambda: loaded), backend_options=loop))
     finally:
         _let_go_of_the_log()
 
 
-async def _main(loaded: LoadedSettings) -> ExitStatus:
+async def _main(loaded: LoadedSettings, reload: Callable[[], LoadedSettings]) -> ExitStatus:
     with Signals() as signals, closing(Notifier.from_environment(os.environ)) as notifier:
         try:
-            return await _live(loaded, signals, notifier)
+            return await _live(loaded, reload, signals, notifier)
         except Exception as error:  # noqa: BLE001 - the last edge: whatever it is becomes a line and a status
             cause = errors.first_cause(error)
             status = status_of(cause)
@@ -76,7 +80,9 @@ async def _main(loaded: LoadedSettings) -> ExitStatus:
             return status
 
 
-async def _live(loaded: LoadedSettings, signals: Signals, notifier: Notifier) -> ExitStatus:
+async def _live(
+    loaded: LoadedSettings, reload: Callable[[], LoadedSettings], signals: Signals, notifier: Notifier
+) -> ExitStatus:
     """From the settings to the saved sessions."""
     settings = loaded.settings
     token = read_secret(settings.listen.token_file, "token", os.environ)
@@ -97,7 +103,8 @@ async def _live(loaded: LoadedSettings, signals: Signals, notifier: Notifier) ->
                     manager, dispatcher, settings, policy, summarizer_of(agent.provider, limits=agent.limits)
                 )
                 async with dispatcher:
-                    await _serve(app, manager, dispatcher, listeners, Life(settings.listen, signals, phase))
+                    life = Life(settings.listen, signals, phase, reload)
+                    await _serve(app, manager, dispatcher, listeners, life)
             status = await _save(manager)
     if opening.cancelled_caught:
         log.info("stopped before it was ready; nothing was accepted", action="daemon.stopped")
@@ -118,7 +125,8 @@ async def _serve(
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners], name="http server")
         await server.listening.wait()
         tasks.start_soon(app.delay.watch, name="event loop delay")
-        tasks.start_soon(_flush_on_hangup, manager, life.signals, name="flush on SIGHUP")
+        app.context.problems = server.problems
+        tasks.start_soon(_on_hangup, app, listeners, life, name="SIGHUP")
         tasks.start_soon(_watch, manager, life.phase.notifier, name="watchdog")
         life.phase.ready([listener.address for listener in listeners])
         await life.signals.stop.wait()
@@ -157,14 +165,33 @@ async def _save(manager: SessionManager) -> ExitStatus:
     return ExitStatus.OK
 
 
-async def _flush_on_hangup(manager: SessionManager, signals: Signals) -> None:
+async def _on_hangup(app: Gateway, listeners: Sequence[Listener], life: Life) -> None:
+    """Flush, and take over what can be changed while running; what is wrong with it is logged and changes nothing."""
     while True:
-        await signals.next_hangup()
+        await life.signals.next_hangup()
+        life.phase.notifier.send("STATUS=reading the settings anew")
         try:
-            await manager.flush()  # logs what it did
+            take_over(life.reload(), app, listeners)
+            log.info("the settings were read anew: log, token, hosts and origins", action="daemon.reloaded")
+        except (errors.SessionsError, OSError) as error:
+            log.error(str(error), action="daemon.not_reloaded", error_type=type(error).__name__)
+        try:
+            await app.context.manager.flush()  # logs what it did
         except Exception as error:  # noqa: BLE001 - a flush that fails must not end the daemon
             sentence = "the flush that was asked for is not complete"
             log.error(sentence, action="flush.failed", error_type=type(error).__name__)
+        life.phase.notifier.send(life.phase.status)
+
+
+def take_over(loaded: LoadedSettings, app: Gateway, listeners: Sequence[Listener]) -> None:
+    """Use what of the settings can be changed while running: the log, and what requests by TCP must show.
+
+    Raises:
+        ConfigError: the token cannot be read, or is none.
+    """
+    listen = loaded.settings.listen
+    app.policy = access_policy(listeners, listen, read_secret(listen.token_file, "token", os.environ))
+    configure_logging(loaded.settings.log)
 
 
 async def _watch(manager: SessionManager, notifier: Notifier) -> None:
@@ -175,11 +202,12 @@ async def _watch(manager: SessionManager, notifier: Notifier) -> None:
 
 
 class Life(NamedTuple):
-    """What decides how long the daemon goes on."""
+    """What decides how long the daemon goes on, and with which settings."""
 
     limits: ListenSettings
     signals: Signals
     phase: Phase
+    reload: Callable[[], LoadedSettings]
 
 
 class Phase:
@@ -187,6 +215,7 @@ class Phase:
 
     def __init__(self, notifier: Notifier) -> None:
         self.notifier = notifier
+        self.status = "STATUS=starting"
         self._extends = True
 
     def progress(self, progress: Progress) -> None:
@@ -197,7 +226,8 @@ class Phase:
     def ready(self, addresses: list[str]) -> None:
         """Everything is recovered and the sockets listen."""
         self._extends = False
-        self.notifier.send("READY=1", f"STATUS=listening on {', '.join(addresses)}")
+        self.status = f"STATUS=listening on {', '.join(addresses)}"
+        self.notifier.send("READY=1", self.status)
         log.info("listening", action="daemon.ready", addresses=addresses, pid=os.getpid())
 
     def stopping(self) -> None:

@@ -51,12 +51,13 @@ def make_app(
     """
     requests, delay = RequestCounts(), LoopDelay()
     registry = make_registry(manager.statistics, requests, delay)
+    context = Context(manager, summarizer=summarizer)
     routes = [
-        *routes_of(OPERATIONS, Context(manager, summarizer=summarizer), settings.listen),
+        *routes_of(OPERATIONS, context, settings.listen),
         *ChatApi(dispatcher, manager, settings).routes(),
         Route("/metrics", _metrics_of(registry)),
     ]
-    return Gateway(Router(routes, redirect_slashes=False), policy, requests, delay)
+    return Gateway(Router(routes, redirect_slashes=False), context, policy, requests, delay)
 
 
 def _metrics_of(registry: CollectorRegistry) -> Callable[[Request], Awaitable[Response]]:
@@ -72,13 +73,23 @@ class Gateway:
     """ASGI: admits requests, routes them on the raw path, turns errors into replies, and counts.
 
     Attributes:
+        context: what the handlers work with.
+        policy: what requests by TCP must show; None refuses all of them. It may be replaced at any time.
         delay: the event loop's delay, measured while its `watch` runs.
     """
 
-    def __init__(self, router: ASGIApp, policy: AccessPolicy | None, requests: RequestCounts, delay: LoopDelay) -> None:
+    def __init__(
+        self,
+        router: ASGIApp,
+        context: Context,
+        policy: AccessPolicy | None,
+        requests: RequestCounts,
+        delay: LoopDelay,
+    ) -> None:
+        self.context = context
+        self.policy = policy
         self.delay = delay
         self._router = router
-        self._policy = policy
         self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,9 +111,9 @@ class Gateway:
     def _admit(self, scope: Scope) -> None:
         if scope.get("state", {}).get("trusted") is True:
             return
-        if self._policy is None:
+        if self.policy is None:
             raise RequestError(403, "forbidden", "this daemon does not serve TCP", close=True)
-        if (refused := refusal(scope["headers"], self._policy)) is not None:
+        if (refused := refusal(scope["headers"], self.policy)) is not None:
             raise refused
 
 

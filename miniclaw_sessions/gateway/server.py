@@ -1,22 +1,29 @@
-"""uvicorn as a guest in our own task group: it handles neither signals nor logs nor files.
+"""uvicorn as a guest in our own task group: it handles neither sockets nor signals nor logs nor files.
 
 `GatewayProtocol` adds what uvicorn leaves open: a bound on the bytes and on the time that a request's head may take, a
-cap on connections, and an end to replies that nobody takes (rule S14).
+cap on connections, and an end to replies that nobody takes (rule S14). `EmbeddedServer` accepts the clients itself,
+because the event loops turn clients away, and say nothing, when there are no descriptors for them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
+import math
+import resource
+import select
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import anyio
+import httptools
 import orjson
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from miniclaw_sessions.log import get_logger
 
 MAX_HEAD_BYTES = 65_536
 """Request line and headers together."""
@@ -24,9 +31,41 @@ MAX_HEAD_BYTES = 65_536
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept for the next request."""
 
-_LINGER_S = 0.1
+IDLE_GRACE_S = 2.0
+"""How long an idle connection outlives the order to stop; a client that is about to ask again asks within this time."""
+
+BACKLOG = 2048
+"""How many clients may wait to be accepted; the kernel may allow fewer."""
+
 _REPLY_S = 1.0  # turns are cut off when the grace is over; this is for telling their clients
+_RETRY_S = 1.0  # until it is tried again to accept a client
+_TOLD_FOR_S = 60.0  # a shortage of descriptors is logged once in this time, and so long a problem of health
+_RESERVED_DESCRIPTORS = 32
+_UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 _HEADER_OVERHEAD = len(": \r\n")
+
+log = get_logger(__name__)
+
+
+class _Refusal(NamedTuple):
+    """A reply without the application."""
+
+    status: str
+    kind: str
+    message: str
+
+
+BAD_REQUEST = _Refusal("400 Bad Request", "bad_request", "this is not a valid HTTP request")
+TIMED_OUT = _Refusal("408 Request Timeout", "timeout", "the request did not arrive in time")
+HEAD_TOO_LARGE = _Refusal(
+    "431 Request Header Fields Too Large", "head_too_large", "the request's headers or trailers are too long"
+)
+UNKNOWN_CODING = _Refusal(
+    "501 Not Implemented", "unknown_transfer_coding", "the only transfer coding that is known here is chunked"
+)
+TOO_MANY_CONNECTIONS = _Refusal(
+    "503 Service Unavailable", "too_many_connections", "too many connections; try again later"
+)
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -45,6 +84,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._in_head = False
         self._is_last = False
         self._head_bytes = 0
+        self._bytes_beside_body = 0
+        self._refused = BAD_REQUEST
         self._head_timer: asyncio.TimerHandle | None = None
         peer: Any = transport.get_extra_info("socket")
         self.app_state = {
@@ -55,7 +96,7 @@ class GatewayProtocol(HttpToolsProtocol):
         # Counted apart, so that strangers who fill the TCP port do not lock out those who own the Unix socket.
         alike = sum(one.app_state["trusted"] == self.app_state["trusted"] for one in self.connections)
         if alike > self.max_connections:
-            self._send_error("503 Service Unavailable", "too_many_connections", "too many connections; try again later")
+            self._refuse(TOO_MANY_CONNECTIONS)
         else:
             self._await_head()
 
@@ -66,30 +107,70 @@ class GatewayProtocol(HttpToolsProtocol):
         self.on_gone()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, as long as the head stays within its bound."""
+        """Parse what came, as long as the head, and what is sent beside the body, stays within its bound."""
         if self.transport.is_closing():
             return
         if self._is_idle and self._head_timer is None:
             self._await_head()
         if self._is_idle or self._in_head:
             self._head_bytes += len(data)
-        super().data_received(data)
-        if (self._is_idle or self._in_head) and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse_head()
+        else:
+            self._bytes_beside_body += len(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
+        is_head = self._is_idle or self._in_head
+        if (self._head_bytes if is_head else self._bytes_beside_body) > MAX_HEAD_BYTES:  # the latter: trailers
+            self._refuse(HEAD_TOO_LARGE)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._refuse(HEAD_TOO_LARGE if self._head_bytes > MAX_HEAD_BYTES else self._refused)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.parser.get_method() == b"CONNECT":
+                self._refuse(BAD_REQUEST)
+                return
+            # RFC 9110, 7.8: who does not speak the other protocol answers in this one, as if nothing had been said.
+            # The parser cannot be told so: it begins anew, with a head that does not ask.
+            head = self._head_without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)
+            self._parse(head + data[upgrade.args[0] :])
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + self.parser.get_http_version().encode()]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(token for token in tokens if token.lower() not in _UPGRADE_TOKENS)  # noqa: PLW2901
+            if name not in _UPGRADE_TOKENS and (value or name != b"connection"):
+                lines.append(name + b": " + value)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
         """A request's first bytes are here."""
         super().on_message_begin()
         self._in_head = True
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; trailers are of no use to anybody here."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """The head is complete; one that is too large is refused before anything looks at it."""
+        """The head is complete; one that is too large or not to be understood is refused before anything sees it."""
         size = sum(len(name) + len(value) + _HEADER_OVERHEAD for name, value in self.headers) + len(self.url)
         if size > MAX_HEAD_BYTES:
             self._head_bytes = size
             raise ValueError("the head is too large")
         if self.parser.get_http_version() not in ("1.0", "1.1"):
             raise ValueError("not a version that has headers")
+        coding = b", ".join(value for name, value in self.headers if name == b"transfer-encoding")
+        if coding.strip().lower() not in (b"", b"chunked"):
+            self._refused = UNKNOWN_CODING
+            raise ValueError("not a transfer coding that is known here")
+        if self._is_upgrade:
+            return
         self._in_head = False
         self._head_bytes = 0
         self._head_arrived()
@@ -97,24 +178,26 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._is_last:
             self.cycle.keep_alive = False
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP."""
-        del msg
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse_head()
-        else:
-            self._send_error("400 Bad Request", "bad_request", "this is not a valid HTTP request")
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._bytes_beside_body = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is here as a whole."""
+        if not self._is_upgrade:
+            self._bytes_beside_body = 0
+            super().on_message_complete()
 
     def shutdown(self) -> None:
-        """Answer no more than one request: the one in progress, or one that may be on its way already."""
+        """Answer the request in progress, or else the next one, as the last of this connection."""
         self._is_last = True
-        if self._is_idle:
-            self.loop.call_later(_LINGER_S, self._close_if_idle)
-        else:
-            super().shutdown()
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
 
-    def _close_if_idle(self) -> None:
-        if self._is_idle and not self._in_head:
+    def close_if_idle(self) -> None:
+        """Close the connection unless a request is being answered, has begun, or waits in the socket unread."""
+        if self._is_idle and not self._in_head and not _has_unread(self.transport):
             self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -122,10 +205,10 @@ class GatewayProtocol(HttpToolsProtocol):
         super().timeout_keep_alive_handler()
         self.loop.call_later(self.head_timeout_s, self.transport.abort)
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """Somebody asks for another protocol: answer in this one, and close, because theirs may follow."""
-        if self.cycle is not None:
-            self.cycle.keep_alive = False
+    @property
+    def _is_upgrade(self) -> bool:
+        """Whether the head that has come asks for another protocol."""
+        return bool(self.parser.should_upgrade())
 
     @property
     def _is_idle(self) -> bool:
@@ -143,12 +226,9 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _head_timed_out(self) -> None:
         self._head_timer = None
-        self._send_error("408 Request Timeout", "timeout", "the request did not arrive in time")
+        self._refuse(TIMED_OUT)
 
-    def _refuse_head(self) -> None:
-        self._send_error("431 Request Header Fields Too Large", "head_too_large", "the request's headers are too long")
-
-    def _send_error(self, status: str, kind: str, message: str) -> None:
+    def _refuse(self, refusal: _Refusal) -> None:
         """Answer without the application, and close."""
         self._head_arrived()
         if self.transport.is_closing():
@@ -156,11 +236,22 @@ class GatewayProtocol(HttpToolsProtocol):
         if not self._is_idle:  # its reply would be mixed with this one
             self.transport.abort()
             return
-        body = orjson.dumps({"error": {"message": message, "type": kind, "code": None, "param": None}})
-        head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        error = {"message": refusal.message, "type": refusal.kind, "code": None, "param": None}
+        body = orjson.dumps({"error": error})
+        head = f"HTTP/1.1 {refusal.status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()
         self.loop.call_later(self.head_timeout_s, self.transport.abort)
+
+
+def _has_unread(transport: asyncio.Transport) -> bool:
+    """Whether its socket holds something that nobody has read yet."""
+    peer: Any = transport.get_extra_info("socket")
+    if transport.is_closing() or peer is None or peer.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(peer.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class EmbeddedServer(uvicorn.Server):
@@ -202,18 +293,63 @@ class EmbeddedServer(uvicorn.Server):
         self.stopped = anyio.Event()
         self._told_to_stop = anyio.Event()
         self._one_gone = anyio.Event()
-        self._patience_s = graceful_timeout_s + _REPLY_S
-        self._patience = anyio.CancelScope()
+        self._grace_s = graceful_timeout_s
+        self._grace = anyio.CancelScope()
+        self._short_of_room_at = -math.inf
 
     async def serve_until_stopped(self, sockets: Sequence[socket.socket]) -> None:
         """Serve until `stop`; on return no request is running any more."""
-        await self.serve(list(sockets))
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        async with anyio.create_task_group() as tasks:
+            for listening in sockets:
+                listening.setblocking(False)  # noqa: FBT003 - its only argument
+                listening.listen(BACKLOG)
+                tasks.start_soon(self._accept, listening, name="accept")
+            self.listening.set()
+            await self.main_loop()
+            tasks.cancel_scope.cancel()
+        await self.shutdown(list(sockets))
         self.stopped.set()
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen and say so."""
-        await super().startup(sockets)
-        self.listening.set()
+    def problems(self) -> list[str]:
+        """What keeps new clients away, or did a moment ago, one sentence each."""
+        if anyio.current_time() - self._short_of_room_at > _TOLD_FOR_S:
+            return []
+        return ["there are not enough file descriptors for all clients; raise LimitNOFILE, or look for what holds them"]
+
+    async def _accept(self, listening: socket.socket) -> None:
+        """Accept one client after the other; where there is no descriptor for one, it waits, and is not turned away.
+
+        Waiting is all that can be cancelled here: who is accepted is served.
+        """
+        while True:
+            await anyio.wait_readable(listening)
+            try:
+                connection, _ = listening.accept()
+            except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+                continue
+            except OSError as error:
+                await self._wait_for_room(error.errno)
+                continue
+            connection.setblocking(False)  # noqa: FBT003 - its only argument
+            with anyio.CancelScope(shield=True):
+                await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+            if connection.fileno() >= _last_descriptor():
+                await self._wait_for_room(errno.EMFILE)
+
+    def _protocol(self) -> asyncio.Protocol:
+        protocol: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = protocol(config=self.config, server_state=self.server_state, app_state={})
+        return made
+
+    async def _wait_for_room(self, reason: int | None) -> None:
+        """Wait until a connection has gone, or for a moment: somebody else may have let go of something."""
+        if anyio.current_time() - self._short_of_room_at > _TOLD_FOR_S:
+            log.error("clients wait: there is no room to accept them", action="server.no_room", errno=reason)
+        self._short_of_room_at = anyio.current_time()
+        with anyio.move_on_after(_RETRY_S):
+            await self._one_gone.wait()
 
     async def main_loop(self) -> None:
         """Keep the Date header right until told to stop: one wake-up per second instead of uvicorn's ten."""
@@ -222,31 +358,46 @@ class EmbeddedServer(uvicorn.Server):
                 await self._told_to_stop.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nothing more; let requests in flight finish, cancel them when time is up; break off what is left."""
-        for listening in (*self.servers, *(sockets or ())):
+        """Accept nothing more; let requests in flight finish, cancel them when time is up; break off what is left.
+
+        An idle connection stays open until its next request has been answered with `connection: close`, or for
+        `IDLE_GRACE_S`: that request may be on its way already.
+        """
+        for listening in sockets or ():
             listening.close()
-        for connection in list(self.server_state.connections):
+        connections = self.server_state.connections
+        for connection in list(connections):
             connection.shutdown()
-        self._patience.deadline = anyio.current_time() + self._patience_s
-        with self._patience:
-            await self._finished()
+        self._grace.deadline = anyio.current_time() + self._grace_s
+        with self._grace:
+            with anyio.move_on_after(IDLE_GRACE_S):
+                await self._all_gone()
+            self._close_idle()
+            await self._all_gone()
+        self._close_idle()
+        with anyio.move_on_after(_REPLY_S):  # turns are cut off now: their clients hear it
+            await self._all_gone()
         for task in self.server_state.tasks:
             task.cancel()
         with anyio.move_on_after(_REPLY_S):
-            await self._finished()
-        for connection in list(self.server_state.connections):
+            await self._all_gone()
+        for connection in list(connections):
             connection.transport.abort()
 
-    async def _finished(self) -> None:
-        """Wait for the requests, and then for their replies to be sent."""
+    def _close_idle(self) -> None:
+        for connection in list(self.server_state.connections):
+            cast("GatewayProtocol", connection).close_if_idle()
+
+    async def _all_gone(self) -> None:
+        """Wait for the requests and their replies."""
         while tasks := self.server_state.tasks:
             await asyncio.wait(tasks)
         while self.server_state.connections:
-            self._one_gone = anyio.Event()
             await self._one_gone.wait()
 
     def _connection_gone(self) -> None:
-        self._one_gone.set()
+        gone, self._one_gone = self._one_gone, anyio.Event()
+        gone.set()
 
     def stop(self) -> None:
         """Stop accepting and let the requests in flight finish."""
@@ -255,10 +406,11 @@ class EmbeddedServer(uvicorn.Server):
 
     def hurry(self) -> None:
         """Wait no longer for the requests in flight."""
-        self._patience.cancel()
+        self._grace.cancel()
         self.stop()
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the daemon."""
-        yield
+
+def _last_descriptor() -> int:
+    """The number up to which clients may use descriptors; beyond it the store and the logs need them."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft - min(_RESERVED_DESCRIPTORS, soft // 4)

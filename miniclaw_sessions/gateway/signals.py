@@ -1,11 +1,11 @@
-"""Signals as events: what asks the daemon to stop, to hurry, or to flush.
+"""Signals as events: what asks the daemon to stop, to hurry, or to flush and look at its settings.
 
 | Signal | Effect |
 |---|---|
 | SIGTERM, SIGINT, the first | stop: finish requests, save everything, exit |
 | the second | the same without waiting for requests and turns; the final save is not touched |
 | the third | exit at once with status 70; what was acknowledged is in the store |
-| SIGHUP | flush now |
+| SIGHUP | flush now, and read the settings anew: log, token, hosts and origins |
 
 The handlers are the event loop's own: they stay until it closes, so that a second signal during the final save cannot
 kill the process (rule R25).

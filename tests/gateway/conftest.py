@@ -169,12 +169,14 @@ async def served(  # noqa: PLR0917 - fixtures
         Dispatcher(manager, Assistant(agent, model_settings), limits=channel_settings) as dispatcher,
         anyio.create_task_group() as tasks,
     ):
+        app = make_app(manager, dispatcher, settings, policy, summarizer_of(agent.provider))
         server = EmbeddedServer(
-            make_app(manager, dispatcher, settings, policy, summarizer_of(agent.provider)),
+            app,
             max_connections=limits.max_connections,
             request_timeout_s=limits.request_timeout_s,
             graceful_timeout_s=limits.graceful_timeout_s,
         )
+        app.context.problems = server.problems
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners])
         await server.listening.wait()
         yield Served(manager, server, dispatcher, short_path / "s", port, unix, tcp)

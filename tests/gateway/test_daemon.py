@@ -38,7 +38,13 @@ class Daemon:
     """A daemon process on a directory, followed through its notifications; killed at the end of the block."""
 
     def __init__(
-        self, directory: Path, *, log: str = "", inherited: socket.socket | None = None, **environ: str
+        self,
+        directory: Path,
+        *,
+        log: str = "",
+        inherited: socket.socket | None = None,
+        closed: str = "",
+        **environ: str,
     ) -> None:
         self.workspace = directory / "w"
         self.socket = self.workspace / "miniclaw.sock"
@@ -46,6 +52,7 @@ class Daemon:
         self._environ = environ
         self._log_path = log
         self._inherited = inherited
+        self._closed = closed
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -78,7 +85,9 @@ class Daemon:
         return self
 
     def _activation(self) -> list[str]:
-        """What passes a socket as systemd does: as descriptor 3, with the process's own id in the environment."""
+        """What closes streams; or passes a socket as systemd does, as descriptor 3, with the process's own id."""
+        if self._closed:
+            return ["/bin/sh", "-c", f'exec "$0" "$@" {self._closed}']
         if self._inherited is None:
             return []
         script = f'exec 3<&{self._inherited.fileno()}; LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" "$@"'
@@ -111,6 +120,12 @@ class Daemon:
         """Ask it to stop and wait for the end."""
         self.process.send_signal(signal.SIGTERM)
         return await self.exited()
+
+    async def logged(self, action: str) -> None:
+        """Wait until it has logged this."""
+        with anyio.fail_after(PATIENCE_S):
+            while not any(record["action"] == action for record in self.records()):  # noqa: ASYNC110 - a file
+                await anyio.sleep(0.01)
 
     def records(self) -> list[dict[str, Any]]:
         """What it has logged."""
@@ -340,6 +355,39 @@ async def test_a_turn_whose_model_hangs_is_cut_off_in_time_and_its_question_kept
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             assert await texts(client, "a_1") == ["hello?"]
+
+
+async def test_hangup_reads_the_settings_anew(directory: Path) -> None:
+    old, new = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+    token, config = directory / "token", directory / "miniclaw.toml"
+    token.write_text(old)
+    token.chmod(0o600)
+    config.write_text(f"[listen]\ntcp = '127.0.0.1:0'\ntoken_file = '{token}'\n")
+    with Daemon(directory, MINICLAW_CONFIG=str(config)) as daemon:
+        port = (await daemon.notice("READY=1")).rpartition(":")[2].split(",")[0].split()[0]
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+
+            async def status(secret: str) -> int:
+                return (await client.get("/v1/sessions", headers={"Authorization": f"Bearer {secret}"})).status_code
+
+            assert [await status(old), await status(new)] == [200, 401]
+            token.write_text(new)
+            config.write_text(config.read_text() + "[log]\nlevel = 'debug'\n")
+            daemon.process.send_signal(signal.SIGHUP)
+            await daemon.logged("daemon.reloaded")
+            assert [await status(old), await status(new)] == [401, 200]
+            config.write_text("[log]\nlevel = 'loud'\n")
+            daemon.process.send_signal(signal.SIGHUP)
+            await daemon.logged("daemon.not_reloaded")
+            assert await status(new) == 200
+        assert await daemon.stopped() == ExitStatus.OK
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+async def test_closed_standard_streams_break_nothing(directory: Path, closed: str) -> None:
+    with Daemon(directory, closed=closed) as daemon:
+        await daemon.notice("READY=1")
+        assert await daemon.stopped() == ExitStatus.OK
 
 
 async def test_hangup_flushes(directory: Path) -> None:

@@ -1,0 +1,157 @@
+"""Single connections, byte by byte: trailers, upgrades, codings, and what becomes of idle ones at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from miniclaw_sessions.gateway.server import MAX_HEAD_BYTES
+
+pytestmark = pytest.mark.anyio
+
+HEAD = b"POST /v1/sessions/a_1/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+MESSAGE = b'{"role": "user", "content": "hello"}'
+GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def chunked(*chunks: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+
+
+async def until_closed(stream: Any) -> bytes:
+    """Everything that comes until the server closes the connection."""
+    received = b""
+    try:
+        while True:
+            received += await stream.receive()
+    except (anyio.EndOfStream, anyio.BrokenResourceError):
+        return received
+
+
+async def send_without_end(served: Any, begin: bytes, piece: bytes) -> int:
+    """How much a server takes before it breaks the connection off."""
+    sent = 0
+    async with await anyio.connect_unix(str(served.socket)) as stream:
+        await stream.send(begin)
+        try:
+            with anyio.fail_after(60):
+                while sent < 50 * MAX_HEAD_BYTES:
+                    await stream.send(piece)
+                    sent += len(piece)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass
+    return sent
+
+
+@pytest.mark.parametrize("piece", [b"X-Trailer: abcdefgh\r\n" * 400, b"X" * 8000])
+async def test_trailers_without_end_are_cut_off(served: Any, piece: bytes) -> None:
+    begin = HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(MESSAGE) + b"0\r\n"
+    assert await send_without_end(served, begin, piece) < 40 * MAX_HEAD_BYTES
+    assert await served.is_alive()
+
+
+async def test_sizes_of_chunks_without_end_are_cut_off(served: Any) -> None:
+    begin = HEAD + b"transfer-encoding: chunked\r\n\r\n1;"
+    assert await send_without_end(served, begin, b"extension" * 900) < 40 * MAX_HEAD_BYTES
+    assert await served.is_alive()
+
+
+async def test_a_body_of_many_small_chunks_with_trailers_is_taken(served: Any) -> None:
+    text = b"x" * 60_000
+    pieces = [b'{"role": "user", "content": "', *(bytes([byte]) for byte in text), b'"}']
+    last = b"0\r\nx-checksum: 1\r\nconnection: close\r\n\r\n"
+    request = HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n" + chunked(*pieces) + last
+    assert (await served.raw(request)).startswith(b"HTTP/1.1 201 ")
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"TLS/1.2"])
+async def test_a_wish_for_another_protocol_is_ignored(served: Any, protocol: bytes) -> None:
+    wish = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: %s\r\nhttp2-settings: AAMAAABk\r\n" % protocol
+    request = HEAD + wish + b"content-length: %d\r\n\r\n" % len(MESSAGE) + MESSAGE
+    async with await anyio.connect_unix(str(served.socket)) as stream:
+        for _ in range(2):  # and the connection goes on
+            await stream.send(request)
+            assert (await stream.receive()).startswith(b"HTTP/1.1 201 ")
+    for split in (20, len(HEAD) + 30, len(request) - 40, len(request) - 5):  # wherever the packets end
+        async with await anyio.connect_unix(str(served.socket)) as stream:
+            await stream.send(request[:split])
+            await anyio.sleep(0.01)
+            await stream.send(request[split:])
+            assert (await stream.receive()).startswith(b"HTTP/1.1 201 ")
+    messages = (await served.unix.get("/v1/sessions/a_1/messages")).json()["messages"]
+    assert [one["content"] for one in messages] == ["hello"] * 6
+
+
+async def test_a_tunnel_is_refused(served: Any) -> None:
+    assert (await served.raw(b"CONNECT example.com:443 HTTP/1.1\r\nhost: x\r\n\r\n")).startswith(b"HTTP/1.1 4")
+    assert await served.is_alive()
+
+
+@pytest.mark.parametrize("coding", [b"gzip, chunked", b"gzip", b"identity", b"chunked, chunked"])
+async def test_a_transfer_coding_that_is_not_known_is_refused(served: Any, coding: bytes) -> None:
+    request = HEAD + b"transfer-encoding: %s\r\n\r\n" % coding + chunked(MESSAGE) + b"0\r\n\r\n"
+    reply = await served.raw(request)
+    assert reply.split()[1] in (b"501", b"400")
+    assert (await served.unix.get("/v1/sessions")).json()["sessions"] == []
+
+
+async def test_chunked_is_known_however_it_is_spelled(served: Any) -> None:
+    request = HEAD + b"Connection: close\r\nTransfer-Encoding: Chunked\r\n\r\n" + chunked(MESSAGE) + b"0\r\n\r\n"
+    assert (await served.raw(request)).startswith(b"HTTP/1.1 201 ")
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_idle_connection_is_answered_once_more_after_the_order_to_stop(served: Any) -> None:
+    async with (
+        await anyio.connect_unix(str(served.socket)) as stream,
+        await anyio.connect_unix(str(served.socket)) as new,
+    ):
+        await stream.send(GET)
+        assert b"connection: close" not in (await stream.receive()).lower()
+        await new.send(GET[:10])
+        served.server.stop()
+        while not served.server.server_state.connections or not all(
+            connection._is_last for connection in served.server.server_state.connections
+        ):
+            await anyio.lowlevel.checkpoint()
+        for one, rest in ((stream, GET), (new, GET[10:])):
+            await one.send(rest)
+            reply = await until_closed(one)
+            assert reply.startswith(b"HTTP/1.1 200 ")
+            assert b"connection: close" in reply.lower()
+    with anyio.fail_after(20):
+        await served.server.stopped.wait()
+
+
+async def test_a_request_that_waits_in_the_socket_when_time_is_up_is_answered(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miniclaw_sessions.gateway.server.IDLE_GRACE_S", 0.0)
+    async with await anyio.connect_unix(str(served.socket)) as stream:
+        await stream.send(GET)
+        await stream.receive()
+        (connection,) = [one for one in served.server.server_state.connections if one.cycle is not None]
+        await stream.send(GET)
+        connection.close_if_idle()  # nothing of it was read yet
+        assert (await stream.receive()).startswith(b"HTTP/1.1 200 ")
+        connection.close_if_idle()
+        assert await until_closed(stream) == b""
+
+
+async def test_an_open_chat_hears_that_it_is_cut_off_when_it_must_be_quick(served: Any, provider: Any) -> None:
+    request = served.unix.build_request(
+        "POST", "/v1/chat", json={"channel": "a", "chat_id": 1, "message": "slow", "stream": True}
+    )
+    response = await served.unix.send(request, stream=True)
+    await provider.began.wait()
+    served.server.hurry()  # as the second SIGTERM does
+    served.dispatcher.cut_off(anyio.current_time())
+    with anyio.fail_after(20):
+        lines = [line async for line in response.aiter_lines() if line]
+    await response.aclose()
+    assert lines[-2] == "event: error"
+    assert '"type":"turn_cut_off"' in lines[-1]
