@@ -54,6 +54,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
         quarantine_max_bytes: the same, in bytes.
         snapshot_max_bytes: a larger snapshot is not read but quarantined.
         shutdown_timeout_s: seconds that the last commit and flush may take.
+        lock_wait_s: seconds that the daemon and commands that write wait for another process that has the workspace.
     """
 
     store: Annotated[str, msgspec.Meta(min_length=1)] = "sqlite:"
@@ -71,6 +72,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     quarantine_max_bytes: Bytes = 1_073_741_824
     snapshot_max_bytes: Bytes = 67_108_864
     shutdown_timeout_s: Seconds = 60.0
+    lock_wait_s: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)] = 10.0
 
 
 class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):

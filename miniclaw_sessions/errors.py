@@ -9,7 +9,7 @@
     ├── appending      InvalidKey, InvalidMessage                (also ValueError)
     │                  UnsafeCompaction                         (also ValueError)
     │                  DuplicateMessage, TurnInProgress, NothingToResume, LeafMoved, ManagerClosed,
-    │                  SessionDeleted
+    │                  SessionDeleted, ReadOnlyWorkspace
     ├── importing      ImportRefused                            (also ValueError)
     │                  SessionExists
     ├── storing        StoreError
@@ -164,6 +164,10 @@ class LeafMoved(SessionsError):
 
 class SessionDeleted(SessionsError):
     """The session was deleted or expired while it was held; get_or_create makes a new one."""
+
+
+class ReadOnlyWorkspace(SessionsError):
+    """The workspace was opened without its lock, to be read only; nothing was changed."""
 
 
 class ManagerClosed(SessionsError):

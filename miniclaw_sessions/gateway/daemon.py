@@ -88,7 +88,13 @@ async def _live(
     token = read_secret(settings.listen.token_file, "token", os.environ)
     phase = Phase(notifier)
     keys = load_keys(settings.encryption, os.environ)
-    manager = SessionManager(loaded.workspace, settings=settings.sessions, on_progress=phase.progress, encryption=keys)
+    manager = SessionManager(
+        loaded.workspace,
+        settings=settings.sessions,
+        on_progress=phase.progress,
+        encryption=keys,
+        wait_s=settings.sessions.lock_wait_s,
+    )
     status = ExitStatus.OK
     with signals.interrupting() as opening:
         async with open_agent(settings.model) as agent, manager:

@@ -21,6 +21,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -281,31 +282,17 @@ class Recovery:
             )
             self.report.quarantined.append(name)
             snapshot = None
-        if stored is not None and snapshot is None:
-            conversation, dirty = self._empty(stored.head), True
-            await catch_up(conversation, self._store)
-            self.report.rebuilt += 1
-        else:
-            assert snapshot is not None  # noqa: S101 - the id came from one of the two
-            conversation = Conversation.from_snapshot(snapshot, capacity=self._capacity)
-            self.report.from_snapshots += 1
-            last = stored.last_sequence if stored is not None else 0
-            dirty = last != conversation.last_sequence and self._store.keeps_entries
-            is_behind = last > conversation.last_sequence
-            lacks = conversation.lacks_messages or conversation.lacks_branch
-            if is_behind or (lacks and last == conversation.last_sequence > 0):
-                await catch_up(conversation, self._store)
-                self.report.brought_up += 1
-                dirty = True
-            else:
-                conversation.lacks_messages = conversation.lacks_branch = False  # nobody has them
-                if dirty:
-                    self._missing.append(_missing_entries(snapshot, conversation, last, self._clock))
+        joined = await join(snapshot, stored, self._store, capacity=self._capacity)
+        conversation, dirty = joined.conversation, joined.is_behind
+        self.report.rebuilt += snapshot is None
+        self.report.from_snapshots += snapshot is not None
+        self.report.brought_up += snapshot is not None and joined.is_behind
+        last = stored.last_sequence if stored is not None else 0
+        if snapshot is not None and self._store.keeps_entries and last < conversation.last_sequence:
+            self._missing.append(_missing_entries(snapshot, conversation, last, self._clock))
+            dirty = True
         self.report.messages += len(conversation.window)
         self.sessions[session_id] = Recovered(conversation, dirty)
-
-    def _empty(self, head: SessionHead) -> Conversation:
-        return Conversation(head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self._capacity)
 
     async def _write_back(self) -> None:
         """Give the store what only the snapshots have."""
@@ -336,6 +323,43 @@ def ids_for(data: bytes) -> Callable[[], str]:
             yield derived_id(f"{digest} {number}")
 
     return ids().__next__
+
+
+class Joined(NamedTuple):
+    """What snapshot and store say together; `is_behind` says that the snapshot lacked something."""
+
+    conversation: Conversation
+    is_behind: bool
+
+
+async def join(snapshot: Snapshot | None, stored: StoredHead | None, store: Store, *, capacity: int) -> Joined:
+    """Make one conversation of both sides, of which there is at least one. Changes nothing.
+
+    Args:
+        snapshot: of the same incarnation as what is stored.
+        stored: the session in the store.
+        store: which is read where the snapshot is behind.
+        capacity: of the window.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    if snapshot is None:
+        assert stored is not None  # noqa: S101 - there is at least one
+        head = stored.head
+        conversation = Conversation(
+            head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=capacity
+        )
+        await catch_up(conversation, store)
+        return Joined(conversation, is_behind=True)
+    conversation = Conversation.from_snapshot(snapshot, capacity=capacity)
+    last = stored.last_sequence if stored is not None else 0
+    lacks = conversation.lacks_messages or conversation.lacks_branch
+    if last > conversation.last_sequence or (lacks and last == conversation.last_sequence > 0):
+        await catch_up(conversation, store)
+        return Joined(conversation, is_behind=True)
+    conversation.lacks_messages = conversation.lacks_branch = False  # nobody has them
+    return Joined(conversation, is_behind=False)
 
 
 async def catch_up(conversation: Conversation, store: Store) -> None:

@@ -46,8 +46,15 @@ class Written(NamedTuple):
 class Snapshots:
     """The directory of session files."""
 
-    def __init__(
-        self, path: Path, quarantine: Quarantine, *, clock: Clock, max_bytes: int, encryption: KeyRing | None = None
+    def __init__(  # noqa: PLR0913 - one for each thing that differs
+        self,
+        path: Path,
+        quarantine: Quarantine,
+        *,
+        clock: Clock,
+        max_bytes: int,
+        encryption: KeyRing | None = None,
+        read_only: bool = False,
     ) -> None:
         self.quarantine = quarantine
         self._clock = clock
@@ -55,7 +62,7 @@ class Snapshots:
         self._encryption = encryption
         self._limiter = CapacityLimiter(1)  # one writer: an older snapshot can never overtake a newer one (R9)
         self._running = Lock()  # the same for a step that asyncio's own cancellation has left behind in its thread
-        self._directory = Directory(path)
+        self._directory = Directory(path, is_ours=not read_only)
 
     def close(self) -> None:
         """Let go of the directory."""

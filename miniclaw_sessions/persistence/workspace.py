@@ -225,9 +225,16 @@ class Workspace:
 
 
 def open_snapshots(
-    path: Path, settings: SessionSettings, *, clock: Clock, encryption: KeyRing | None = None
+    path: Path,
+    settings: SessionSettings,
+    *,
+    clock: Clock,
+    encryption: KeyRing | None = None,
+    read_only: bool = False,
 ) -> Snapshots:
     """The snapshots of the workspace `path`, and its quarantine; close them after use.
+
+    With `read_only` neither owner nor mode of the directory matter, and nothing may be written.
 
     Raises:
         OSError: the directory cannot be opened.
@@ -237,7 +244,8 @@ def open_snapshots(
     )
     largest = 2 * (settings.window + 2) * settings.max_message_bytes  # what we may write, we must be able to read
     max_bytes = max(settings.snapshot_max_bytes, largest)
-    return Snapshots(path / "sessions", quarantine, clock=clock, max_bytes=max_bytes, encryption=encryption)
+    sessions = path / "sessions"
+    return Snapshots(sessions, quarantine, clock=clock, max_bytes=max_bytes, encryption=encryption, read_only=read_only)
 
 
 def _read_through(files: Sequence[Path]) -> None:

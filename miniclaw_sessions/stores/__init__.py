@@ -19,13 +19,14 @@ STORE_URLS = (
 """What the setting `store` may be."""
 
 
-def open_store(url: str, workspace: Path) -> Store:
+def open_store(url: str, workspace: Path, *, read_only: bool = False) -> Store:
     """The store that a URL names, not yet opened: enter it as an async context manager.
 
     Args:
         url: `none:` (no transcript), `memory:`, `sqlite:` (`sessions.db` in the workspace), `sqlite:///absolute/path`,
             `jsonl:` (the directory `transcripts` in the workspace) or `jsonl:///absolute/path`.
         workspace: the directory that `sqlite:` and `jsonl:` are relative to.
+        read_only: change nothing and lock nothing, beside whoever writes it.
 
     Raises:
         ConfigError: no store goes by this URL.
@@ -40,9 +41,14 @@ def open_store(url: str, workspace: Path) -> Store:
 
             return MemoryStore()
         case ("sqlite", ":", place) if not place or _is_absolute_path(place):
+            path = Path(place.removeprefix("//")) if place else workspace / "sessions.db"
+            if read_only:
+                from miniclaw_sessions.stores.sql.reader import SQLiteReader  # noqa: PLC0415 - same
+
+                return SQLiteReader(path)
             from miniclaw_sessions.stores.sql.sqlite import SQLiteStore  # noqa: PLC0415 - same
 
-            return SQLiteStore(Path(place.removeprefix("//")) if place else workspace / "sessions.db")
+            return SQLiteStore(path)
         case ("jsonl", ":", place) if not place or _is_absolute_path(place):
             from miniclaw_sessions.stores.jsonl.store import JSONLStore  # noqa: PLC0415 - same
 

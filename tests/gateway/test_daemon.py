@@ -481,7 +481,7 @@ async def test_a_disk_that_fills_up_stops_nothing_and_heals_by_itself(directory:
 async def test_a_second_daemon_on_the_directory_names_the_first(directory: Path) -> None:
     with Daemon(directory) as first:
         await first.notice("READY=1")
-        with Daemon(directory) as second:
+        with Daemon(directory, MINICLAW_SESSIONS_LOCK_WAIT_S="0.1") as second:
             assert await second.exited() == ExitStatus.DIRECTORY_IN_USE
             (failure,) = [record for record in second.records() if record["action"] == "daemon.failed"]
             assert str(first.process.pid) in failure["event"]

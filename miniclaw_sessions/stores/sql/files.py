@@ -76,17 +76,22 @@ def schema_version(path: Path) -> str | None:
     rolled_back_by_opening = path.with_name(f"{path.name}-journal").exists()  # which a reader may not do
     connection = connect(path, writing=rolled_back_by_opening)
     try:
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if not tables:
-            return None
-        if "alembic_version" not in tables or "entries" not in tables:
-            raise ConfigError(f"cannot open {path} as a store: it is another program's database; choose another path")
-        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        if row is None or not isinstance(row[0], str) or not re.fullmatch(r"\d{4}", row[0]):
-            raise StoreCorrupt(f"cannot open {path}: it is damaged, it does not say which version of the schema it has")
-        return row[0]
+        return version_in(connection, path)
     finally:
         connection.close()
+
+
+def version_in(connection: sqlite3.Connection, path: Path) -> str | None:
+    """`schema_version`, asked over a connection that is open."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not tables:
+        return None
+    if "alembic_version" not in tables or "entries" not in tables:
+        raise ConfigError(f"cannot open {path} as a store: it is another program's database; choose another path")
+    row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    if row is None or not isinstance(row[0], str) or not re.fullmatch(r"\d{4}", row[0]):
+        raise StoreCorrupt(f"cannot open {path}: it is damaged, it does not say which version of the schema it has")
+    return row[0]
 
 
 def connect(path: Path, *, writing: bool) -> sqlite3.Connection:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache, partial
 from typing import Any
-from zlib import crc32
 
 import msgspec
 from sqlalchemy import (
@@ -35,8 +34,9 @@ from sqlalchemy import (
 from miniclaw_sessions.errors import StoreConflict, StoreError
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.appending import entries_to_add
-from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead, damaged, is_damaged
+from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead, is_damaged
 from miniclaw_sessions.stores.soundness import TranscriptCheck
+from miniclaw_sessions.stores.sql.checksums import checksum_of, entry_of_row
 from miniclaw_sessions.stores.sql.models import EntryRow, KeyRow, PlacedRow, PlaceRow, SessionRow
 
 PAGE = 500
@@ -347,19 +347,19 @@ def entries_after(connection: Connection, session_id: str, after: int, limit: in
     """The entries after a sequence, oldest first, at most `limit` of them."""
     limit = _NO_LIMIT if limit is None else limit
     rows = connection.execute(_OLDEST_FIRST, {"session_id": session_id, "after": after, "limit": limit})
-    return [_stored_entry(*row) for row in rows]
+    return [entry_of_row(*row) for row in rows]
 
 
 def newest_entries(connection: Connection, session_id: str, limit: int) -> list[StoredEntry]:
     """The newest entries, oldest first."""
     rows = connection.execute(_NEWEST_FIRST, {"session_id": session_id, "after": 0, "limit": limit}).all()
-    return [_stored_entry(*row) for row in reversed(rows)]
+    return [entry_of_row(*row) for row in reversed(rows)]
 
 
 def entry_with_id(connection: Connection, session_id: str, entry_id: str) -> StoredEntry | None:
     """The entry of a session that has this id, or None."""
     row = connection.execute(_WITH_ID, {"session_id": session_id, "entry_id": entry_id}).one_or_none()
-    return None if row is None else _stored_entry(*row)
+    return None if row is None else entry_of_row(*row)
 
 
 def entry_with_key(connection: Connection, session_id: str, key: str) -> StoredEntry | None:
@@ -369,23 +369,7 @@ def entry_with_key(connection: Connection, session_id: str, key: str) -> StoredE
         connection.execute(_WITH_KEY, wanted).one_or_none()
         or connection.execute(_WITH_KEY_IN_TAIL, wanted).one_or_none()
     )
-    return None if row is None else _stored_entry(*row)
-
-
-def checksum_of(row: int, sequence: int, entry_id: str, key: str | None, encoded: bytes) -> int:
-    """The CRC-32 of all that a row of `entries` says, where it is left out."""
-    return crc32(encoded, crc32(f"{row} {sequence} {entry_id} {key or ''}".encode()))
-
-
-def _stored_entry(  # noqa: PLR0913, PLR0917 - the columns
-    sequence: int, entry_id: str, encoded: bytes, key: str | None, checksum: int | None, row: int
-) -> StoredEntry:
-    try:
-        if checksum is None or checksum == checksum_of(row, sequence, entry_id, key, encoded):
-            return StoredEntry(sequence, entry_id, encoded, key)
-    except (TypeError, ValueError):  # not even the types of its columns are right
-        return damaged(StoredEntry(sequence, str(entry_id), repr(encoded).encode()))
-    return damaged(StoredEntry(sequence, entry_id, encoded))
+    return None if row is None else entry_of_row(*row)
 
 
 def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping[int, int]) -> StoredHead:

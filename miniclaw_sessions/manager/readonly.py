@@ -1,0 +1,206 @@
+"""Reading a workspace without its lock: beside the process that holds it, from a copy, or from a mounted backup.
+
+Nothing is locked, made, mended or moved. A session is put together as at a start, from its file and the store, and only
+the one that is asked for. What its holder has accepted and not committed yet is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+from anyio import to_thread
+
+from miniclaw_sessions.clock import Clock, SystemClock
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.encryption import KeyRing, is_sealed
+from miniclaw_sessions.errors import ConfigError, NotAWorkspace, ReadOnlyWorkspace
+from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
+from miniclaw_sessions.history.conversation import Snapshot
+from miniclaw_sessions.manager.cache import Listing, SessionCache
+from miniclaw_sessions.manager.reader import SessionReader
+from miniclaw_sessions.persistence.checking import Check, CheckReport
+from miniclaw_sessions.persistence.committer import SessionLog
+from miniclaw_sessions.persistence.flusher import Flushable
+from miniclaw_sessions.persistence.marker import check_marker
+from miniclaw_sessions.persistence.recovery import Progress, ids_for, join
+from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
+from miniclaw_sessions.persistence.workspace import open_snapshots
+from miniclaw_sessions.protocol.entries import INCOMPLETE
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.session import Journal, Session
+from miniclaw_sessions.stores import open_store
+from miniclaw_sessions.stores.base import Store, StoredEntry
+from miniclaw_sessions.stores.encrypted import encrypted
+
+
+def open_readonly(
+    workspace: str | Path,
+    *,
+    settings: SessionSettings | None = None,
+    clock: Clock | None = None,
+    encryption: KeyRing | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> ReadOnlySessions:
+    """The sessions of a workspace, to be read only: enter it with `async with`.
+
+    Args:
+        workspace: the directory.
+        settings: as the workspace's holder has them; `store` and `window` matter.
+        clock: time; the machine's by default.
+        encryption: the keys, if the workspace is encrypted.
+        on_progress: called during a check, on the event loop.
+    """
+    return ReadOnlySessions(
+        Path(workspace).expanduser().resolve(),
+        settings or SessionSettings(),
+        clock or SystemClock(),
+        encryption=encryption,
+        on_progress=on_progress,
+    )
+
+
+class ReadOnlySessions(SessionReader):
+    """The sessions of a workspace, read as they are on disk; an async context manager. Home of their journals."""
+
+    max_message_bytes = 2**62
+    _snapshots: Snapshots
+    store: Store
+
+    def __init__(
+        self,
+        workspace: Path,
+        settings: SessionSettings,
+        clock: Clock,
+        *,
+        encryption: KeyRing | None,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self.workspace = workspace
+        self.settings = settings
+        self.clock = clock
+        self._encryption = encryption
+        self._on_progress = on_progress
+        self._stack = AsyncExitStack()
+
+    def __repr__(self) -> str:
+        return f"<ReadOnlySessions {self.workspace}>"
+
+    async def __aenter__(self) -> Self:
+        """Open the files to read.
+
+        Raises:
+            NotAWorkspace: there is no workspace.
+            WrongKey, KeyNeeded, NotEncrypted: the keys do not go with what is there.
+            SchemaTooNew, StoreUnavailable: the store cannot be read.
+        """
+        async with AsyncExitStack() as stack:
+            self._snapshots = stack.enter_context(closing(await to_thread.run_sync(self._open)))
+            store = open_store(self.settings.store, self.workspace, read_only=True)
+            self.store = await stack.enter_async_context(encrypted(store, self._encryption))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the files."""
+        await self._stack.aclose()
+
+    async def check(self) -> CheckReport:
+        """Verify every snapshot against the store. Beside a holder that writes, differences of a moment may be seen."""
+        return await Check(self._snapshots, self.store, clock=self.clock, on_progress=self._on_progress).run()
+
+    async def _load(self, session_id: str) -> Session | None:
+        stored = await self.store.head(session_id)  # first: a snapshot that is newer has all of it
+        snapshot = await self._snapshot(session_id)
+        if snapshot is not None and stored is not None and snapshot.incarnation != stored.head.incarnation:
+            snapshot = None
+        if snapshot is None and stored is None:
+            return None
+        joined = await join(snapshot, stored, self.store, capacity=self.settings.window)
+        if INCOMPLETE in joined.conversation.metadata:
+            return None
+        last = joined.conversation.last_sequence
+        return Session(Journal(joined.conversation, self, committed=last))
+
+    async def _listing(self) -> Listing:
+        cache = SessionCache(0)
+        cache.learn_names(await self.store.session_ids())
+        modified = await self._snapshots.modified()
+        cache.learn_names(session_id for session_id, _ in modified)
+        cache.learn_times(modified)
+        return cache.listing()
+
+    async def _snapshot(self, session_id: str) -> Snapshot | None:
+        """What a session's file says, if it says something."""
+        async for chunk in self._snapshots.read([session_id + SUFFIX]):
+            for found in chunk:
+                if found.data is None or is_sealed(found.data):
+                    continue
+                try:
+                    return decode_snapshot(
+                        found.data, stem=session_id, now=self.clock.now(), new_id=ids_for(found.data)
+                    )
+                except DamagedSnapshot:
+                    continue
+        return None
+
+    def _open(self) -> Snapshots:
+        if not (self.workspace / "sessions").is_dir():
+            raise NotAWorkspace(
+                f"there is no workspace at {self.workspace}; `serve`, `chat` and `import` make one, --workspace names "
+                "another"
+            )
+        try:
+            check_marker(self.workspace, self._encryption)
+            return open_snapshots(
+                self.workspace, self.settings, clock=self.clock, encryption=self._encryption, read_only=True
+            )
+        except OSError as error:
+            raise ConfigError(f"the workspace {self.workspace} cannot be read: {error.strerror}") from error
+
+    # --- the home of journals that accept nothing --------------------------------------------------------------------
+
+    @property
+    def committer(self) -> ReadOnlySessions:
+        """Refuses what is appended."""
+        return self
+
+    @property
+    def flusher(self) -> ReadOnlySessions:
+        """Writes nothing."""
+        return self
+
+    @asynccontextmanager
+    async def new_journal(self, key: SessionKey, *, purpose: str) -> AsyncIterator[Journal]:
+        """Refused."""
+        self._refuse(f"make session {key.session_id} ({purpose})")
+        yield  # type: ignore[unreachable]
+
+    def check_room(self, size: int) -> None:
+        """Refused."""
+        self._refuse(f"append {size} bytes")
+
+    def check_store(self) -> None:
+        """Refused: it is asked before something is appended."""
+        self._refuse("append anything")
+
+    def submit(self, session: SessionLog, entry: StoredEntry) -> None:
+        """Refused."""
+        self._refuse(f"append entry {entry.sequence} to session {session.head.session_id}")
+
+    async def wait(self, session: SessionLog, sequence: int) -> None:
+        """Everything that can be seen is committed."""
+
+    def add(self, session: Flushable) -> None:
+        """That a session was looked at is not noted."""
+
+    def _refuse(self, attempted: str) -> NoReturn:
+        raise ReadOnlyWorkspace(
+            f"cannot {attempted}: the workspace {self.workspace} was opened to be read only; talk to the process that "
+            "holds it, or open it with SessionManager"
+        )

@@ -1,0 +1,254 @@
+"""A SQLite store that is only read: beside whoever writes it, or from a copy that nobody can write.
+
+Its few queries are written out here for the driver alone: loading SQLAlchemy takes longer than all that somebody waits
+for who looks at one session. Nothing is created, upgraded or brought up to date.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, NoReturn, Self, TypeVar
+from urllib.parse import quote
+
+from anyio import CapacityLimiter, to_thread
+
+from miniclaw_sessions.errors import SchemaTooNew, StoreError, StoreUnavailable
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.sql.checksums import entry_of_row
+from miniclaw_sessions.stores.sql.files import connect, database_files, version_in
+
+WITH_CHECKSUMS = "0002"
+"""From this version of the schema on, rows have a checksum and an idempotency key."""
+
+_KNOWN = ("0001", WITH_CHECKSUMS)
+_PAGE = 500
+_NEWEST = "(SELECT coalesce(max(sequence), 0) FROM places WHERE session = sessions.id)"
+_HEADS = f"SELECT id, session_id, channel, chat_id, incarnation, created_at, {_NEWEST} FROM sessions"  # noqa: S608
+_IN_TAIL = "position > (SELECT up_to FROM placed)"
+_ROW = "(SELECT id FROM sessions WHERE session_id = :session_id)"
+
+_HeadRow = tuple[int, str, str, str, str, str, int]
+
+T = TypeVar("T")
+
+
+class SQLiteReader(Store):
+    """The transcripts in one file, read only."""
+
+    durable: ClassVar[bool] = True
+    keeps_entries: ClassVar[bool] = True
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self._turn: CapacityLimiter | None = None
+        self._stack = ExitStack()
+        self._entries = ""
+        self._is_unlocked = False
+
+    def __repr__(self) -> str:
+        return f"<SQLiteReader {self._path}>"
+
+    async def __aenter__(self) -> Self:
+        """Open the file; one that does not exist is like one without sessions.
+
+        Raises:
+            SchemaTooNew: a newer version of this program made it.
+            ConfigError: it is another program's database.
+            StoreUnavailable: it cannot be opened.
+            StoreCorrupt: it is damaged.
+        """
+        self._turn = CapacityLimiter(1)
+        await to_thread.run_sync(self._open)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        self._connection = None
+        await to_thread.run_sync(self._stack.close)
+
+    async def heads(self) -> AsyncIterator[StoredHead]:
+        """All sessions in order of session_id, a page at a time."""
+        after = ""
+        while page := await self._read(partial(_heads_after, after=after)):
+            for stored in page:
+                yield stored
+            after = page[-1].head.session_id
+
+    async def session_ids(self) -> list[str]:
+        """The ids of all sessions, in order."""
+        return await self._read(_session_ids)
+
+    async def head(self, session_id: str) -> StoredHead | None:
+        """One session, or None."""
+        found = await self._read(partial(_head, session_id=session_id))
+        return found[0] if found else None
+
+    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """The entries after a sequence, oldest first."""
+        wanted = {"session_id": session_id, "after": after, "limit": -1 if limit is None else max(limit, 0)}
+        return await self._select("{row}.sequence > :after", "ORDER BY 1 LIMIT :limit", wanted)
+
+    async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
+        """The newest entries, oldest first."""
+        wanted = {"session_id": session_id, "limit": max(limit, 0)}
+        return (await self._select("TRUE", "ORDER BY 1 DESC LIMIT :limit", wanted))[::-1]
+
+    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
+        """The entry with this id, or None; looks through the session's entries."""
+        found = await self._select("entry_id = :id", "LIMIT 1", {"session_id": session_id, "id": entry_id})
+        return found[0] if found else None
+
+    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
+        """The oldest entry with this idempotency key, or None; looks through the session's entries."""
+        wanted = {"session_id": session_id, "key": key}
+        found = await self._select("idempotency_key = :key", "ORDER BY 1 LIMIT 1", wanted)
+        return found[0] if found else None
+
+    async def check(self) -> list[str]:
+        """SQLite's own checks."""
+        rows = await self._read(lambda connection: connection.execute("PRAGMA integrity_check").fetchall())
+        return [f"the database is damaged: {text}" for (text,) in rows if text != "ok"]
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        """Not here."""
+        self._refuse(f"append {len(appends)} sessions to")
+
+    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        """Not here."""
+        self._refuse(f"mend {len(entries)} entries of {session_id} in")
+
+    async def delete(self, session_id: str) -> bool:
+        """Not here."""
+        self._refuse(f"delete {session_id} from")
+
+    def _refuse(self, attempted: str) -> NoReturn:
+        raise StoreUnavailable(f"cannot {attempted} {self._path}: it was opened to be read only")
+
+    # --- in a thread -------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if not self._path.exists():
+            return
+        with self._failing("open"):
+            if not self._log.exists():  # nobody has it open: it need not be locked, nor does a -wal file come of it
+                self._use(self._unlocked())
+                return
+            try:
+                self._use(connect(self._path, writing=False))
+            except sqlite3.OperationalError:  # its -shm file is missing, and cannot be made beside it
+                self._use(self._copied() if self._log.stat().st_size else self._unlocked())
+
+    @property
+    def _log(self) -> Path:
+        return database_files(self._path)[1]
+
+    def _use(self, connection: sqlite3.Connection) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(closing(connection))
+            version = version_in(connection, self._path)
+            if version is not None and version not in _KNOWN:
+                raise SchemaTooNew(
+                    f"cannot read {self._path}: a newer version of miniclaw-sessions made it (schema {version}); "
+                    "install that version"
+                )
+            rest = "idempotency_key, checksum" if version == WITH_CHECKSUMS else "NULL AS idempotency_key, NULL"
+            self._entries = _entries(rest)
+            self._stack.push(stack.pop_all())
+        self._connection = connection if version is not None else None
+
+    def _unlocked(self) -> sqlite3.Connection:
+        """A connection to what nobody changes."""
+        self._is_unlocked = True
+        return sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+
+    def _copied(self) -> sqlite3.Connection:
+        """A connection to a copy: only beside a copy SQLite can make the files that it reads a -wal file with."""
+        place = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="miniclaw-")))
+        for file in (self._path, self._log):
+            shutil.copyfile(file, place / file.name)
+        return connect(place / self._path.name, writing=False)
+
+    async def _select(self, which: str, rest: str, wanted: Mapping[str, object]) -> list[StoredEntry]:
+        text = self._entries.format(placed=which.format(row="p"), in_tail=which.format(row="e")) + rest
+        rows = await self._read(lambda connection: connection.execute(text, wanted).fetchall())
+        return [entry_of_row(*row) for row in rows]
+
+    async def _read(self, query: Callable[[sqlite3.Connection], list[T]]) -> list[T]:
+        if self._connection is None:
+            return []
+        return await to_thread.run_sync(self._in_thread, query, limiter=self._turn)
+
+    def _in_thread(self, query: Callable[[sqlite3.Connection], list[T]]) -> list[T]:
+        with self._failing("read"):
+            while True:
+                if self._is_unlocked and self._log.exists():  # somebody has begun to write: from now on with locks
+                    self._is_unlocked = False
+                    self._use(connect(self._path, writing=False))
+                if self._connection is None:
+                    return []
+                try:
+                    found = query(self._connection)
+                except sqlite3.DatabaseError:
+                    if not (self._is_unlocked and self._log.exists()):
+                        raise
+                else:
+                    if not (self._is_unlocked and self._log.exists()):
+                        return found
+
+    @contextmanager
+    def _failing(self, attempted: str) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+            raise StoreUnavailable(f"cannot {attempted} {self._path}: {error}") from error
+
+
+def _entries(rest: str) -> str:
+    """The query for a session's entries: those that the index has, and those in the tail of the log.
+
+    `{placed}` and `{in_tail}` stand for a further condition on each part.
+    """
+    columns = f"entry_id, encoded, {rest}, e.session"
+    return (
+        f"SELECT p.sequence, {columns} FROM places AS p JOIN entries AS e ON e.position = p.position "  # noqa: S608
+        f"WHERE p.session = {_ROW} AND {{placed}} "
+        f"UNION ALL SELECT e.sequence, {columns} FROM entries AS e "
+        f"WHERE {_IN_TAIL} AND e.session = {_ROW} AND {{in_tail}} "
+    )
+
+
+def _heads_after(connection: sqlite3.Connection, after: str) -> list[StoredHead]:
+    rows = connection.execute(f"{_HEADS} WHERE session_id > ? ORDER BY session_id LIMIT {_PAGE}", (after,)).fetchall()
+    return _with_tail(connection, rows)
+
+
+def _head(connection: sqlite3.Connection, session_id: str) -> list[StoredHead]:
+    return _with_tail(connection, connection.execute(f"{_HEADS} WHERE session_id = ?", (session_id,)).fetchall())
+
+
+def _with_tail(connection: sqlite3.Connection, rows: Sequence[_HeadRow]) -> list[StoredHead]:
+    tail = dict(
+        connection.execute(f"SELECT session, max(sequence) FROM entries WHERE {_IN_TAIL} GROUP BY session")  # noqa: S608
+    )
+    heads = []
+    for row, session_id, channel, chat_id, incarnation, created_at, last in rows:
+        began = datetime.fromisoformat(created_at).replace(tzinfo=UTC)
+        head = SessionHead(session_id, SessionKey(channel, chat_id), incarnation, began)
+        heads.append(StoredHead(head, tail.get(row, last)))
+    return heads
+
+
+def _session_ids(connection: sqlite3.Connection) -> list[str]:
+    return [session_id for (session_id,) in connection.execute("SELECT session_id FROM sessions ORDER BY 1")]

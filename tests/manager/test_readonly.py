@@ -1,0 +1,169 @@
+"""Looking at a workspace needs no lock, changes nothing, and loads what is asked for."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.encryption import KeyRing
+from miniclaw_sessions.errors import NotAWorkspace, ReadOnlyWorkspace, SessionNotFound
+from miniclaw_sessions.manager import SessionManager, open_readonly
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.stores.sql import reader as reading
+from miniclaw_sessions.stores.sql.files import connect
+
+pytestmark = pytest.mark.anyio
+
+
+def texts(session: Session) -> list[str]:
+    return [message.text for message in session.messages()]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file below but SQLite's index of its -wal file, in which readers leave their marks."""
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file() and not path.name.endswith("-shm"))
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+async def say(manager: SessionManager, *said: str, chat_id: str = "1") -> Session:
+    session = await manager.get_or_create("telegram", chat_id)
+    for text in said:
+        await session.add_message(Message.user(text))
+    return session
+
+
+@pytest.fixture(params=["sqlite:", "none:"])
+def settings(request: pytest.FixtureRequest) -> SessionSettings:
+    return SessionSettings(store=request.param, window=4)
+
+
+async def test_what_is_saved_can_be_read_beside_the_process_that_holds_it(
+    tmp_path: Path, settings: SessionSettings
+) -> None:
+    async with SessionManager(tmp_path, settings=settings) as manager:
+        await say(manager, *map(str, range(9)))
+        await say(manager, "other", chat_id="2")
+        await manager.flush()
+        if settings.store != "none:":
+            await say(manager, "not in the file yet", chat_id="2")
+        before = contents(tmp_path)
+        async with open_readonly(tmp_path, settings=settings) as reader:
+            assert texts(await reader.find("telegram_1")) == ["5", "6", "7", "8"]
+            newest = [] if settings.store == "none:" else ["not in the file yet"]
+            assert texts(await reader.get("telegram", 2)) == ["other", *newest]
+            assert {row.session_id for row in await reader.list()} == {"telegram_1", "telegram_2"}
+            with pytest.raises(SessionNotFound):
+                await reader.find("telegram_3")
+        assert contents(tmp_path) == before
+
+
+async def test_the_whole_transcript_is_read_from_the_store(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path, settings=SessionSettings(window=4)) as manager:
+        session = await say(manager, *map(str, range(700)))
+        here = [entry.id async for entry in manager.read_transcript("telegram_1")]
+        async with open_readonly(tmp_path, settings=SessionSettings(window=4)) as reader:
+            assert [entry.id async for entry in reader.read_transcript("telegram_1")] == here
+            there = await reader.find("telegram_1")
+            assert await there.tree.get_entry(here[3]) == await session.tree.get_entry(here[3])
+            assert (await reader.check()).problems == []
+
+
+async def test_what_is_read_cannot_be_changed(tmp_path: Path, settings: SessionSettings) -> None:
+    async with SessionManager(tmp_path, settings=settings) as manager:
+        await say(manager, "hello")
+    before = contents(tmp_path)
+    async with open_readonly(tmp_path, settings=settings) as reader:
+        session = await reader.find("telegram_1")
+        for attempt in (
+            session.add_message(Message.user("more")),
+            session.save_turn([Message.user("more")]),
+            session.fork(),
+            session.tree.set_label(session.leaf_id or "", "here"),
+        ):
+            with pytest.raises(ReadOnlyWorkspace, match="read only"):
+                await attempt
+        for change in (lambda: session.append(Message.user("more")), session.clear, lambda: session.update(title="t")):
+            with pytest.raises(ReadOnlyWorkspace):
+                change()
+        assert texts(session) == ["hello"]
+    assert contents(tmp_path) == before
+
+
+async def test_a_directory_that_is_no_workspace_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("mine")
+    for directory in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(NotAWorkspace):
+            await open_readonly(directory).__aenter__()
+    assert contents(tmp_path) == {"other": b"mine"}
+
+
+async def test_a_damaged_file_is_read_from_the_store_and_stays_where_it_is(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        await say(manager, "hello", "again")
+    file = tmp_path / "sessions" / "telegram_1.json"
+    file.write_bytes(file.read_bytes()[:50])
+    before = contents(tmp_path)
+    async with open_readonly(tmp_path) as reader:
+        assert texts(await reader.find("telegram_1")) == ["hello", "again"]
+    assert contents(tmp_path) == before
+
+
+async def test_half_an_import_is_no_session_for_a_reader_either(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        key = (await say(manager, "hello")).key._replace(chat_id="half")
+        async with manager._registry.new_journal(key, purpose="import") as half:
+            half.append(Message.user("half"))
+            await half.saved()
+            async with open_readonly(tmp_path) as reader:
+                with pytest.raises(SessionNotFound):
+                    await reader.find("telegram_half")
+
+
+async def test_an_encrypted_workspace_is_read_with_its_key(tmp_path: Path) -> None:
+    keys = KeyRing([bytes(range(32))])
+    async with SessionManager(tmp_path, encryption=keys) as manager:
+        await say(manager, "secret")
+        async with open_readonly(tmp_path, encryption=keys) as reader:
+            assert texts(await reader.find("telegram_1")) == ["secret"]
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+async def test_a_copy_that_nobody_can_write_is_read_with_what_its_log_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_log: bool
+) -> None:
+    """SQLite makes files beside a database in order to read it, which it cannot on a disk that is only read."""
+    live, copy = tmp_path / "live", tmp_path / "copy"
+    async with SessionManager(live) as manager:
+        await say(manager, "hello")
+        if has_log:
+            shutil.copytree(live, copy, ignore=shutil.ignore_patterns("*-shm"))
+    if not has_log:
+        shutil.copytree(live, copy)
+    before = contents(copy)
+
+    def refused(path: Path, *, writing: bool) -> sqlite3.Connection:
+        if path.parent == copy:
+            raise sqlite3.OperationalError("unable to open database file")
+        return connect(path, writing=writing)
+
+    monkeypatch.setattr(reading, "connect", refused)
+    async with open_readonly(copy) as reader:
+        assert texts(await reader.find("telegram_1")) == ["hello"]
+        assert len(await reader.store.read("telegram_1")) == 1
+    assert contents(copy) == before
+
+
+async def test_a_writer_that_starts_meanwhile_is_noticed(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        await say(manager, "hello")
+    async with open_readonly(tmp_path) as reader:
+        assert texts(await reader.find("telegram_1")) == ["hello"]
+        async with SessionManager(tmp_path) as manager:
+            await say(manager, "again")
+            assert texts(await reader.find("telegram_1")) == ["hello", "again"]
+        assert texts(await reader.find("telegram_1")) == ["hello", "again"]
