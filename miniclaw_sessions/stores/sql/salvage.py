@@ -23,8 +23,8 @@ from miniclaw_sessions.errors import InvalidMessage, StoreUnavailable
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.base import SessionHead, StoredEntry, StoredHead
+from miniclaw_sessions.stores.sql.checksums import checksum_of
 from miniclaw_sessions.stores.sql.files import connect
-from miniclaw_sessions.stores.sql.statements import checksum_of
 
 _ROWS = 256
 """So many positions are read at once where nothing is wrong."""
