@@ -11,7 +11,7 @@ import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -244,7 +244,7 @@ def _with_tail(connection: sqlite3.Connection, rows: Sequence[_HeadRow]) -> list
     )
     heads = []
     for row, session_id, channel, chat_id, incarnation, created_at, last in rows:
-        began = datetime.fromisoformat(created_at).replace(tzinfo=UTC)
+        began = datetime.fromisoformat(f"{created_at}+00:00")
         head = SessionHead(session_id, SessionKey(channel, chat_id), incarnation, began)
         heads.append(StoredHead(head, tail.get(row, last)))
     return heads
