@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable
+from typing import Any, NamedTuple
 
 import msgspec
 
 from miniclaw_sessions.formats.tool_calls import CallIds, fitting_name
-from miniclaw_sessions.history.context import build_context
+from miniclaw_sessions.history.context import NO_RESULT, legal
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, TextPart, ToolCall
 from miniclaw_sessions.session import Session
@@ -57,36 +58,69 @@ def is_own(message: Message, name: str) -> bool:
 
 
 def presented(messages: Iterable[Message], name: str, *, is_beginning: bool = True) -> list[Message]:
+    """`traced`, without where the messages come from."""
+    return [message for message, _ in traced(messages, name, is_beginning=is_beginning)]
+
+
+def traced(
+    messages: Iterable[Message],
+    name: str,
+    *,
+    is_beginning: bool = True,
+    used_ids: Iterable[str] = (),
+    open_calls: Container[str] | None = None,
+) -> list[Shown]:
     """A history for the framework of this name: its own messages are the same objects, the others' are made legal.
 
     A call of the framework's own is answered for it only once somebody else has gone on behind it. The others' calls
-    get ids and names that every service accepts, and an image that none shows becomes a text that says so: which
-    service the framework talks to is not known here.
+    get ids and names that every service accepts, ids that no call of the framework's own has, and an image that none
+    shows becomes a text that says so: which service the framework talks to is not known here.
 
     Args:
         messages: the history in order.
         name: under which the framework keeps its fields in `extra`.
         is_beginning: whether nothing was said before them.
+        used_ids: of calls that the framework has beside these messages.
+        open_calls: for a framework that does not take up its own unanswered calls again: the ids of those at the end
+            that are still being answered. All others are answered as everybody's are.
+
+    Returns:
+        Each message with the one of the history that it was made from: the same object where nothing was changed, None
+        where it was made up.
     """
-    history = _History(is_beginning=is_beginning)
-    for message in messages:
-        if is_own(message, name) and not history.is_answer_to_others(message):
-            history.add_own(message)
+    history = list(messages)
+    own = {id(message) for message in history if is_own(message, name)}
+    given = _History(is_beginning=is_beginning)
+    given.ids.reserve(used_ids)
+    given.ids.reserve(call.id for message in history if id(message) in own for call in message.tool_calls or ())
+    for message in history:
+        if id(message) in own and not given.is_answer_to_others(message):
+            given.add_own(message, answers=open_calls is not None)
         else:
-            history.add_others(message)
-    return history.finish()
+            given.add_others(message)
+    given.show_others()
+    if open_calls is not None:
+        given.answer_own(but_for=open_calls)
+    return given.shown
+
+
+class Shown(NamedTuple):
+    """A message that a framework is given, and the one of the history that it was made from; None: it was made up."""
+
+    message: Message
+    source: Message | None
 
 
 class _History:
     """Puts together what a framework is given, run by run of others' messages."""
 
     def __init__(self, *, is_beginning: bool) -> None:
+        self.shown: list[Shown] = []
+        self.ids = CallIds(_ID)
         self._is_beginning = is_beginning
-        self._shown: list[Message] = []
         self._others: list[Message] = []
         self._asked: set[str] = set()  # ids of the calls of `_others`
         self._waiting: dict[str, ToolCall] = {}  # own calls that the latest own messages have not answered
-        self._ids = CallIds(_ID)
 
     def is_answer_to_others(self, message: Message) -> bool:
         """Whether it is a result that must stand with what others just wrote: their call, or results of theirs."""
@@ -98,48 +132,56 @@ class _History:
         self._others.append(message)
         self._asked.update(call.id for call in message.tool_calls or ())
 
-    def add_own(self, message: Message) -> None:
-        self._show_others()
-        self._shown.append(message)
+    def add_own(self, message: Message, *, answers: bool) -> None:
+        self.show_others()
         if message.is_tool_result:
             self._waiting.pop(message.tool_call_id or "", None)
         else:
+            if answers:
+                self.answer_own()
             self._waiting = {call.id: call for call in message.tool_calls or ()}
+            for call_id in self._waiting:
+                self.ids.keep(call_id)
+        self.shown.append(Shown(message, message))
 
-    def finish(self) -> list[Message]:
-        self._show_others()
-        return self._shown
+    def answer_own(self, but_for: Container[str] = ()) -> None:
+        """Say of the own calls that still wait that nobody recorded a result."""
+        for call in self._waiting.values():
+            if call.id not in but_for:
+                self.shown.append(Shown(Message.tool_result(call, NO_RESULT, is_error=True), None))
+        self._waiting = {}
 
-    def _show_others(self) -> None:
+    def show_others(self) -> None:
+        """Make legal what others wrote behind calls that still wait: they are answered by it, or told to be missing."""
         if not self._others:
             return
-        legal = _made_legal(self._others, self._waiting, is_beginning=self._is_beginning and not self._shown)
-        self._shown += [_with_images_that_show(self._with_fitting_calls(message)) for message in legal]
+        before = [] if self._is_beginning and not self.shown else [_BEFORE]
+        if calls := tuple(ToolCall(call.id, call.name) for call in self._waiting.values() if call.id and call.name):
+            before.append(Message.assistant("", calls))
+        behind = len(before)
+        for message, place in legal([*before, *self._others])[behind:]:
+            source = None if place is None else self._others[place - behind]
+            self.shown.append(Shown(self._fitting(message), source))
         self._others, self._asked, self._waiting = [], set(), {}
 
-    def _with_fitting_calls(self, message: Message) -> Message:
-        """The message with ids and names that every service accepts; the same object where they are such already."""
+    def _fitting(self, message: Message) -> Message:
+        """The message with what every service accepts; the same object where it is such already."""
+        changes: dict[str, Any] = {}
         if message.tool_calls:
-            calls = tuple(self._fitting(call) for call in message.tool_calls)
-            return message if calls == message.tool_calls else msgspec.structs.replace(message, tool_calls=calls)
-        if not message.is_tool_result or message.tool_call_id is None or message.tool_call_id in self._waiting:
-            return message
-        call_id, name = self._ids.of_result(message.tool_call_id), fitting_name(message.name or "", _LONGEST_NAME)
-        if (call_id, name) == (message.tool_call_id, message.name):
-            return message
-        return msgspec.structs.replace(message, tool_call_id=call_id, name=name)
+            changes["tool_calls"] = tuple(self._fitting_call(call) for call in message.tool_calls)
+        if message.is_tool_result:
+            changes["tool_call_id"] = self.ids.of_result(message.tool_call_id or "")
+            if message.tool_call_id not in self._waiting:
+                changes["name"] = fitting_name(message.name or "", _LONGEST_NAME)
+        if not isinstance(message.content, str):
+            changes["content"] = tuple(part if _shows(part) else _NOT_SHOWN for part in message.content)
+        is_same = all(getattr(message, name) == value for name, value in changes.items())
+        return message if is_same else msgspec.structs.replace(message, **changes)
 
-    def _fitting(self, call: ToolCall) -> ToolCall:
+    def _fitting_call(self, call: ToolCall) -> ToolCall:
         self._waiting.pop(call.id, None)  # results of this id are for this call from here on
-        call_id, name = self._ids.of_call(call.id), fitting_name(call.name, _LONGEST_NAME)
+        call_id, name = self.ids.of_call(call.id), fitting_name(call.name, _LONGEST_NAME)
         return call if (call_id, name) == (call.id, call.name) else msgspec.structs.replace(call, id=call_id, name=name)
-
-
-def _with_images_that_show(message: Message) -> Message:
-    if isinstance(message.content, str) or all(_shows(part) for part in message.content):
-        return message
-    content = tuple(part if _shows(part) else _NOT_SHOWN for part in message.content)
-    return msgspec.structs.replace(message, content=content)
 
 
 def _shows(part: Part) -> bool:
@@ -152,12 +194,3 @@ def _shows(part: Part) -> bool:
         return part.media_type in _SHOWN_TYPES and base64.b64decode(part.data, validate=True) != b""
     except ValueError:
         return False
-
-
-def _made_legal(others: Sequence[Message], waiting: Mapping[str, ToolCall], *, is_beginning: bool) -> list[Message]:
-    """What others wrote behind calls that still wait; their results are brought forward, or told to be missing."""
-    before = [] if is_beginning else [_BEFORE]
-    calls = tuple(ToolCall(call.id, call.name) for call in waiting.values() if call.id and call.name)
-    if calls:
-        before.append(Message.assistant("", calls))
-    return build_context([*before, *others])[len(before) :]

@@ -288,10 +288,11 @@ def _image_of_openai(url: str, kept: dict[str, Any]) -> ImagePart:
 
 def to_langchain(messages: Iterable[Message]) -> list[BaseMessage]:
     """A history as LangChain's messages: those that came from it as they were, those of others made legal."""
-    return [_write(message) for message in presented(messages, KEPT)]
+    return [as_langchain(message) for message in presented(messages, KEPT)]
 
 
-def _write(message: Message) -> BaseMessage:
+def as_langchain(message: Message) -> BaseMessage:
+    """One message, as it was or as it is: nothing is made legal."""
     plain = _plain(message)
     fields = {**plain, **kept_fields(message.extra, KEPT)}
     try:

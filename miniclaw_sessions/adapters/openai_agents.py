@@ -38,7 +38,7 @@ from miniclaw_sessions.adapters.histories import newest_entries, presented, read
 from miniclaw_sessions.adapters.home_loop import HomeLoop
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved
 from miniclaw_sessions.formats.foreign import kept_fields
-from miniclaw_sessions.formats.openai_items import from_items, to_items
+from miniclaw_sessions.formats.openai_items import ItemsRequest, from_items, to_items
 from miniclaw_sessions.history.branch import Branch, summary_messages, told
 from miniclaw_sessions.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.protocol.entries import Entry
@@ -234,9 +234,8 @@ def _verbatim(item: Any) -> Message:
 
 def _to_items(messages: Iterable[Message]) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
-    for is_verbatim, group in groupby(messages, key=lambda message: "json" in kept_fields(message.extra, KEPT)):
-        if is_verbatim:
-            items += [json.loads(kept_fields(message.extra, KEPT)["json"]) for message in group]
-        else:
-            items += to_items(list(group))
+    request = ItemsRequest(for_request=False)
+    for message in messages:
+        kept = kept_fields(message.extra, KEPT)
+        items += [json.loads(kept["json"])] if "json" in kept else request.add(message)
     return items

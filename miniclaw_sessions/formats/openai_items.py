@@ -67,16 +67,19 @@ def to_items(messages: Sequence[Message], *, for_request: bool = False) -> list[
         for_request: whether to leave out reasoning that nothing of the model's follows, as it ends a response that was
             cut off. The service gives such reasoning and refuses it; by default what it gave comes back whole.
     """
-    return all_of(_Request(for_request=for_request), messages)
+    return all_of(ItemsRequest(for_request=for_request), messages)
 
 
-class _Request:
+class ItemsRequest:
+    """`to_items`, message by message."""
+
     def __init__(self, *, for_request: bool = True) -> None:
         self._ids = CallIds(_ID)
         self._for_request = for_request
         self._reasoning: list[dict[str, Any]] = []  # that nothing follows yet
 
     def add(self, message: Message) -> list[dict[str, Any]]:
+        """The items of the next message."""
         if message.is_assistant:
             items = _Reply(message, self._ids).items()
         elif message.is_tool_result:
@@ -94,9 +97,11 @@ class _Request:
         return [*reasoning, item] if _is_made_by_model(item) else [item]
 
     def end(self) -> list[dict[str, Any]]:
+        """The items behind the last message: none."""
         return []
 
     def beside(self) -> dict[str, Any]:
+        """What a request has beside its items: nothing."""
         return {}
 
 
@@ -220,6 +225,7 @@ def _write_output(part: TextPart) -> dict[str, Any]:
 def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
     fields = {**kept_but(call.extra, KEPT, {"type", "call_id", "name", "arguments"}), "type": "function_call"}
     if _is_ours(call):
+        ids.keep(call.id)
         return {**fields, "call_id": call.id, "name": call.name, "arguments": call.arguments}
     arguments = call.arguments if call.arguments.strip() else "{}"
     name = fitting_name(call.name, _LONGEST_NAME)
@@ -469,7 +475,7 @@ def _reader(chain: Chain) -> MessageListReader:
 
 
 def _writer(facts: SessionFacts) -> RequestWriter:
-    return RequestWriter(_Request(), facts, OPENAI_ITEMS.name, "input")
+    return RequestWriter(ItemsRequest(), facts, OPENAI_ITEMS.name, "input")
 
 
 OPENAI_ITEMS = Format(

@@ -114,6 +114,15 @@ class CallIds:
         self._used: set[str] = set()
         self._current: dict[str, str] = {}
 
+    def keep(self, call_id: str) -> None:
+        """Leave the id of a call that goes back to whom it came from as it is, and its results' too."""
+        self._used.add(call_id)
+        self._current[call_id] = call_id
+
+    def reserve(self, call_ids: Iterable[str]) -> None:
+        """Give these ids to no call but those that keep them: they come later in the same request."""
+        self._used.update(call_ids)
+
     def of_call(self, call_id: str) -> str:
         """The id to send for a call; its results follow before the next call of the same id."""
         written = fitting_id(call_id, self._fitting)

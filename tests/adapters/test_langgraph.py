@@ -33,7 +33,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionExists, StoreUnavailable
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import Custom, MessageEntry
-from miniclaw_sessions.protocol.messages import Message, ToolCall
+from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing.clock import FakeClock
@@ -148,6 +148,94 @@ async def test_a_call_that_others_left_open_is_closed_for_the_graph_and_not_offe
     state = await graph.ainvoke({"messages": [HumanMessage("more")]}, CONFIG)
     types = [message.type for message in state["messages"]]
     assert types == ["human", "ai", "tool", "human", "human", "ai", "human", "ai"]
+
+
+ODD = ToolCall("functions.weather:0", "the weather", '{"city": "Oslo"}')
+
+
+async def test_altered_messages_of_others_at_the_end_of_a_history_are_not_said_again(
+    manager: SessionManager, saver: MiniclawSaver
+) -> None:
+    session = await manager.get_or_create("langgraph", 1)
+    heic = ImagePart("image/heic", "QUJD")
+    await session.add_messages([Message.user((TextPart("look"), heic)), Message.assistant("", (ODD,))])
+    said = (await session.get_context()).messages
+    graph = chat(saver)
+    state: dict[str, Any] = {}
+    for question in ("one", "two"):
+        state = await graph.ainvoke({"messages": [HumanMessage(question)]}, CONFIG)
+        if question == "one":
+            await session.add_messages([Message.assistant("", (ODD,)), Message.tool_result(ODD, "rain")])
+    types = [message.type for message in state["messages"]]
+    assert types == ["human", "ai", "tool", "human", "ai", "ai", "tool", "human", "ai"]
+    calls = [call["id"] for message in state["messages"] for call in getattr(message, "tool_calls", ())]
+    answered = [message.tool_call_id for message in state["messages"] if isinstance(message, ToolMessage)]
+    assert calls == answered
+    assert len(set(calls)) == 2
+    assert len({message.id for message in state["messages"]}) == len(types)
+    kept = [entry.message.text for entry in await messages_of(session)]
+    assert kept == ["look", "", "one", "reply to 4", "", "rain", "two", "reply to 8"]
+    assert said[0] == session.messages()[0]
+
+
+async def test_an_own_call_with_an_odd_id_is_answered_under_that_id_once_others_went_on(
+    manager: SessionManager, saver: MiniclawSaver
+) -> None:
+    call = {"name": "weather", "args": {}, "id": ODD.id, "type": "tool_call"}
+    await put(saver, [HumanMessage("weather?", id="m1"), AIMessage("", id="m2", tool_calls=[call])])
+    await (await session_of(manager)).add_message(Message.user("well?"))
+    state = await chat(saver).ainvoke({"messages": [HumanMessage("and?")]}, CONFIG)
+    assert [message.type for message in state["messages"]] == ["human", "ai", "tool", "human", "human", "ai"]
+    assert state["messages"][2].tool_call_id == ODD.id
+
+
+async def test_what_others_said_is_given_again_after_the_session_went_back_behind_its_being_taken_up(
+    manager: SessionManager, saver: MiniclawSaver
+) -> None:
+    graph = chat(saver)
+    await graph.ainvoke({"messages": [HumanMessage("one")]}, CONFIG)
+    session = await session_of(manager)
+    other = await session.add_message(Message.user("from elsewhere"))
+    await graph.ainvoke({"messages": [HumanMessage("two")]}, CONFIG)
+    await session.tree.branch(other.id)
+    state = await graph.ainvoke({"messages": [HumanMessage("three")]}, CONFIG)
+    assert texts(state["messages"]) == ["one", "reply to 1", "from elsewhere", "three", "reply to 4"]
+
+
+async def test_what_a_run_did_not_see_is_given_to_the_next_one(manager: SessionManager, saver: MiniclawSaver) -> None:
+    session = await manager.get_or_create("langgraph", 1)
+    await session.add_message(Message.user("before"))
+
+    async def answer(state: MessagesState) -> dict[str, Any]:
+        if len(state["messages"]) == 2:
+            await session.add_message(Message.user("meanwhile"))
+            await saver.aget_tuple(CONFIG)  # another run begins
+        return {"messages": [AIMessage(f"reply to {len(state['messages'])}")]}
+
+    graph = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile(checkpointer=saver)
+    state: dict[str, Any] = {}
+    for text in ("one", "two"):
+        state = await graph.ainvoke({"messages": [HumanMessage(text)]}, CONFIG)
+    assert texts(state["messages"]) == ["before", "one", "reply to 2", "meanwhile", "two", "reply to 5"]
+
+
+async def test_values_that_a_saver_hands_out_cannot_change_what_is_stored(
+    manager: SessionManager, saver: MiniclawSaver
+) -> None:
+    said = AIMessage("hello", id="m1", additional_kwargs={"note": {"deep": [1]}}, response_metadata={"a": 1})
+    expected = said.model_copy(deep=True)
+    config = await put(saver, [said])
+    said.additional_kwargs["note"]["deep"].append(2)
+    for _ in range(2):
+        found = await saver.aget_tuple(config)
+        assert found is not None
+        assert found.checkpoint["channel_values"]["messages"] == [expected]
+        (message,) = found.checkpoint["channel_values"]["messages"]
+        message.additional_kwargs["note"]["deep"].append(3)
+        message.response_metadata.clear()
+        message.content = "changed"
+        found.checkpoint["channel_versions"].clear()
+    assert (await session_of(manager)).messages()[0].text == "hello"
 
 
 async def test_history_survives_a_restart_and_is_read_from_the_transcript(tmp_path: Path) -> None:
@@ -469,7 +557,7 @@ async def test_places_are_held_for_the_sessions_used_last(
     graph = chat(saver)
     for thread in range(8):
         await graph.ainvoke({"messages": [HumanMessage("hello")]}, {"configurable": {"thread_id": str(thread)}})
-    assert len(saver._indexes) < 4
+    assert len(saver._shared.indexes) < 4
     state = await graph.ainvoke({"messages": [HumanMessage("again")]}, {"configurable": {"thread_id": "0"}})
     assert texts(state["messages"]) == ["hello", "reply to 1", "again", "reply to 3"]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
+import msgspec
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
@@ -22,23 +25,32 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from miniclaw_sessions.adapters.langgraph.channel import MessagesChannel
 from miniclaw_sessions.adapters.langgraph.index import CheckpointId, Index, Indexes, StoredValue, ordered
 from miniclaw_sessions.adapters.langgraph.messages import is_message_list
+from miniclaw_sessions.adapters.langgraph.reading import Memory, Reading
 from miniclaw_sessions.adapters.langgraph.records import (
     CHECKPOINT,
     FORGET,
+    PIECE,
     WRITES,
     Header,
     Place,
     Typed,
-    add_record,
-    read_records,
+    written,
 )
 from miniclaw_sessions.errors import SessionNotFound, StoreCorrupt
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 
 BEGINNING = "00000000-0000-6000-8000-000000000000"
 """The id of the checkpoint that is made up for a session in which only others have spoken; it is never stored."""
+
+
+class Shared(NamedTuple):
+    """What a saver and its copies hold in memory."""
+
+    indexes: Indexes
+    memory: Memory
 
 
 class Checkpoints:
@@ -48,7 +60,7 @@ class Checkpoints:
         manager: the sessions.
         channel: the channel of the sessions.
         messages_channel: the graph's channel whose messages are those of the session.
-        indexes: where the checkpoints stand.
+        shared: where the checkpoints stand, and what was read last.
         serde: LangGraph's serializer.
     """
 
@@ -58,15 +70,15 @@ class Checkpoints:
         channel: str,
         messages_channel: str | None,
         *,
-        indexes: Indexes,
+        shared: Shared,
         serde: SerializerProtocol,
     ) -> None:
         self.manager = manager
         self.channel = channel
         self.messages_channel = messages_channel
         self.serde = serde
-        self._indexes = indexes
-        self._messages = MessagesChannel(serde)
+        self._shared = shared
+        self._messages = MessagesChannel(serde, manager.settings.max_message_bytes)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -76,34 +88,36 @@ class Checkpoints:
             session = await self.manager.find(self._key(config).session_id)
         except SessionNotFound:
             return None
-        async with self._indexes.of(session) as index:
+        async with self._open(session) as (index, reading):
             namespace, wanted = _namespace(config), get_checkpoint_id(config)
             if wanted is not None and wanted != BEGINNING:
-                return await self._load(session, index, (namespace, wanted), config)
+                return await self._load(session, reading, index, (namespace, wanted), config)
             latest = None if wanted else index.latest(namespace)
             if latest is None:
-                return await self._beginning(session, index, config)
-            found = await self._load(session, index, (namespace, latest), config)
-            return await self._with_others(session, index, found)
-
-    async def _with_others(
-        self, session: Session, index: Index, found: CheckpointTuple | None
-    ) -> CheckpointTuple | None:
-        """The newest checkpoint, with what others said since behind its messages."""
-        if found is None or self.messages_channel is None or _namespace(found.config):
+                return await self._beginning(session, reading, index, config)
+            found = await self._load(session, reading, index, (namespace, latest), config)
+            name = self.messages_channel
+            if found is not None and name is not None and not namespace:
+                values = found.checkpoint["channel_values"]
+                before: Any = values.get(name)
+                if is_message_list(before):
+                    values[name] = [*before, *await self._messages.offer(reading, index, name, before)]
             return found
-        values = found.checkpoint["channel_values"]
-        before: Any = values.get(self.messages_channel)
-        if is_message_list(before):
-            values[self.messages_channel] = [*before, *await self._messages.offer(session, index, before)]
-        return found
 
-    async def _beginning(self, session: Session, index: Index, config: RunnableConfig) -> CheckpointTuple | None:
+    @asynccontextmanager
+    async def _open(self, session: Session) -> AsyncGenerator[tuple[Index, Reading], None]:
+        """A session's index, up to its end and to oneself, and a way to its entries."""
+        async with self._shared.indexes.of(session) as index:
+            yield index, Reading(session, self._shared.memory)
+
+    async def _beginning(
+        self, session: Session, reading: Reading, index: Index, config: RunnableConfig
+    ) -> CheckpointTuple | None:
         """For a graph that is new to a session where others have spoken: a checkpoint that holds what they said."""
         name = self.messages_channel
         if name is None or _namespace(config):
             return None
-        said = await self._messages.offer(session, index, [], until=index.first_place(""))
+        said = await self._messages.offer(reading, index, name, [], until=index.first_place(""))
         if not said:
             return None
         checkpoint = Checkpoint(
@@ -115,40 +129,44 @@ class Checkpoints:
             versions_seen={},
             updated_channels=None,
         )
-        pending = await self._pending(session, index, ("", BEGINNING))
+        pending = await self._pending(reading, index, ("", BEGINNING))
         return CheckpointTuple(self._config(session, config, "", BEGINNING), checkpoint, {"step": -2}, None, pending)
 
     async def _load(
-        self, session: Session, index: Index, checkpoint: CheckpointId, config: RunnableConfig | None
+        self,
+        session: Session,
+        reading: Reading,
+        index: Index,
+        checkpoint: CheckpointId,
+        config: RunnableConfig | None,
     ) -> CheckpointTuple | None:
         stored = index.checkpoints.get(checkpoint)
         if stored is None:
             return None
-        records = await read_records(session, [stored.place])
+        records = await reading.records({stored.place})
         loaded: Checkpoint = self._value(records, StoredValue(stored.place, 0))
         metadata: CheckpointMetadata = self._value(records, StoredValue(stored.place, 1))
         namespace, checkpoint_id = checkpoint
         versions = [(namespace, name, version) for name, version in loaded["channel_versions"].items()]
         values = {channel[1]: index.values[channel] for channel in versions if channel in index.values}
-        places = {value.place for value in values.values()}
-        records |= await read_records(session, list(places - records.keys()))
+        records |= await reading.records({value.place for value in values.values()})
         channel_values = {name: self._value(records, value) for name, value in values.items()}
         for channel in versions:
             if channel in index.lists:
-                channel_values[channel[1]] = await self._messages.load(session, index, channel)
+                channel_values[channel[1]] = await self._messages.load(reading, index, channel)
         parent = stored.parent and self._config(session, config, namespace, stored.parent)
         return CheckpointTuple(
             self._config(session, config, namespace, checkpoint_id),
             {**loaded, "channel_values": channel_values},
             metadata,
             parent or None,
-            await self._pending(session, index, checkpoint),
+            await self._pending(reading, index, checkpoint),
         )
 
-    async def _pending(self, session: Session, index: Index, checkpoint: CheckpointId) -> list[PendingWrite]:
+    async def _pending(self, reading: Reading, index: Index, checkpoint: CheckpointId) -> list[PendingWrite]:
         """What tasks wrote behind a checkpoint, in the order in which a live run applies it."""
         writes = list(ordered(index.writes.get(checkpoint, {})))
-        records = await read_records(session, list({write.value.place for _, write in writes}))
+        records = await reading.records({write.value.place for _, write in writes})
         return [(task, write.channel, self._value(records, write.value)) for task, write in writes]
 
     def _value(self, records: Mapping[Place, Sequence[Typed]], value: StoredValue) -> Any:
@@ -177,31 +195,54 @@ class Checkpoints:
         stored: dict[str, Any] = {**checkpoint}
         channel_values = dict(stored.pop("channel_values"))
         full = get_checkpoint_metadata(config, metadata)
-        values = [self.serde.dumps_typed(stored), self.serde.dumps_typed(full)]
-        async with self._indexes.of(session) as index:
+        mirrored = self._mirrored(namespace, new_versions, channel_values)
+        changed = [name for name in new_versions if name in channel_values and name != mirrored]
+        values = [self.serde.dumps_typed(value) for value in (stored, full, *map(channel_values.get, changed))]
+        header = Header(
+            namespace=namespace,
+            id=checkpoint["id"],
+            parent=None if parent == BEGINNING and mirrored is not None else parent,
+            step=full.get("step"),
+            source=full.get("source"),
+            run_id=full.get("run_id"),
+            channels=tuple((name, new_versions[name]) for name in changed),
+        )
+        async with self._open(session) as (index, reading):
             if parent is not None and not namespace:
                 await self._go_back_to(session, index, parent)
-            unit = session.unit()
-            mirrored = self._mirrored(namespace, new_versions, channel_values)
-            changed = [name for name in new_versions if name in channel_values and name != mirrored]
-            values += [self.serde.dumps_typed(channel_values[name]) for name in changed]
-            messages = None
+            said = channel = None
             if mirrored is not None:
                 channel = (namespace, mirrored, new_versions[mirrored])
-                messages = await self._messages.add(index, unit, channel, channel_values[mirrored], values)
-            header = Header(
-                namespace=namespace,
-                id=checkpoint["id"],
-                parent=None if parent == BEGINNING and mirrored is not None else parent,
-                step=full.get("step"),
-                source=full.get("source"),
-                run_id=full.get("run_id"),
-                channels=tuple((name, new_versions[name]) for name in changed),
-                messages=messages,
+                said = await self._messages.said(reading, index, channel, channel_values[mirrored], len(values))
+                header = msgspec.structs.replace(header, messages=said.messages)
+                values += said.values
+            entry_ids = await self._append(
+                session, reading, index, CHECKPOINT, header, values, said.said if said else ()
             )
-            add_record(unit, CHECKPOINT, header, values, limit=self.manager.settings.max_message_bytes)
-            await unit.save()
+            if said is not None:
+                index.known = (channel, said.known_by(entry_ids))
         return self._config(session, config, namespace, checkpoint["id"])
+
+    async def _append(  # noqa: PLR0913, PLR0917 - the parts of one record
+        self,
+        session: Session,
+        reading: Reading,
+        index: Index,
+        kind: str,
+        header: Header,
+        values: Sequence[Typed],
+        said: Sequence[Message] = (),
+    ) -> list[str]:
+        """Append a record with what the graph said, and return the ids of its messages when it is acknowledged."""
+        header, entries = written(header, values, limit=self.manager.settings.max_message_bytes)
+        unit = session.unit()
+        entry_ids = [unit.add_message(message).id for message in said]
+        for data in entries:
+            unit.add_custom(kind if data is entries[-1] else PIECE, data)
+        saved = await unit.save()
+        index.add(saved[0].sequence, entry_ids, kind, header)
+        reading.remember(Place(saved[-1].sequence, header.pieces), list(values))
+        return entry_ids
 
     async def _go_back_to(self, session: Session, index: Index, parent: str) -> None:
         """A graph that goes on from an older checkpoint takes the session back to it, to a branch of its own."""
@@ -225,7 +266,7 @@ class Checkpoints:
         """Append what a task wrote."""
         session = await self.manager.get_or_create(*self._key(config))
         namespace, checkpoint_id = _namespace(config), config["configurable"]["checkpoint_id"]
-        async with self._indexes.of(session) as index:
+        async with self._open(session) as (index, reading):
             known = index.writes.get((namespace, checkpoint_id), {})
             numbered = [(WRITES_IDX_MAP.get(name, number), name, value) for number, (name, value) in enumerate(writes)]
             new = [write for write in numbered if write[0] < 0 or (task_id, write[0]) not in known]
@@ -238,10 +279,9 @@ class Checkpoints:
                 path=task_path,
                 writes=tuple((number, name) for number, name, _ in new),
             )
-            unit = session.unit()
-            values = [self.serde.dumps_typed(value) for _, _, value in new]
-            add_record(unit, WRITES, header, values, limit=self.manager.settings.max_message_bytes)
-            await unit.save()
+            await self._append(
+                session, reading, index, WRITES, header, [self.serde.dumps_typed(value) for _, _, value in new]
+            )
 
     # --- finding -----------------------------------------------------------------------------------------------------
 
@@ -254,7 +294,7 @@ class Checkpoints:
         wanted = None if config is None else get_checkpoint_id(config)
         end = None if before is None else get_checkpoint_id(before)
         for session in await self._sessions(config):
-            async with self._indexes.of(session) as index:
+            async with self._shared.indexes.of(session) as index:
                 own = [
                     (ns, id_)
                     for ns, id_ in index.checkpoints
@@ -272,33 +312,39 @@ class Checkpoints:
         except SessionNotFound:
             return []
 
-    async def load_if(
-        self, session_id: str, checkpoint: CheckpointId, wanted: Mapping[str, Any], config: RunnableConfig | None
-    ) -> CheckpointTuple | None:
-        """A checkpoint, if it is still there and its metadata has these values."""
-        try:
-            session = await self.manager.find(session_id)
-        except SessionNotFound:
-            return None
-        async with self._indexes.of(session) as index:
-            stored = index.checkpoints.get(checkpoint)
-            if stored is None:
-                return None
-            if wanted:
-                records = await read_records(session, [stored.place])
-                metadata = self._value(records, StoredValue(stored.place, 1))
-                if any(metadata.get(name) != value for name, value in wanted.items()):
-                    return None
-            return await self._load(session, index, checkpoint, config)
+    async def load_page(
+        self,
+        page: Sequence[tuple[str, CheckpointId]],
+        wanted: Mapping[str, Any],
+        config: RunnableConfig | None,
+    ) -> list[CheckpointTuple]:
+        """Of some checkpoints those that are still there and whose metadata has these values."""
+        loaded: list[CheckpointTuple] = []
+        for session_id, group in groupby(page, key=lambda one: one[0]):
+            try:
+                session = await self.manager.find(session_id)
+            except SessionNotFound:
+                continue
+            async with self._open(session) as (index, reading):
+                there = [checkpoint for _, checkpoint in group if checkpoint in index.checkpoints]
+                records = await reading.records({index.checkpoints[checkpoint].place for checkpoint in there})
+                for checkpoint in there:
+                    if wanted:
+                        metadata = self._value(records, StoredValue(index.checkpoints[checkpoint].place, 1))
+                        if any(metadata.get(name) != value for name, value in wanted.items()):
+                            continue
+                    found = await self._load(session, reading, index, checkpoint, config)
+                    loaded += [] if found is None else [found]
+        return loaded
 
     # --- deleting and copying ----------------------------------------------------------------------------------------
 
     async def delete_for_runs(self, run_ids: set[str]) -> None:
         """Forget the checkpoints of these runs."""
         for session in await self._sessions(None):
-            async with self._indexes.of(session) as index:
+            async with self._open(session) as (index, reading):
                 of_runs = [id_ for id_, stored in index.checkpoints.items() if stored.run_id in run_ids]
-                await self._forget(session, of_runs)
+                await self._forget(session, reading, index, of_runs)
 
     async def copy_thread(self, source: str, target: str) -> None:
         """Copy a session, if there is one."""
@@ -318,14 +364,16 @@ class Checkpoints:
             raise ValueError(f"the strategy {strategy!r} is not known; use 'keep_latest' or 'delete'")
         for thread_id in thread_ids:
             for session in await self._sessions({"configurable": {"thread_id": thread_id}}):
-                async with self._indexes.of(session) as index:
-                    kept = await self._kept(session, index) if strategy == "keep_latest" else set()
+                async with self._open(session) as (index, reading):
+                    kept = await self._kept(session, reading, index) if strategy == "keep_latest" else set()
                     if strategy == "delete":
-                        await self._forget(session, None)
+                        await self._forget(session, reading, index, None)
                     else:
-                        await self._forget(session, [id_ for id_ in index.checkpoints if id_ not in kept])
+                        await self._forget(
+                            session, reading, index, [id_ for id_ in index.checkpoints if id_ not in kept]
+                        )
 
-    async def _kept(self, session: Session, index: Index) -> set[CheckpointId]:
+    async def _kept(self, session: Session, reading: Reading, index: Index) -> set[CheckpointId]:
         """The newest checkpoint of each namespace, and those that it cannot be put together without."""
         kept: set[CheckpointId] = set()
         for namespace in {namespace for namespace, _ in index.checkpoints}:
@@ -333,7 +381,7 @@ class Checkpoints:
             steps: set[str] | None = None
             while current is not None and (namespace, current) in index.checkpoints:
                 kept.add((namespace, current))
-                found = await self._load(session, index, (namespace, current), None)
+                found = await self._load(session, reading, index, (namespace, current), None)
                 if found is None:
                     break
                 if steps is None:
@@ -342,13 +390,12 @@ class Checkpoints:
                 current = index.checkpoints[namespace, current].parent if steps else None
         return kept
 
-    async def _forget(self, session: Session, checkpoints: Sequence[CheckpointId] | None) -> None:
-        if checkpoints is not None and not checkpoints:
-            return
-        unit = session.unit()
-        header = Header(checkpoints=None if checkpoints is None else tuple(checkpoints))
-        add_record(unit, FORGET, header, [], limit=self.manager.settings.max_message_bytes)
-        await unit.save()
+    async def _forget(
+        self, session: Session, reading: Reading, index: Index, checkpoints: Sequence[CheckpointId] | None
+    ) -> None:
+        if checkpoints is None or checkpoints:
+            header = Header(checkpoints=None if checkpoints is None else tuple(checkpoints))
+            await self._append(session, reading, index, FORGET, header, [])
 
     # --- names -------------------------------------------------------------------------------------------------------
 

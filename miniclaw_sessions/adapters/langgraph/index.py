@@ -6,9 +6,9 @@ then on only what was appended since, by whomever.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Container, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
@@ -61,11 +61,27 @@ class StoredWrite(NamedTuple):
     value: StoredValue
 
 
-class StoredMessages(NamedTuple):
-    """A version of a channel of messages, and the place of its record."""
+class StoredMessage(NamedTuple):
+    """One message of a list: what others are told of it, and what LangGraph said where that is something else."""
 
-    place: Place
-    messages: MessageList
+    entry_id: str | None
+    value: StoredValue | None
+
+
+class StoredList(NamedTuple):
+    """A version of a channel of messages: the first `keep` of the version `base`, and what is added to them.
+
+    Attributes:
+        sequence: where its record stands.
+        base, keep, added: what it is put together of.
+        until: a place; of the messages up to it there is none that the graph is still to be given.
+    """
+
+    sequence: int
+    base: Version | None
+    keep: int
+    added: Sequence[StoredMessage]
+    until: int
 
 
 class _Glimpse(msgspec.Struct):
@@ -98,30 +114,28 @@ class Index:
         writes: the pending writes of a checkpoint, by task and number.
         lists: the versions of channels of messages.
         messages: the place of every message entry, by id.
-        unseen: the message entries that no list ever named: others wrote them, and no graph has taken them up.
-        known: the version of a channel of messages that was read or written last.
-        offered: what a graph was given of `unseen` last.
-        altered: the ids of those that it was given in other words.
+        known: the version of a channel of messages that was read or written last, and what is known of its messages.
+        offered: what a graph was given last of what others said.
     """
 
-    def __init__(self, session: Session) -> None:
-        self.incarnation = session.journal.incarnation
+    def __init__(self, incarnation: str) -> None:
+        self.incarnation = incarnation
         self.lock = anyio.Lock()
+        self.counted = 0  # its size when it was last looked at
         self._folded = 0
         self._leaf = 0
         self._forget()
-        self.known: tuple[Channel, list[Known]] | None = None
-        self.offered: list[Known] = []
-        self.altered: tuple[str, ...] = ()
+        self.known: tuple[Channel | None, Sequence[Known]] = (None, ())
+        self.offered: Sequence[Known] = ()
         self.messages: dict[str, int] = {}
-        self.unseen: dict[str, int] = {}
+        self._order: list[str] = []  # the keys of `messages`
         self._stretches: list[tuple[int, int]] = []  # where each stretch without a jump begins, and its parent's place
 
     def _forget(self) -> None:
         self.checkpoints: dict[CheckpointId, StoredCheckpoint] = {}
         self.values: dict[Channel, StoredValue] = {}
         self.writes: dict[CheckpointId, dict[tuple[str, int], StoredWrite]] = {}
-        self.lists: dict[Channel, StoredMessages] = {}
+        self.lists: dict[Channel, StoredList] = {}
         self._latest: dict[str, str] = {}  # by namespace; empty where there is none
 
     @property
@@ -143,6 +157,23 @@ class Index:
                 self._fold(stored)
                 self._folded = stored.sequence
 
+    def add(self, first: int, message_ids: Sequence[str], kind: str, header: Header) -> None:
+        """Fold in a record that was just appended, so that it need not be read.
+
+        Args:
+            first: the place of the first of its entries; if others came in between, it is read after them.
+            message_ids: of the message entries in front of its pieces.
+            kind: of the record.
+            header: its header.
+        """
+        if first != self._folded + 1:
+            return
+        self._go_on(first, self._leaf)
+        for place, entry_id in enumerate(message_ids, first):
+            self._add_message(entry_id, place)
+        self._leaf = self._folded = first + len(message_ids) + header.pieces
+        self._add_record(kind, header, self._folded)
+
     def latest(self, namespace: str) -> str | None:
         """The id of the newest checkpoint on the current branch."""
         if namespace not in self._latest:
@@ -157,39 +188,61 @@ class Index:
         places = (found.place.sequence for (ns, _), found in self.checkpoints.items() if ns == namespace)
         return min((sequence for sequence in places if _is_in(branch, sequence)), default=None)
 
-    def unseen_on_branch(self) -> dict[str, int]:
-        """The message entries of the current branch that no graph has taken up, in order, with their places."""
-        branch = self._branch()
-        return {id_: sequence for id_, sequence in self.unseen.items() if _is_in(branch, sequence)}
-
-    def newest_list(self, channel: Channel) -> Channel | None:
+    def newest_list(self, namespace: str, name: str) -> Channel | None:
         """The newest version of a channel of messages on the current branch."""
         branch = self._branch()
         return next(
             (
-                found
-                for found in reversed(self.lists)
-                if found[:2] == channel[:2] and _is_in(branch, self.lists[found].place.sequence)
+                channel
+                for channel, found in reversed(self.lists.items())
+                if channel[:2] == (namespace, name) and _is_in(branch, found.sequence)
             ),
             None,
         )
 
-    def resolve(self, channel: Channel) -> list[tuple[Place, Reference]] | None:
-        """The references of a list of messages, each with the place of its record; None where a part is missing."""
-        found: list[tuple[Place, Reference]] = []
+    def new_messages(self, namespace: str, name: str) -> list[str]:
+        """The ids of the current branch's messages that its versions of a channel have not taken up, in order."""
+        newest = self.newest_list(namespace, name)
+        until = 0 if newest is None else self.lists[newest].until
+        branch = self._branch()
+        taken: set[str | None] = set()
+        for channel, found in reversed(self.lists.items()):
+            if found.sequence <= until:
+                break
+            if channel[:2] == (namespace, name) and _is_in(branch, found.sequence):
+                taken.update(message.entry_id for message in found.added)
+        since = self._order[bisect_right(self._order, until, key=self.messages.__getitem__) :]
+        return [id_ for id_ in since if id_ not in taken and _is_in(branch, self.messages[id_])]
+
+    def taken_until(self, channel: Channel, taken: Container[str | None]) -> str | None:
+        """What a new version of a channel says of itself as its `until`.
+
+        Args:
+            channel: the new version.
+            taken: the ids of the entries that are in it.
+        """
+        new = self.new_messages(*channel[:2])
+        last = max((place for place, id_ in enumerate(new) if id_ in taken), default=-1)
+        if last + 1 == len(new):
+            return None
+        first_left = bisect_left(self._order, self.messages[new[last + 1]], key=self.messages.__getitem__)
+        return self._order[first_left - 1] if first_left else ""
+
+    def resolve(self, channel: Channel) -> list[StoredMessage] | None:
+        """Where the messages of a version stand; None where a part is missing."""
+        found: list[StoredMessage] = []
         namespace, name, version = channel
         needed: int | None = None
         while needed is None or needed > 0:
             stored = self.lists.get((namespace, name, version))
             if stored is None:
                 return None
-            messages = stored.messages
-            added = messages.add if needed is None else messages.add[: max(0, needed - messages.keep)]
-            found += [(stored.place, reference) for reference in reversed(added)]
-            needed = messages.keep if needed is None else min(needed, messages.keep)
-            if needed and messages.base is None:
+            added = stored.added if needed is None else stored.added[: max(0, needed - stored.keep)]
+            found += reversed(added)
+            needed = stored.keep if needed is None else min(needed, stored.keep)
+            if needed and stored.base is None:
                 return None
-            version = messages.base if messages.base is not None else version
+            version = stored.base if stored.base is not None else version
         return found[::-1]
 
     # --- folding -----------------------------------------------------------------------------------------------------
@@ -199,26 +252,29 @@ class Index:
             entry = _glimpse(stored.encoded)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return  # damaged: the next entry says where it hangs
-        self._place(entry, stored.sequence)
-        if entry.type == "message":
-            self.messages[entry.id] = self.unseen[entry.id] = stored.sequence
-        elif entry.type == "custom" and entry.custom_type in (CHECKPOINT, WRITES, FORGET):
-            with suppress(msgspec.MsgspecError, UnicodeDecodeError):  # somebody else's, or damaged
-                self._fold_record(entry.custom_type, _record(stored.encoded).data, stored.sequence)
-
-    def _place(self, entry: _Glimpse, sequence: int) -> None:
         if entry.type == "leaf":
             self._leaf = entry.target_sequence or 0
             self._latest.clear()
             return
         if entry.type == "custom" and entry.custom_type == METADATA:
             return
-        parent = 0 if entry.parent_id is None else entry.parent_sequence or sequence - 1
+        self._go_on(stored.sequence, 0 if entry.parent_id is None else entry.parent_sequence or stored.sequence - 1)
+        if entry.type == "message":
+            self._add_message(entry.id, stored.sequence)
+        elif entry.type == "custom" and entry.custom_type in (CHECKPOINT, WRITES, FORGET):
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):  # somebody else's, or damaged
+                self._add_record(entry.custom_type, _record(stored.encoded).data, stored.sequence)
+
+    def _go_on(self, sequence: int, parent: int) -> None:
         if parent != sequence - 1 or not self._stretches:
             self._stretches.append((sequence, parent))
         self._leaf = sequence
 
-    def _fold_record(self, kind: str, header: Header, sequence: int) -> None:
+    def _add_message(self, entry_id: str, sequence: int) -> None:
+        self.messages[entry_id] = sequence
+        self._order.append(entry_id)
+
+    def _add_record(self, kind: str, header: Header, sequence: int) -> None:
         place = Place(sequence, header.pieces)
         checkpoint = (header.namespace, header.id)
         if kind == CHECKPOINT:
@@ -228,7 +284,7 @@ class Index:
             for number, (name, version) in enumerate(header.channels, 2):
                 self.values[header.namespace, name, version] = StoredValue(place, number)
             if header.messages is not None:
-                self._fold_messages(header.namespace, header.messages, place)
+                self._add_list(header.namespace, header.messages, place)
         elif kind == WRITES:
             writes = self.writes.setdefault(checkpoint, {})
             for number, (index, channel) in enumerate(header.writes):
@@ -241,10 +297,23 @@ class Index:
                 self.writes.pop(forgotten, None)
             self._latest.clear()
 
-    def _fold_messages(self, namespace: str, messages: MessageList, place: Place) -> None:
-        self.lists[namespace, messages.channel, messages.version] = StoredMessages(place, messages)
-        for entry_id in (*(reference.entry for reference in messages.add), *messages.seen):
-            self.unseen.pop(entry_id or "", None)
+    def _add_list(self, namespace: str, messages: MessageList, place: Place) -> None:
+        self.lists[namespace, messages.channel, messages.version] = StoredList(
+            place.sequence,
+            messages.base,
+            messages.keep,
+            [self._message(reference, messages.said, place) for reference in messages.add],
+            place.sequence if messages.until is None else self.messages.get(messages.until, 0),
+        )
+
+    def _message(self, reference: Reference, said: int, place: Place) -> StoredMessage:
+        entry_id = reference.entry
+        if reference.said is not None:
+            sequence = place.sequence - place.pieces - said + reference.said
+            found = bisect_left(self._order, sequence, key=self.messages.__getitem__)
+            is_there = found < len(self._order) and self.messages[self._order[found]] == sequence
+            entry_id = self._order[found] if is_there else None
+        return StoredMessage(entry_id, None if reference.value is None else StoredValue(place, reference.value))
 
     def _branch(self) -> list[range]:
         """The places of the current branch, as stretches, newest first."""
@@ -270,6 +339,7 @@ class Indexes:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._indexes: OrderedDict[str, Index] = OrderedDict()
+        self._size = 0
 
     def __len__(self) -> int:
         return len(self._indexes)
@@ -283,14 +353,23 @@ class Indexes:
         """
         index = self._indexes.get(session.session_id)
         if index is None or index.incarnation != session.journal.incarnation:
-            index = self._indexes[session.session_id] = Index(session)
+            self._size -= 0 if index is None else index.counted
+            index = self._indexes[session.session_id] = Index(session.journal.incarnation)
         self._indexes.move_to_end(session.session_id)
         async with index.lock:
-            await index.catch_up(session)
-            yield index
-        size = sum(each.size for each in self._indexes.values())
-        while size > self.limit and len(self._indexes) > 1:
-            size -= self._indexes.popitem(last=False)[1].size
+            try:
+                await index.catch_up(session)
+                yield index
+            finally:
+                self._count(session.session_id, index)
+
+    def _count(self, session_id: str, index: Index) -> None:
+        if self._indexes.get(session_id) is not index:
+            return  # it was let go meanwhile
+        self._size += index.size - index.counted
+        index.counted = index.size
+        while self._size > self.limit and len(self._indexes) > 1:
+            self._size -= self._indexes.popitem(last=False)[1].counted
 
 
 def _is_in(branch: list[range], sequence: int) -> bool:

@@ -8,28 +8,35 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from copy import copy
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 
-from miniclaw_sessions.adapters.histories import is_own, presented
-from miniclaw_sessions.adapters.langchain import KEPT, from_langchain, to_langchain
-from miniclaw_sessions.adapters.langgraph.records import Reference
+from miniclaw_sessions.adapters.histories import traced
+from miniclaw_sessions.adapters.langchain import KEPT, as_langchain, from_langchain
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.protocol.messages import Message, ToolCall
+from miniclaw_sessions.protocol.messages import Message
 
 _BEGINNING = Message.user("(what was said before)")  # so that what follows is not taken for a beginning; never told
 _encoder = msgspec.msgpack.Encoder(enc_hook=repr)
 
 
-class Known(msgspec.Struct, frozen=True):
-    """A message that a graph was given, or has stored: what tells it from every other, and where it stands."""
+class Known(NamedTuple):
+    """A message that a graph was given, or has stored.
+
+    Attributes:
+        digest: what tells it from every other message.
+        entry_id: the session's entry that says it, or from which it was made; None: nobody else is told.
+        is_whole: whether the entry holds all of it.
+    """
 
     digest: bytes
-    reference: Reference
+    entry_id: str | None
+    is_whole: bool
 
 
 def is_message_list(value: Any) -> bool:
@@ -39,12 +46,28 @@ def is_message_list(value: Any) -> bool:
 
 def digest_of(message: BaseMessage) -> bytes:
     """16 bytes that differ when two messages differ in class, id or anything that they say."""
-    fields = {**message.__dict__, "": type(message).__qualname__}
+    fields = {**message.__dict__, **(message.__pydantic_extra__ or {}), "": type(message).__qualname__}
     try:
         encoded = _encoder.encode(fields)
     except (TypeError, ValueError, OverflowError):
         encoded = repr(sorted(fields.items())).encode(errors="surrogatepass")
     return blake2b(encoded, digest_size=16).digest()
+
+
+def fresh(message: BaseMessage) -> BaseMessage:
+    """A message that is the same and shares nothing that can be changed; its fields are JSON."""
+    copied = copy(message)
+    for fields in (copied.__dict__, copied.__pydantic_extra__ or {}):
+        for name, value in fields.items():
+            if (kind := type(value)) is dict or kind is list:
+                fields[name] = _fresh_json(value) if value else kind()
+    return copied
+
+
+def _fresh_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _fresh_json(item) for name, item in value.items()}
+    return [_fresh_json(item) for item in value] if isinstance(value, list) else value
 
 
 def shown_to_others(message: BaseMessage) -> tuple[Message, bool] | None:
@@ -53,30 +76,17 @@ def shown_to_others(message: BaseMessage) -> tuple[Message, bool] | None:
         (canonical,) = from_langchain([message])
     except InvalidMessage:  # a tool's artifact may be any object; what was said is JSON
         plain: dict[str, Any] = {"additional_kwargs": {}, "response_metadata": {}, "artifact": None}
+        known = {name: value for name, value in plain.items() if name in type(message).model_fields}
         try:
-            (canonical,) = from_langchain([message.model_copy(update=_known_fields(message, plain))])
+            (canonical,) = from_langchain([message.model_copy(update=known)])
         except InvalidMessage:
             return None
         return canonical, False
-    return canonical, from_session(canonical) == message
+    return canonical, as_langchain(canonical) == message
 
 
-def _known_fields(message: BaseMessage, fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name in type(message).model_fields}
-
-
-def from_session(message: Message) -> BaseMessage:
-    """One message of the session, as LangChain has it: nothing is changed to make it legal alone."""
-    if is_own(message, KEPT):
-        return to_langchain([message])[0]
-    before = [_BEGINNING]
-    if message.is_tool_result:
-        before.append(Message.assistant("", (ToolCall(message.tool_call_id or "", message.name or "tool"),)))
-    return to_langchain([*before, message])[len(before)]
-
-
-def offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> list[tuple[BaseMessage, str | None]]:
-    """What others said since, as a graph is given it: made legal, each with the id of its entry where it has one.
+def offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> list[tuple[BaseMessage, Known]]:
+    """What others said since, as a graph is given it: made legal, each message with an id that is always the same.
 
     Args:
         entries: the messages of others, oldest first.
@@ -84,17 +94,21 @@ def offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> l
     """
     told = _latest_exchange(before)
     start = [_BEGINNING] if before else []
-    by_identity = {id(entry.message): entry.id for entry in entries}
-    shown = presented([*start, *told, *(entry.message for entry in entries)], KEPT)
-    given: list[tuple[BaseMessage, str | None]] = []
+    history = [*start, *told, *(entry.message for entry in entries)]
     known = {id(message) for message in (*start, *told)}
-    for message in shown:
+    entry_ids = {id(entry.message): entry.id for entry in entries}
+    given: list[tuple[BaseMessage, Known]] = []
+    last_id = (before[-1].id if before else None) or "beginning"
+    used = [call["id"] or "" for message in before if isinstance(message, AIMessage) for call in message.tool_calls]
+    for message, source in traced(history, KEPT, used_ids=used):
         if id(message) in known:
             continue
-        converted, entry_id = from_session(message), by_identity.get(id(message))
-        if converted.id is None and entry_id is not None:
-            converted.id = entry_id  # the same whenever it is read
-        given.append((converted, entry_id))
+        entry_id = None if source is None else entry_ids.pop(id(source), None)
+        converted, is_whole = as_langchain(message), message is source
+        if converted.id is None:
+            converted.id = entry_id or f"{last_id}.{message.tool_call_id}"
+        last_id = converted.id
+        given.append((converted, Known(digest_of(converted), entry_id, is_whole)))
     return given
 
 
@@ -106,16 +120,15 @@ def _latest_exchange(messages: Sequence[BaseMessage]) -> list[Message]:
 
 
 def compare(
-    messages: Sequence[BaseMessage], stored: Sequence[Known], given: Sequence[Known]
+    digests: Sequence[bytes], stored: Sequence[Known], given: Sequence[Known]
 ) -> tuple[int, list[Known | None]]:
     """How many messages are as they were stored, and for each message behind those what is known of it.
 
     Args:
-        messages: a channel's new value.
+        digests: of a channel's new value.
         stored: the version before it.
         given: what others said and the graph was given.
     """
-    digests = [digest_of(message) for message in messages]
     keep = 0
     while keep < min(len(digests), len(stored)) and stored[keep].digest == digests[keep]:
         keep += 1

@@ -1,8 +1,8 @@
 """How a checkpoint is written as custom entries, and read back.
 
 A record is one custom entry: a header that says what it is, and the values as the serializer made them, in base64. A
-value that is too large for an entry stands in pieces right before the record, so that wherever the record is copied to,
-its pieces come along in front of it.
+value that is too large for an entry stands in pieces right before the record, and what the graph said in front of
+those, so that wherever the record is copied to, its pieces and its messages come along in front of it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.protocol.encoding import decode_entry
-from miniclaw_sessions.protocol.entries import Custom, Entry
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.unit import Unit
+from miniclaw_sessions.stores.base import StoredEntry
 
 CHECKPOINT, WRITES, FORGET, PIECE = (f"langgraph.{name}" for name in ("checkpoint", "writes", "forget", "piece"))
 """The `custom_type` of a checkpoint, of a task's pending writes, of what was deleted, and of a piece of a value."""
@@ -36,19 +32,30 @@ class Place(NamedTuple):
 
 
 class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message of a list: the message entry with this id, or the record's value with this number, or both.
+    """One message of a list: a message entry, or the record's value with this number, or both.
 
     Where there are both, the value is what LangGraph said, and the entry what others are told of it.
+
+    Attributes:
+        entry: the id of the message entry.
+        said: which of the message entries that belong to the record it is, where it is one of those.
+        value: the number of the value.
     """
 
     entry: str | None = None
+    said: int | None = None
     value: int | None = None
 
 
 class MessageList(msgspec.Struct, frozen=True, omit_defaults=True):
     """A channel of messages: the first `keep` messages of the version `base`, and those that are added to them.
 
-    `seen` are entries of others that the graph was told of in other words, to make them legal.
+    Attributes:
+        channel, version: which it is.
+        base, keep, add: what it is put together of.
+        said: how many message entries belong to the record; they stand right before its pieces.
+        until: the id of a message entry; of those up to it there is none that the graph is still to be given. None:
+            there is none before the record.
     """
 
     channel: str
@@ -56,7 +63,8 @@ class MessageList(msgspec.Struct, frozen=True, omit_defaults=True):
     base: Version | None = None
     keep: int = 0
     add: tuple[Reference, ...] = ()
-    seen: tuple[str, ...] = ()
+    said: int = 0
+    until: str | None = None
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -89,51 +97,52 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     pieces: int = 0
 
 
-def add_record(unit: Unit, kind: str, header: Header, values: Sequence[Typed], *, limit: int) -> None:
-    """Add a record to a unit, large values in pieces in front of it.
+class _Custom(msgspec.Struct, tag_field="type", tag="custom"):
+    """A custom entry, as far as a record needs it."""
+
+    data: dict[str, Any]
+
+
+_data = msgspec.json.Decoder(_Custom).decode
+
+
+def written(header: Header, values: Sequence[Typed], *, limit: int) -> tuple[Header, list[Mapping[str, Any]]]:
+    """A record as the data of custom entries: large values in pieces, and behind them the record itself.
 
     Args:
-        unit: what it is appended with.
-        kind: its `custom_type`.
         header: what it says of itself.
         values: as the serializer made them.
         limit: how many bytes an entry may have.
     """
     size = max(1, limit // 2 // 4 * 3)  # base64 makes four characters of three bytes; the rest is for the header
     room = size
-    pieces = 0
-    written: list[dict[str, Any]] = []
+    entries: list[Mapping[str, Any]] = []
+    told: list[dict[str, Any]] = []
     for name, value in values:
         if len(value) <= room:
             room -= len(value)
-            written.append({"type": name, "data": _text(value)})
-            continue
-        count = 0
-        for start in range(0, len(value), size):
-            unit.add_custom(PIECE, {"data": _text(value[start : start + size])})
-            count += 1
-        written.append({"type": name, "pieces": count})
-        pieces += count
-    fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(header, pieces=pieces))
-    unit.add_custom(kind, {**fields, "values": written} if written else fields)
+            told.append({"type": name, "data": _text(value)})
+        else:
+            pieces = [{"data": _text(value[start : start + size])} for start in range(0, len(value), size)]
+            told.append({"type": name, "pieces": len(pieces)})
+            entries += pieces
+    header = msgspec.structs.replace(header, pieces=len(entries))
+    fields: dict[str, Any] = msgspec.to_builtins(header)
+    return header, [*entries, {**fields, "values": told} if told else fields]
 
 
-async def read_records(session: Session, places: Sequence[Place]) -> dict[Place, list[Typed]]:
-    """The values of the records at these places; one that is damaged is left out.
+def values_of(place: Place, stored: Mapping[int, StoredEntry]) -> list[Typed] | None:
+    """The values of the record at a place; None where a part of it is missing or damaged.
 
-    Raises:
-        StoreUnavailable: the store cannot be read.
+    Args:
+        place: where it stands.
+        stored: at least its own entries, by their places.
     """
-    spans = {place: range(place.sequence - place.pieces, place.sequence + 1) for place in places}
-    stored = await session.tree.read_at(sequence for span in spans.values() for sequence in span)
-    records: dict[Place, list[Typed]] = {}
-    for place, span in spans.items():
-        try:
-            *pieces, record = (decode_entry(stored[sequence].encoded) for sequence in span)
-            records[place] = _values(_data(record), [_data(piece)["data"] for piece in pieces])
-        except (InvalidMessage, KeyError, TypeError, ValueError):
-            continue  # whoever needs it is told that it is missing
-    return records
+    try:
+        *pieces, record = (_data(stored[place.sequence - back].encoded).data for back in range(place.pieces, -1, -1))
+        return _values(record, [piece["data"] for piece in pieces])
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _values(data: Mapping[str, Any], pieces: list[str]) -> list[Typed]:
@@ -146,12 +155,6 @@ def _values(data: Mapping[str, Any], pieces: list[str]) -> list[Typed]:
             values.append((value["type"], b"".join(map(b64decode, pieces[:count]))))
             del pieces[:count]
     return values
-
-
-def _data(entry: Entry) -> Mapping[str, Any]:
-    if not isinstance(entry, Custom):
-        raise TypeError("the entry at a record's place is no record")
-    return entry.data
 
 
 def _text(value: bytes) -> str:

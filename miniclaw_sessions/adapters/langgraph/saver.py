@@ -17,10 +17,17 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from miniclaw_sessions.adapters.home_loop import HomeLoop
-from miniclaw_sessions.adapters.langgraph.checkpoints import Checkpoints
+from miniclaw_sessions.adapters.langgraph.checkpoints import Checkpoints, Shared
 from miniclaw_sessions.adapters.langgraph.index import Indexes
+from miniclaw_sessions.adapters.langgraph.reading import Memory
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
+
+PAGE = 16
+"""How many checkpoints are loaded at a time where several are asked for."""
+
+MAX_REMEMBERED_BYTES = 33_554_432
+"""How many bytes of what was read last are held in memory."""
 
 MAX_INDEXED = 500_000
 """How many places are held in memory, for all sessions together; what was used last always stays."""
@@ -57,12 +64,12 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
         self.channel = channel
         self.messages_channel = messages_channel
         self._home = HomeLoop()
-        self._indexes = Indexes(MAX_INDEXED)
+        self._shared = Shared(Indexes(MAX_INDEXED), Memory(MAX_REMEMBERED_BYTES))
 
     @property
     def _checkpoints(self) -> Checkpoints:
         """Made anew each time: LangGraph copies savers and gives the copies another serializer."""
-        return Checkpoints(self.manager, self.channel, self.messages_channel, indexes=self._indexes, serde=self.serde)
+        return Checkpoints(self.manager, self.channel, self.messages_channel, shared=self._shared, serde=self.serde)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -83,14 +90,15 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """The checkpoints of a thread, or of all threads of the channel, newest first, on all branches."""
-        for session_id, checkpoint in await self._home.run(lambda: self._checkpoints.matching(config, before)):
-            if limit is not None and limit <= 0:
-                return
-            load = partial(self._checkpoints.load_if, session_id, checkpoint, filter or {}, config)
-            found = await self._home.run(load)
-            if found is not None:
-                limit = None if limit is None else limit - 1
+        matching = await self._home.run(lambda: self._checkpoints.matching(config, before))
+        while matching and (limit is None or limit > 0):
+            size = PAGE if limit is None or filter else min(limit, PAGE)
+            page, matching = matching[:size], matching[size:]
+            load = partial(self._checkpoints.load_page, page, filter or {}, config)
+            loaded = await self._home.run(load)
+            for found in loaded[:limit]:
                 yield found
+            limit = None if limit is None else limit - len(loaded)
 
     def list(
         self,

@@ -1,0 +1,150 @@
+"""Reading entries by their places: what was read last is held, for the next step reads nearly the same."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+from langchain_core.messages import BaseMessage
+
+from miniclaw_sessions.adapters.langchain import as_langchain
+from miniclaw_sessions.adapters.langgraph.messages import Known, digest_of
+from miniclaw_sessions.adapters.langgraph.records import Place, Typed, values_of
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.protocol.encoding import decode_entry
+from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.session import Session
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Recent(Generic[K, V]):
+    """What was read last, up to a size.
+
+    Args:
+        limit: how large everything in it may be together.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._size = 0
+
+    def get(self, key: K) -> V | None:
+        """What was put there, if it is still held."""
+        found = self._held.get(key)
+        if found is None:
+            return None
+        self._held.move_to_end(key)
+        return found[0]
+
+    def put(self, key: K, value: V, size: int) -> None:
+        """Hold something; what was used longest ago goes for it."""
+        if key in self._held:
+            self._size -= self._held.pop(key)[1]
+        self._held[key] = value, size
+        self._size += size
+        while self._size > self._limit:
+            self._size -= self._held.popitem(last=False)[1][1]
+
+
+class Memory:
+    """What was read last from all sessions.
+
+    Args:
+        limit: how many bytes of records, and how many of messages, are held.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.records: Recent[tuple[str, Place], list[Typed]] = Recent(limit)
+        self.messages: Recent[tuple[str, str], tuple[BaseMessage, Known]] = Recent(limit)
+
+
+class Reading:
+    """The entries of one session.
+
+    Args:
+        session: whose entries.
+        memory: what was read last.
+    """
+
+    def __init__(self, session: Session, memory: Memory) -> None:
+        self._session = session
+        self._memory = memory
+        self._incarnation = session.journal.incarnation
+
+    async def records(self, places: Collection[Place]) -> dict[Place, list[Typed]]:
+        """The values of the records at these places; one that is damaged is left out.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        held = self._memory.records
+        found = {place: held.get((self._incarnation, place)) for place in places}
+        missing = [place for place, values in found.items() if values is None]
+        sequences = {each for place in missing for each in range(place.sequence - place.pieces, place.sequence + 1)}
+        stored = await self._session.tree.read_at(sequences) if sequences else {}
+        for place in missing:
+            values = found[place] = values_of(place, stored)
+            if values is not None:
+                self.remember(place, values)
+        return {place: values for place, values in found.items() if values is not None}
+
+    def remember(self, place: Place, values: list[Typed]) -> None:
+        """Hold what a record has, so that it need not be read."""
+        size = sum(len(value) for _, value in values) + 200
+        self._memory.records.put((self._incarnation, place), values, size)
+
+    async def messages(self, places: Mapping[str, int]) -> dict[str, tuple[BaseMessage, Known]]:
+        """Message entries as LangChain has them, by id, with what is known of them; not to be changed.
+
+        Args:
+            places: of the entries, by id.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        held, incarnation = self._memory.messages, self._incarnation
+        found: dict[str, tuple[BaseMessage, Known]] = {}
+        for entry_id in places:
+            if (known := held.get((incarnation, entry_id))) is not None:
+                found[entry_id] = known
+        missing = {place for entry_id, place in places.items() if entry_id not in found}
+        for entry, size in (await self._entries(missing)).values():
+            message = as_entry(entry)
+            found[entry.id] = message, Known(digest_of(message), entry.id, is_whole=True)
+            held.put((incarnation, entry.id), found[entry.id], size + 200)
+        return found
+
+    async def entries(self, sequences: Collection[int]) -> list[MessageEntry]:
+        """The message entries at these places, in order; what is missing is left out.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        found = await self._entries(sequences)
+        return [found[sequence][0] for sequence in sorted(found)]
+
+    async def _entries(self, sequences: Collection[int]) -> dict[int, tuple[MessageEntry, int]]:
+        found: dict[int, tuple[MessageEntry, int]] = {}
+        for sequence, stored in (await self._session.tree.read_at(sequences)).items():
+            if sequence not in sequences:
+                continue
+            try:
+                entry = decode_entry(stored.encoded)
+            except InvalidMessage:
+                continue
+            if isinstance(entry, MessageEntry):
+                found[sequence] = msgspec.structs.replace(entry, sequence=sequence), len(stored.encoded)
+        return found
+
+
+def as_entry(entry: MessageEntry) -> BaseMessage:
+    """A message entry as LangChain has it, as it was offered."""
+    message = as_langchain(entry.message)
+    if message.id is None:
+        message.id = entry.id
+    return message
