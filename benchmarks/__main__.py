@@ -13,12 +13,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import appends, checkpoints, encryption, imports, memory, scale, trees, turns
+from benchmarks import appends, checkpoints, client, encryption, imports, memory, scale, trees, turns
 from benchmarks.workload import Row
 
 BENCHMARKS = {
     "appends": appends.measure,
     "checkpoints": checkpoints.measure,
+    "client": client.measure,
     "memory": memory.measure,
     "imports": imports.measure,
     "trees": trees.measure,

@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
-from miniclaw_sessions.errors import ConfigError, SessionNotFound
-from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.errors import ConfigError, InvalidKey
+from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 
 if TYPE_CHECKING:
     from miniclaw_sessions.manager import SessionManager
@@ -69,9 +69,11 @@ class Context:
             InvalidKey, SessionLimit: there is none, and none can be made.
         """
         try:
-            key = (await self.manager.find(session_id)).key
-        except SessionNotFound:
             key = SessionKey.parse(session_id)
+        except InvalidKey:  # it may be a shortened one
+            if not is_session_id(session_id):
+                raise
+            key = (await self.manager.find(session_id)).key
         return await self.manager.get_or_create(key.channel, key.chat_id)
 
     def answering(self) -> Chats:

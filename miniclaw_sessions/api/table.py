@@ -8,9 +8,9 @@ from miniclaw_sessions.api import messages, service, sessions, transfer, tree
 from miniclaw_sessions.api.operation import Operation
 
 OPERATIONS: tuple[Operation[Any, Any], ...] = (
-    *service.OPERATIONS,
-    *sessions.OPERATIONS,
     *messages.OPERATIONS,
+    *sessions.OPERATIONS,
+    *service.OPERATIONS,
     *tree.OPERATIONS,
     *transfer.OPERATIONS,
 )

@@ -6,9 +6,9 @@ once, anything longer piece by piece, so that a client that does not read holds 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from itertools import groupby
 from typing import Any
 from urllib.parse import unquote
 
@@ -36,9 +36,11 @@ _DRAINED_BYTES = 268_435_456
 
 
 def routes_of(operations: Iterable[Operation[Any, Any]], context: Context, limits: ListenSettings) -> list[Route]:
-    """A route for each path, with all its methods."""
-    ordered = sorted(operations, key=lambda one: one.path)
-    return [Route(path, Path(list(same), context, limits)) for path, same in groupby(ordered, key=lambda one: one.path)]
+    """A route for each path, with all its methods; they are tried in the order of the table."""
+    by_path: dict[str, list[Operation[Any, Any]]] = {}
+    for one in operations:
+        by_path.setdefault(one.path, []).append(one)
+    return [Route(path, Path(same, context, limits)) for path, same in by_path.items()]
 
 
 class Path:
@@ -72,13 +74,16 @@ class Path:
 
     async def _answer(self, operation: Operation[Any, Any], request: Request) -> Response:
         given = fields_given(operation, request)
-        if BODY in operation.fields:
-            given[BODY] = shaped(await read_json(request, self._limits), operation.fields[BODY])
-        work = self._reply(operation, operation.request(**given), is_head=request.method == "HEAD")
-        if operation.patient:
-            return await while_client_waits(request, work)
-        with anyio.fail_after(self._limits.request_timeout_s):  # a client learns that the store, or a turn, takes long
-            return await work
+        timeout_s, is_head = self._limits.request_timeout_s, request.method == "HEAD"
+        with anyio.move_on_after(timeout_s) as patience:  # one for both: making another takes a tenth of a request
+            if BODY in operation.fields:
+                given[BODY] = shaped(await read_json(request, self._limits), operation.fields[BODY])
+            patience.deadline = math.inf if operation.patient else anyio.current_time() + timeout_s
+            work = self._reply(operation, operation.request(**given), is_head=is_head)
+            return await (while_client_waits(request, work) if operation.patient else work)
+        if BODY in operation.fields and BODY not in given:
+            raise RequestError(408, "timeout", f"the body did not arrive within {timeout_s:g} s", close=True)
+        raise TimeoutError  # a client learns that the store, or a turn, takes long
 
     async def _upload(self, operation: Operation[Any, Any], request: Request) -> Response:
         pieces = body_pieces(request, stall_s=self._limits.request_timeout_s)
@@ -139,11 +144,11 @@ async def read_json(request: Request, limits: ListenSettings) -> Any:
     """The request's body as parsed JSON.
 
     Raises:
-        RequestError: wrong content type (415), too long (413), too slow (408), not strict JSON (400).
+        RequestError: wrong content type (415), too long (413), not strict JSON (400).
     """
     if (refused := body_refusal(request.scope["headers"])) is not None:
         raise refused
-    return parse_strictly(await read_body(request, limit=limits.max_body_bytes, timeout_s=limits.request_timeout_s))
+    return parse_strictly(await read_body(request, limit=limits.max_body_bytes))
 
 
 def fields_given(operation: Operation[Any, Any], request: Request) -> dict[str, Any]:
@@ -154,7 +159,7 @@ def fields_given(operation: Operation[Any, Any], request: Request) -> dict[str, 
         InvalidKey: a name in the path is not percent-encoded UTF-8.
     """
     given: dict[str, Any] = {name: _decoded(request.path_params[name], name) for name in operation.in_path}
-    for name, text in request.query_params.multi_items():
+    for name, text in request.query_params.multi_items() if request.scope["query_string"] else ():
         if name not in operation.in_query:
             known = ", ".join(operation.in_query) or "none"
             raise invalid(f"{name[:100]!r} is no parameter of this request; there are: {known}", param=name[:100])
@@ -162,10 +167,10 @@ def fields_given(operation: Operation[Any, Any], request: Request) -> dict[str, 
             raise invalid(f"send {name} once", param=name)
         given[name] = _from_query(name, text, operation.fields[name])
     if IDEMPOTENCY_KEY in operation.fields:
-        keys = request.headers.getlist("idempotency-key")
-        if len(keys) > 1 or keys == [""]:
+        keys = [value for name, value in request.scope["headers"] if name == b"idempotency-key"]
+        if len(keys) > 1 or keys == [b""]:
             raise invalid("send one idempotency key", param="Idempotency-Key")
-        given[IDEMPOTENCY_KEY] = keys[0] if keys else None
+        given[IDEMPOTENCY_KEY] = keys[0].decode("latin-1") if keys else None
     return given
 
 

@@ -31,19 +31,15 @@ _DRAIN_FACTOR = 4
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
 
 
-async def read_body(request: Request, *, limit: int, timeout_s: float) -> bytes:
-    """The whole body, at most `limit` bytes, within `timeout_s` seconds.
+async def read_body(request: Request, *, limit: int) -> bytes:
+    """The whole body, at most `limit` bytes.
 
     Raises:
-        RequestError: it is too long (413) or comes too slowly (408).
+        RequestError: it is too long (413).
     """
     chunks = request.stream()
     declared = request.headers.get("content-length", "")
-    try:
-        with anyio.fail_after(timeout_s):
-            body = None if declared.isdigit() and int(declared) > limit else await _collect(chunks, limit)
-    except TimeoutError:
-        raise RequestError(408, "timeout", f"the body did not arrive within {timeout_s:g} s", close=True) from None
+    body = None if declared.isdigit() and int(declared) > limit else await _collect(chunks, limit)
     if body is None:
         if "expect" not in request.headers:  # a client that asked first is told without sending it
             await drain(chunks, most=limit * _DRAIN_FACTOR)
@@ -106,13 +102,7 @@ def parse_strictly(body: bytes) -> Any:
     _check_structure(body)
     try:
         text = body.decode("utf-8")
-        parsed = json.loads(
-            text,
-            object_pairs_hook=_unique,
-            parse_int=_integer,
-            parse_float=_number,
-            parse_constant=_constant,
-        )
+        parsed = _decoder.decode(text)
         if b"\\u" in body:
             orjson.loads(body)  # refuses lone surrogates, which the standard library lets through
     except UnicodeDecodeError as error:
@@ -167,3 +157,8 @@ def _constant(name: str) -> NoReturn:
 
 def _refuse(message: str) -> NoReturn:
     raise RequestError(400, "invalid_json", message, param="body")
+
+
+_decoder = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_int=_integer, parse_float=_number, parse_constant=_constant
+)

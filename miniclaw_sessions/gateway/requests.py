@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
@@ -11,8 +12,9 @@ from starlette.requests import Request
 from miniclaw_sessions.api.error_table import RequestError, invalid
 from miniclaw_sessions.api.messages import checked_idempotency_key
 from miniclaw_sessions.api.operation import shaped
+from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.gateway.binding import read_json
+from miniclaw_sessions.gateway import binding
 from miniclaw_sessions.protocol.encoding import message_from_dict
 from miniclaw_sessions.protocol.messages import Message
 
@@ -57,6 +59,17 @@ def idempotency_header(request: Request) -> str | None:
     if len(keys) > 1:
         raise invalid("send one idempotency key", param="Idempotency-Key")
     return checked_idempotency_key(keys[0]) if keys else None
+
+
+async def read_json(request: Request, limits: ListenSettings) -> Any:
+    """The body as JSON, if it comes in time.
+
+    Raises:
+        RequestError: it does not (408), or as for `binding.read_json`.
+    """
+    with anyio.move_on_after(limits.request_timeout_s):
+        return await binding.read_json(request, limits)
+    raise RequestError(408, "timeout", "the body did not arrive in time", close=True)
 
 
 __all__ = ["Chat", "checked_idempotency_key", "idempotency_header", "read_json", "shaped"]
