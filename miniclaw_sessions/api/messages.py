@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
@@ -332,7 +333,7 @@ def _new_entries(body: dict[str, Any]) -> list[NewEntry]:
 def _made(wanted: NewEntry) -> tuple[type[Entry], dict[str, Any]]:
     match wanted:
         case NewMessage():
-            return MessageEntry, {"message": message_from_dict(wanted.message), "continues": wanted.continues}
+            return MessageEntry, {"message": checked_message(wanted.message), "continues": wanted.continues}
         case NewModelChange():
             return ModelChange, {"provider": wanted.provider, "model_id": wanted.model_id}
         case NewThinkingLevel():
@@ -370,7 +371,22 @@ def _incoming_message(data: Any, default_key: str | None) -> tuple[Message, str 
         raise InvalidMessage("a message must be a JSON object with role and content")
     fields = dict(data)
     key = checked_idempotency_key(fields.pop("idempotency_key", None))
-    return message_from_dict(fields), default_key if key is None else key
+    return checked_message(fields), default_key if key is None else key
+
+
+def checked_message(fields: dict[str, Any]) -> Message:
+    """A message from JSON, whose time every reader can tell.
+
+    Raises:
+        InvalidMessage: it is no message, or its time lies outside of the years 1 to 9999 in UTC.
+    """
+    message = message_from_dict(fields)
+    try:
+        if message.timestamp is not None and message.timestamp.tzinfo is not None:
+            message.timestamp.astimezone(UTC)
+    except OverflowError:
+        raise InvalidMessage("the timestamp is not within the years 1 to 9999 in UTC") from None
+    return message
 
 
 def checked_idempotency_key(key: Any) -> str | None:

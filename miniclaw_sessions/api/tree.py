@@ -10,7 +10,7 @@ import orjson
 from msgspec import Meta
 
 from miniclaw_sessions.api.error_table import RequestError, invalid
-from miniclaw_sessions.api.messages import Expected, message_document
+from miniclaw_sessions.api.messages import Expected, checked_message, message_document
 from miniclaw_sessions.api.operation import Stream, document_in_pieces, operation
 from miniclaw_sessions.api.sessions import ONE, OneSession, session_reply
 from miniclaw_sessions.api.shapes import (
@@ -26,7 +26,7 @@ from miniclaw_sessions.api.shapes import (
 )
 from miniclaw_sessions.history.compaction import count_tokens, tokens_of
 from miniclaw_sessions.history.transcript import Transcript
-from miniclaw_sessions.protocol.encoding import encode_entry, message_from_dict
+from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import Custom, Entry, Label, LeafMove, moves_leaf
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ async def go_to(context: Context, request: GoToRequest) -> MovedReply:
     """Go back to an entry, or to the root, with or without a summary of what is left, and say something there."""
     session = await context.find(request.session_id)
     wanted = request.body
-    then = [message_from_dict(message) for message in wanted.then]
+    then = [checked_message(message) for message in wanted.then]
     if wanted.summary and then:
         raise invalid("send a summary or messages, not both", param="then")
     request.check(session)

@@ -25,6 +25,9 @@ MAX_DEPTH = 32
 MAX_ELEMENTS = 100_000
 """Objects, lists and commas; three bytes of `{}` and a comma cost 70 bytes of memory each."""
 
+MIN_RATE = 4_096
+"""Bytes per second that a client must send of a long body while it is waited for."""
+
 _MAX_INTEGER_DIGITS = 20
 _DRAIN_S = 1.0
 _DRAIN_FACTOR = 4
@@ -62,18 +65,27 @@ async def body_pieces(request: Request, *, stall_s: float) -> AsyncGenerator[byt
 
     A client that is faster than that is slowed down by its own connection; one that goes away is a `ClientDisconnect`.
 
+    Args:
+        request: whose body it is.
+        stall_s: how long a piece is waited for. After as long in sum, a client that was slower than `MIN_RATE` is
+            given up, too: a few that send a byte now and then would keep all others out.
+
     Raises:
-        RequestError: nothing came for `stall_s` seconds, though it was waited for (408).
+        RequestError: nothing, or too little, came for `stall_s` seconds, though it was waited for (408).
     """
     chunks = request.stream()
+    received, waited_s = 0, 0.0
     while True:
-        try:
-            with anyio.fail_after(stall_s):
-                piece = await anext(chunks, None)
-        except TimeoutError:
-            raise RequestError(408, "timeout", f"no more of the body came for {stall_s:g} s", close=True) from None
+        begun = anyio.current_time()
+        piece = None
+        with anyio.move_on_after(stall_s) as patience:
+            piece = await anext(chunks, None)
+        waited_s += anyio.current_time() - begun
+        if patience.cancelled_caught or (waited_s > stall_s and received < MIN_RATE * waited_s):
+            raise RequestError(408, "timeout", f"too little of the body came in {waited_s:.3g} s", close=True)
         if piece is None:
             return
+        received += len(piece)
         yield piece
 
 
