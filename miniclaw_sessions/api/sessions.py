@@ -138,9 +138,11 @@ async def create_session(context: Context, request: CreateSessionRequest) -> Ope
     wanted = request.body
     metadata = _checked_metadata(wanted.metadata)
     is_new = not await _exists(context, wanted.channel, wanted.chat_id)
-    session = await context.manager.get_or_create(wanted.channel, wanted.chat_id, agent_id=wanted.agent_id)
+    given = metadata if wanted.title is None else {"title": wanted.title, **metadata}
+    session = await context.manager.get_or_create(
+        wanted.channel, wanted.chat_id, agent_id=wanted.agent_id, metadata=given
+    )
     if is_new:
-        session.update(**({} if wanted.title is None else {"title": wanted.title}), **metadata)
         await session.saved()
     return OpenedReply(created=is_new, **msgspec.structs.asdict(session_reply(session)))
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import errno
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 from anyio import to_thread
@@ -339,7 +339,14 @@ class SessionManager(SessionReader):
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    async def get_or_create(self, channel: str, chat_id: str | int, *, agent_id: str | None = None) -> Session:
+    async def get_or_create(
+        self,
+        channel: str,
+        chat_id: str | int,
+        *,
+        agent_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Session:
         """The session of this chat, made if there is none. Renews its time to live.
 
         Any number of tasks may ask for the same chat at once: all get the same object. A new session is written at the
@@ -349,9 +356,11 @@ class SessionManager(SessionReader):
             channel: where the conversation takes place, such as telegram.
             chat_id: which chat of the channel it is; a number becomes its decimal text.
             agent_id: stored with the session if it is new.
+            metadata: title and whatever else is stored with the session if it is new.
 
         Raises:
             InvalidKey: the channel or chat id cannot name a session.
+            InvalidMessage: it is new, and its metadata cannot be stored; there is no session then.
             SessionLimit: there are `max_sessions` sessions already.
             ManagerClosed: the manager is not open.
             StoreError: the store had refused this session's entries, and what it has instead cannot be read now.
@@ -362,7 +371,8 @@ class SessionManager(SessionReader):
         if journal is None:
             if self.settings.restore_archived and key.session_id not in self._cache:
                 await self._restore_if_archived(key)
-            journal = await self._registry.get_or_create(key, agent_id)
+            given = {**(metadata or {}), **({} if agent_id is None else {"agent_id": agent_id})}
+            journal = await self._registry.get_or_create(key, given)
         journal.touch()
         return Session.of(journal)
 

@@ -18,10 +18,11 @@ Everything else happens between two awaits, where nobody else runs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -103,7 +104,7 @@ class SessionRegistry:
 
     # --- looking up --------------------------------------------------------------------------------------------------
 
-    async def get_or_create(self, key: SessionKey, agent_id: str | None) -> Journal:
+    async def get_or_create(self, key: SessionKey, given: Mapping[str, Any]) -> Journal:
         """The session of a key, made if there is none; see `SessionManager.get_or_create`."""
         session_id = key.session_id
         journal = self.usable(session_id)
@@ -117,7 +118,7 @@ class SessionRegistry:
                 if journal is None and session_id not in self._reserved and not self.cache.must_load(session_id):
                     await self._clear(session_id)
                     refused = self.cache.get(session_id)
-                    journal = self._create(key, agent_id) if refused is None else await self._reload(refused)
+                    journal = self._create(key, given) if refused is None else await self._reload(refused)
             del loaded
         return journal
 
@@ -228,10 +229,10 @@ class SessionRegistry:
         )
         return self._journal_of(conversation, dirty=dirty)
 
-    def _create(self, key: SessionKey, agent_id: str | None) -> Journal:
-        journal = self._new(key, dirty=agent_id is None)
-        if agent_id is not None:  # which may be refused: until then nobody may know of the session
-            Session.of(journal).update(agent_id=agent_id)
+    def _create(self, key: SessionKey, given: Mapping[str, Any]) -> Journal:
+        journal = self._new(key, dirty=not given)
+        if given:  # which may be refused: until then nobody may know of the session
+            Session.of(journal).update(**given)
         self._admit(journal)
         return journal
 

@@ -74,7 +74,6 @@ async def test_what_is_not_there_is_told_by_the_same_errors_everywhere(client: C
     assert await texts(session) == ["x"]
 
 
-@pytest.mark.xfail(reason="waits for the manager", strict=True)
 async def test_a_refused_creation_makes_nothing_and_the_corrected_one_counts(client: Client) -> None:
     with pytest.raises(InvalidMessage):
         await client.get_or_create("a", "1", title="wrong", metadata={"session.secret": 1})
