@@ -32,7 +32,7 @@ from miniclaw_sessions.api.shapes import (
     SaveTurn,
     TurnReply,
 )
-from miniclaw_sessions.errors import InvalidMessage, LeafMoved, StoreCorrupt
+from miniclaw_sessions.errors import InvalidMessage, StoreCorrupt
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry, message_from_dict, message_to_dict
 from miniclaw_sessions.protocol.entries import (
     METADATA,
@@ -49,6 +49,7 @@ from miniclaw_sessions.protocol.messages import Message, Usage
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
     from miniclaw_sessions.session import Session
+    from miniclaw_sessions.session.unit import Unit
     from miniclaw_sessions.stores.base import StoredEntry
 
 MAX_PAGE = 1000
@@ -217,22 +218,17 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     if_sequence: Sequence_ | None = None
     idempotency_key: str | None = None
 
-    def check(self, session: Session, keys: Sequence[str | None] = ()) -> None:
-        """Refuse, unless the session is as expected, or this was appended before; nothing is waited for afterwards.
+    async def save(self, session: Session, unit: Unit) -> None:
+        """Let the session accept a unit, if it is as expected, and wait for the acknowledgement.
+
+        An empty unit is what was appended before: only that is waited for.
 
         Raises:
-            LeafMoved: it is not.
+            LeafMoved: the session is not as expected; nothing was appended.
         """
-        leaf_is = self.if_leaf is None or self.if_leaf == (session.leaf_id or "")
-        sequence_is = self.if_sequence is None or self.if_sequence == session.last_sequence
-        if leaf_is and sequence_is:
-            return
-        if keys and all(key is not None and session.journal.find_duplicate(key) is not None for key in keys):
-            return
-        raise LeafMoved(
-            f"session {session.session_id} went on meanwhile, or elsewhere (leaf {session.leaf_id}, newest entry "
-            f"{session.last_sequence}); nothing was appended: look at it and try again"
-        )
+        if len(unit):
+            unit.accept(if_leaf=self.if_leaf, if_sequence=self.if_sequence)
+        await session.saved()
 
 
 class AddMessages(Expected, frozen=True, kw_only=True):
@@ -246,10 +242,13 @@ async def add_messages(context: Context, request: AddMessages) -> AppendedReply:
     """Append one message or several as a unit, and reply when they are acknowledged; the session is made if needed."""
     incoming = incoming_messages(request.body, checked_idempotency_key(request.idempotency_key))
     session = await context.find_or_create(request.session_id)
-    messages, keys = zip(*incoming, strict=True)
-    request.check(session, keys)
+    session.journal.home.committer.check_store()
+    unit = session.unit()
+    await unit.look_up(key for _, key in incoming if key is not None)
     last = session.last_sequence
-    entries = await session.add_messages(messages, idempotency_keys=keys)
+    messages, keys = zip(*incoming, strict=True)
+    entries = unit.add_messages(messages, idempotency_keys=keys)
+    await request.save(session, unit)
     return AppendedReply(entries=_appended(entries, last), leaf_id=session.leaf_id)
 
 
@@ -273,15 +272,16 @@ async def save_turn(context: Context, request: SaveTurnRequest) -> TurnReply:
     messages, usage = _turn(request.body)
     key = checked_idempotency_key(request.idempotency_key)
     session = await context.find_or_create(request.session_id)
-    keys = [None if key is None else f"{key}:{place}" for place in range(len(messages))]
-    request.check(session, keys)
-    is_known = key is not None and session.journal.find_duplicate(f"{key}:0") is not None
-    if usage is not None and all(message.usage is None for message in messages):
-        messages[-1] = msgspec.structs.replace(messages[-1], usage=usage)
     session.journal.home.committer.check_store()
-    session.extend(messages, idempotency_keys=keys, continues=[place > 0 for place in range(len(messages))])
-    await session.saved()
-    return TurnReply(entries=len(messages), leaf_id=session.leaf_id, duplicate=is_known)
+    known = None if key is None else await session.journal.find_by_key(key)
+    unit = session.unit()
+    if known is None:
+        if usage is not None and all(message.usage is None for message in messages):
+            messages[-1] = msgspec.structs.replace(messages[-1], usage=usage)
+        for place, message in enumerate(messages):
+            unit.add_message(message, idempotency_key=None if place else key, continues=place > 0)
+    await request.save(session, unit)
+    return TurnReply(entries=len(messages), leaf_id=session.leaf_id, duplicate=known is not None)
 
 
 def _turn(body: SaveTurn) -> tuple[list[Message], Usage | None]:
@@ -308,19 +308,26 @@ async def append_entries(context: Context, request: AppendEntries) -> EntriesApp
         if isinstance(label, NewLabel):
             await session.tree.get_entry(label.target_id)
     made = [_made(one) for one in wanted]
-    request.check(session, [key])
-    if key is not None and (known := session.journal.find_duplicate(key)) is not None:
+    session.journal.home.committer.check_store()
+    if key is not None and (known := await session.journal.find_by_key(key)) is not None:
+        await session.saved()
         first = await session.tree.get_entry(known.id)
-        unit_before = await session.tree.read_after(first.sequence - 1, len(wanted))
-        same = [AppendedEntry(id=one.entry_id, sequence=one.sequence, duplicate=True) for one in unit_before]
-        return EntriesAppendedReply(id=same[-1].id, entries=same, leaf_id=session.leaf_id)
+        before = await session.tree.read_after(first.sequence - 1, len(wanted))
+        return _entries_appended(session, [(one.entry_id, one.sequence) for one in before], duplicate=True)
     unit = session.unit()
     for kind, fields in made:
-        given = {**fields, "idempotency_key": key} if kind is MessageEntry and not len(unit) else fields
-        unit.add(kind, **given)
-    last = session.last_sequence
-    entries = await unit.save()
-    return EntriesAppendedReply(id=entries[-1].id, entries=_appended(entries, last), leaf_id=session.leaf_id)
+        if key is not None and kind in (MessageEntry, Custom):  # it stands with the first that can bear it
+            unit.add(kind, **fields, idempotency_key=key)
+            key = None
+        else:
+            unit.add(kind, **fields)
+    await request.save(session, unit)
+    return _entries_appended(session, [(one.id, one.sequence) for one in unit.entries], duplicate=False)
+
+
+def _entries_appended(session: Session, places: Sequence[tuple[str, int]], *, duplicate: bool) -> EntriesAppendedReply:
+    entries = [AppendedEntry(id=entry_id, sequence=place, duplicate=duplicate) for entry_id, place in places]
+    return EntriesAppendedReply(id=entries[-1].id, entries=entries, leaf_id=session.leaf_id)
 
 
 def _new_entries(body: dict[str, Any]) -> list[NewEntry]:

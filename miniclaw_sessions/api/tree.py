@@ -10,7 +10,7 @@ import orjson
 from msgspec import Meta
 
 from miniclaw_sessions.api.error_table import RequestError, invalid
-from miniclaw_sessions.api.messages import Expected, checked_message, message_document
+from miniclaw_sessions.api.messages import checked_message, message_document
 from miniclaw_sessions.api.operation import Stream, document_in_pieces, operation
 from miniclaw_sessions.api.sessions import ONE, OneSession, session_reply
 from miniclaw_sessions.api.shapes import (
@@ -118,10 +118,12 @@ async def show_context(context: Context, request: OneSession) -> Stream:
 # --- changing --------------------------------------------------------------------------------------------------------
 
 
-class GoToRequest(Expected, frozen=True, kw_only=True):
-    """Where the conversation is to go on."""
+class GoToRequest(msgspec.Struct, frozen=True):
+    """Where the conversation is to go on; without a summary it may be demanded that the leaf is this one."""
 
+    session_id: str
     body: GoTo
+    if_leaf: str | None = None
 
 
 @operation("POST", f"{ONE}/branch", GoToRequest, MovedReply)
@@ -132,11 +134,12 @@ async def go_to(context: Context, request: GoToRequest) -> MovedReply:
     then = [checked_message(message) for message in wanted.then]
     if wanted.summary and then:
         raise invalid("send a summary or messages, not both", param="then")
-    request.check(session)
+    if wanted.summary and request.if_leaf is not None:
+        raise invalid("if_leaf does not go with a summary", param="if_leaf")
     if wanted.summary:
         await session.tree.branch_with_summary(wanted.entry_id, wanted.summary)
     else:
-        await session.tree.branch(wanted.entry_id, then=then, if_leaf=request.if_leaf or None)
+        await session.tree.branch(wanted.entry_id, then=then, if_leaf=request.if_leaf)
     return MovedReply(leaf_id=session.leaf_id, session=session_reply(session))
 
 

@@ -238,6 +238,8 @@ class Conversation:
     def _apply_event(self, entry: Entry) -> int:
         """Fold in an entry that is not a message."""
         self.state_sequence = entry.sequence
+        if isinstance(entry, Custom) and entry.idempotency_key is not None:
+            self._remember(entry.idempotency_key, entry.id)
         if isinstance(entry, LeafMove):
             self._move_leaf(entry)
             return 0

@@ -116,6 +116,7 @@ class Custom(EntryBase, frozen=True, gc=False, kw_only=True, tag="custom", tag_f
 
     custom_type: str
     data: dict[str, Any] = msgspec.field(default_factory=dict)
+    idempotency_key: str | None = None
 
 
 class OtherEntry(EntryBase, frozen=True, gc=False, kw_only=True, tag=OTHER, tag_field="type"):

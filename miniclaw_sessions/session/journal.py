@@ -457,7 +457,12 @@ class Journal:
         if stored is None:
             return self.known(idempotency_key)  # it may have come meanwhile
         found = decode_entry(stored.encoded)
-        return msgspec.structs.replace(found, sequence=stored.sequence) if isinstance(found, MessageEntry) else None
+        if isinstance(found, MessageEntry):
+            return msgspec.structs.replace(found, sequence=stored.sequence)
+        nothing = Message.user("")  # it was no message, but is known all the same
+        return MessageEntry(
+            id=found.id, parent_id=None, timestamp=found.timestamp, sequence=stored.sequence, message=nothing
+        )
 
     def find_duplicate(self, idempotency_key: str) -> MessageEntry | None:
         """The entry that was accepted with this idempotency key, if it is remembered."""

@@ -218,6 +218,17 @@ async def test_entries_of_any_kind_are_one_unit(client: Client) -> None:
     assert branch[3].data == {"n": 1}
 
 
+async def test_a_repeated_unit_is_the_same_one_however_many_came_since(client: Client) -> None:
+    session = await a_chat(client, "start")
+    unit = [NewCustom(custom_type="state", data={"n": 1}), NewCustom(custom_type="state", data={"n": 2})]
+    first = await session.append(unit, idempotency_key="u", if_sequence=1)
+    await session.add_messages([user(str(number)) for number in range(300)])
+    again = await session.append(unit, idempotency_key="u", if_sequence=1)
+    assert [entry.id for entry in again.entries] == [entry.id for entry in first.entries]
+    assert all(entry.duplicate for entry in again.entries)
+    assert (await session.info()).entries == 303
+
+
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
