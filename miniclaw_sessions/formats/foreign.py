@@ -8,7 +8,7 @@ repaired and what they set aside; whoever stores the entries gives them their se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
@@ -135,6 +135,22 @@ class ForesightedWriter(Writer, Protocol):
         ...
 
 
+class PageWriter(Protocol):
+    """Writes one file in another order than that of logging: it reads the entries again, where it needs them."""
+
+    def foresee(self, entry: Entry) -> None:
+        """One entry; all of them are shown, oldest first. They must not be held."""
+        ...
+
+    def pieces(self, read: Callable[[int, int], Sequence[Entry]]) -> Iterator[bytes]:
+        """The file.
+
+        Args:
+            read: gives the entries behind a sequence number, at most so many of them; it may take its time.
+        """
+        ...
+
+
 class MessageWriter(Protocol):
     """Writes the messages of one branch, which `history.context` has made legal for a model."""
 
@@ -165,6 +181,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
         writer: makes a writer that is fed all entries, oldest first; None: only read, or written by `message_writer`.
         branch_only: the writer is fed the entries of the current branch, and not the whole tree.
         looks_ahead: the writer is a `ForesightedWriter`: it is shown all entries before it is fed them.
+        page: makes a writer that is shown all entries, and reads them again.
         message_writer: makes a writer that is fed the current branch as a model may be sent it; for formats without a
             tree.
     """
@@ -179,11 +196,12 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     branch_only: bool = False
     looks_ahead: bool = False
     message_writer: Callable[[SessionFacts], MessageWriter] | None = None
+    page: Callable[[SessionFacts], PageWriter] | None = None
 
     @property
     def is_written(self) -> bool:
         """Whether a session can be written in it."""
-        return self.writer is not None or self.message_writer is not None
+        return any(make is not None for make in (self.writer, self.message_writer, self.page))
 
 
 class Chain:

@@ -7,16 +7,18 @@ twice: first for where each entry's parent stands, eight bytes for each, and the
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import aclosing, suppress
 from typing import TypeVar, cast
 
-from anyio import to_thread
+import msgspec
+from anyio import from_thread, to_thread
 
-from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.formats.foreign import ForesightedWriter, Format, MessageWriter, SessionFacts, Writer
+from miniclaw_sessions.errors import ImportRefused, InvalidMessage
+from miniclaw_sessions.formats.foreign import ForesightedWriter, Format, MessageWriter, PageWriter, SessionFacts, Writer
 from miniclaw_sessions.history.branch import told
 from miniclaw_sessions.history.context import ContextInParts, is_told_as_user
+from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     OWN_METADATA,
@@ -30,8 +32,12 @@ from miniclaw_sessions.protocol.entries import (
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.copying import PARENT_SESSION
+from miniclaw_sessions.stores.base import StoredEntry
 
 T = TypeVar("T")
+
+PIECE_BYTES = 65_536
+"""How much of a page is made in one go."""
 
 AT_ONCE = 32
 """How many entries are written in one go, by a thread."""
@@ -51,6 +57,8 @@ async def export_session(session: Session, form: Format) -> AsyncIterator[bytes]
         if form.looks_ahead:
             await _shown(cast("ForesightedWriter", writer), _entries(session, places))
         pieces = _written(writer, _entries(session, places))
+    elif form.page is not None:
+        pieces = _written_page(form.page(facts), session)
     elif form.message_writer is not None:
         pieces = _written_messages(form.message_writer(facts), session)
     else:
@@ -68,7 +76,34 @@ async def _written(writer: Writer, entries: AsyncIterator[Entry]) -> AsyncGenera
     yield await to_thread.run_sync(writer.finish)
 
 
-async def _shown(writer: ForesightedWriter, entries: AsyncIterator[Entry]) -> None:
+async def _written_page(writer: PageWriter, session: Session) -> AsyncGenerator[bytes, None]:
+    await _shown(writer, _entries(session, None))
+
+    def read(after: int, limit: int) -> list[Entry]:
+        return list(_decoded(from_thread.run(session.tree.read_after, after, limit)))
+
+    made = writer.pieces(read)
+    while piece := await to_thread.run_sync(_next_piece, made):
+        yield piece
+
+
+def _decoded(page: Iterable[StoredEntry]) -> Iterator[Entry]:
+    """The entries that can be read: the others were not shown to the writer."""
+    for stored in page:
+        with suppress(InvalidMessage):
+            yield msgspec.structs.replace(decode_entry(stored.encoded), sequence=stored.sequence)
+
+
+def _next_piece(pieces: Iterator[bytes]) -> bytes:
+    made = bytearray()
+    for piece in pieces:
+        made += piece
+        if len(made) >= PIECE_BYTES:
+            break
+    return bytes(made)
+
+
+async def _shown(writer: ForesightedWriter | PageWriter, entries: AsyncIterator[Entry]) -> None:
     async for entry in entries:
         writer.foresee(entry)
 

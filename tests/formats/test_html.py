@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from miniclaw_sessions.formats.foreign import SessionFacts
-from miniclaw_sessions.formats.html import HTML, HtmlWriter
+from miniclaw_sessions.formats.html import HTML
 from miniclaw_sessions.formats.html.articles import anchor
+from miniclaw_sessions.formats.html.page import HtmlPage
 from miniclaw_sessions.formats.html.prose import prose
 from miniclaw_sessions.protocol.entries import (
     METADATA,
@@ -55,9 +57,11 @@ SPEAKING_HTML = (
 
 
 def page(entries: list[Entry], facts: SessionFacts | None = None) -> str:
-    writer = HtmlWriter(facts or SessionFacts(session_id="telegram_1", channel="telegram", chat_id="1"))
-    pieces = [writer.begin(), *map(writer.feed, entries), writer.finish()]
-    return b"".join(pieces).decode()
+    writer = HtmlPage(facts or SessionFacts(session_id="telegram_1", channel="telegram", chat_id="1"))
+    numbered = [replace(entry, sequence=number) for number, entry in enumerate(entries, 1)]
+    for entry in numbered:
+        writer.foresee(entry)
+    return b"".join(writer.pieces(lambda after, limit: numbered[after : after + limit])).decode()
 
 
 class Elements(HTMLParser):
@@ -292,7 +296,7 @@ def test_every_message_stands_in_the_page_once(seed: int, size: int) -> None:
 
 def test_the_format_is_written_only() -> None:
     assert (HTML.name, HTML.suffix, HTML.reader) == ("html", ".html", None)
-    assert HTML.writer is HtmlWriter
+    assert HTML.page is HtmlPage
 
 
 # --- in a real browser -----------------------------------------------------------------------------------------------

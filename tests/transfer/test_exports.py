@@ -74,7 +74,7 @@ async def test_no_writer_works_on_the_event_loop(tmp_path: Path, form_of: Callab
         assert threading.get_ident() not in writer.threads
 
 
-@pytest.mark.parametrize("form", [form for form in WRITABLE if form.name != "html"], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", WRITABLE, ids=lambda form: form.name)
 async def test_an_export_holds_a_small_part_of_a_long_session(tmp_path: Path, form: Format) -> None:
     async with SessionManager(tmp_path) as manager:
         session = await manager.get_or_create("cli", "1")

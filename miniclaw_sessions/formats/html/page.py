@@ -7,36 +7,76 @@ becomes HTML, and it is in Python.
 
 from __future__ import annotations
 
+from array import array
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import NamedTuple
 
 from miniclaw_sessions.formats.first_words import first_words, speaker
 from miniclaw_sessions.formats.foreign import SessionFacts
 from miniclaw_sessions.formats.html.articles import anchor, article, tokens_and_cost
 from miniclaw_sessions.formats.html.prose import escaped
 from miniclaw_sessions.formats.html.tree import tree_list
-from miniclaw_sessions.formats.outline import Row, outline
-from miniclaw_sessions.history.transcript import Transcript
+from miniclaw_sessions.formats.outline import NumberedRow, Row, Shape, outline_of, with_entries
 from miniclaw_sessions.protocol.encoding import in_utc
-from miniclaw_sessions.protocol.entries import Entry, MessageEntry, SessionInfo
-from miniclaw_sessions.protocol.messages import Message, Usage
+from miniclaw_sessions.protocol.entries import Entry, LeafMove, MessageEntry, SessionInfo, moves_leaf
+from miniclaw_sessions.protocol.messages import Usage
+
+_HELD = 16
+"""How many entries are read at a time; the last two lots are held."""
 
 
-def render_page(transcript: Transcript, facts: SessionFacts) -> str:
-    """The whole page."""
-    leaf_id = facts.leaf_id if facts.leaf_id is not None and facts.leaf_id in transcript else None
-    rows = outline(transcript, leaf_id=leaf_id)
-    entries = transcript.entries
-    title = escaped(_title(entries, facts))
-    current, left = _branches(rows)
-    style, script = _source("page.css"), _source("page.js")
-    leaf = next((row for row in rows if row.is_leaf), None)
-    to_leaf = anchor(leaf.entry.id) if leaf is not None else "conversation"
-    return f"""<!DOCTYPE html>
+class HtmlPage:
+    """Writes the page; see `codec.PageWriter`. It holds the shape of the tree, and reads the entries where it is."""
+
+    def __init__(self, facts: SessionFacts) -> None:
+        """No entries are known yet."""
+        self._facts = facts
+        self._shape = Shape()
+        self._places = array("q")
+        self._leaf: int | None = None
+        self._title: str | None = None
+        self._began: datetime | None = None
+        self._messages = self._asked = 0
+        self._used = Usage()
+
+    def foresee(self, entry: Entry) -> None:
+        """One entry, oldest first: it takes its place in the tree."""
+        if isinstance(entry, LeafMove):
+            if entry.target_id is None or self._shape.number_of(entry.target_id) is not None:
+                self._leaf = self._shape.number_of(entry.target_id)
+            return
+        if not self._shape.add(entry):
+            return
+        if moves_leaf(entry):
+            self._leaf = len(self._shape) - 1
+        self._places.append(entry.sequence)
+        self._began = self._began or entry.timestamp
+        if isinstance(entry, SessionInfo) and entry.name.strip():
+            self._title = entry.name
+        if isinstance(entry, MessageEntry):
+            self._messages += 1
+            self._asked += entry.message.is_user
+            if entry.message.usage is not None:
+                self._used += entry.message.usage
+
+    def pieces(self, read: Callable[[int, int], Sequence[Entry]]) -> Iterator[bytes]:
+        """The page; the entries are read once more, twice each."""
+        leaf = self._shape.number_of(self._facts.leaf_id)
+        rows = outline_of(self._shape, self._leaf if leaf is None else leaf)
+        for piece in self._pieces(rows, _Entries(self._places, read)):
+            yield piece.encode()
+
+    def _pieces(self, rows: Sequence[NumberedRow], entries: _Entries) -> Iterator[str]:
+        title = escaped(self._named())
+        style, script = _source("page.css"), _source("page.js")
+        leaf = next((row for row in rows if row.is_leaf), None)
+        to_leaf = anchor(entries.row(leaf).entry.id) if leaf is not None else "conversation"
+        branches = _Branches(rows)
+        yield f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -52,23 +92,80 @@ def render_page(transcript: Transcript, facts: SessionFacts) -> str:
 <div class="bar"><input id="search" type="search" placeholder="Search   /" aria-label="Search" hidden>
 <a class="close" href="#conversation">Close</a></div>
 <div id="hits" hidden></div>
-<div id="branches">{tree_list(rows)}</div>
+<div id="branches">"""
+        yield from tree_list(rows, entries.row)
+        yield f"""</div>
 <p class="keys" hidden><kbd>j</kbd> <kbd>k</kbd> move <kbd>o</kbd> open <kbd>/</kbd> search</p>
 </nav>
 <main>
 <header>
 <a class="open" href="#tree">Tree</a>
 <h1>{title}</h1>
-{_about(entries, facts)}
+{self._about()}
 </header>
 <p id="aside" hidden>This branch was left. <a href="#{to_leaf}">Back to where the conversation goes on</a></p>
 <section id="conversation">
-{"".join(current) or '<p class="missing">The conversation begins anew here: nothing was said yet.</p>'}</section>
-{_elsewhere(left)}</main>
+"""
+        yield from branches.articles(branches.current, entries)
+        if not branches.current:
+            yield '<p class="missing">The conversation begins anew here: nothing was said yet.</p>'
+        yield "</section>\n"
+        yield from _elsewhere(branches, entries)
+        yield f"""</main>
 <script>{script}</script>
 </body>
 </html>
 """
+
+    def _named(self) -> str:
+        name = self._title or self._facts.title or self._facts.session_id or self._facts.source_id
+        return name if name.strip() else "A conversation"
+
+    def _about(self) -> str:
+        """One line of facts, with the rest folded under it."""
+        facts = self._facts
+        line = [
+            facts.channel,
+            f"{in_utc(self._began):%-d %B %Y}" if self._began else "",
+            f"{self._messages:,} messages",
+            f"{self._asked:,} by the user",
+            tokens_and_cost(self._used),
+        ]
+        more = {
+            "Session": facts.session_id or facts.source_id,
+            "Chat": facts.chat_id,
+            "Forked from": facts.parent_session,
+            "Came as": facts.format,
+            "Entries": f"{len(self._shape):,}",
+            **_tokens(self._used),
+            **facts.metadata,
+        }
+        pairs = [f"<dt>{escaped(name)}</dt><dd>{escaped(str(value))}</dd>" for name, value in more.items() if value]
+        told = " · ".join(escaped(fact) for fact in line if fact)
+        return f"<details><summary>{told}</summary><dl>{''.join(pairs)}<dt>Times</dt><dd>UTC</dd></dl></details>"
+
+
+class _Entries:
+    """The entries by their numbers, read as they are needed, which is nearly always in order."""
+
+    def __init__(self, places: array[int], read: Callable[[int, int], Sequence[Entry]]) -> None:
+        self._places = places
+        self._read = read
+        self._newer: dict[int, Entry] = {}
+        self._older: dict[int, Entry] = {}
+
+    def row(self, row: NumberedRow) -> Row:
+        """The row with its entries."""
+        return with_entries(row, [self._at(number) for number in (row.entry, *row.folded)])
+
+    def _at(self, number: int) -> Entry:
+        place = self._places[number]
+        known = self._newer.get(place) or self._older.get(place)
+        if known is not None:
+            return known
+        self._older = self._newer
+        self._newer = {entry.sequence: entry for entry in self._read(place - 1, _HELD)}
+        return self._newer[place]
 
 
 def _policy(style: str, script: str) -> str:
@@ -91,41 +188,6 @@ def _digest(source: str) -> str:
 # --- the head --------------------------------------------------------------------------------------------------------
 
 
-def _title(entries: Sequence[Entry], facts: SessionFacts) -> str:
-    names = [entry.name for entry in entries if isinstance(entry, SessionInfo) and entry.name.strip()]
-    name = names[-1] if names else facts.title or facts.session_id or facts.source_id
-    return name if name.strip() else "A conversation"
-
-
-def _about(entries: Sequence[Entry], facts: SessionFacts) -> str:
-    """One line of facts, with the rest folded under it."""
-    messages = [entry.message for entry in entries if isinstance(entry, MessageEntry)]
-    asked = sum(message.is_user for message in messages)
-    line = [
-        facts.channel,
-        f"{in_utc(entries[0].timestamp):%-d %B %Y}" if entries else "",
-        f"{len(messages):,} messages",
-        f"{asked:,} by the user",
-        tokens_and_cost(_total(messages)),
-    ]
-    more = {
-        "Session": facts.session_id or facts.source_id,
-        "Chat": facts.chat_id,
-        "Forked from": facts.parent_session,
-        "Came as": facts.format,
-        "Entries": f"{len(entries):,}",
-        **_tokens(_total(messages)),
-        **facts.metadata,
-    }
-    pairs = [f"<dt>{escaped(name)}</dt><dd>{escaped(str(value))}</dd>" for name, value in more.items() if value]
-    told = " · ".join(escaped(fact) for fact in line if fact)
-    return f"<details><summary>{told}</summary><dl>{''.join(pairs)}<dt>Times</dt><dd>UTC</dd></dl></details>"
-
-
-def _total(messages: Iterable[Message]) -> Usage:
-    return sum((message.usage for message in messages if message.usage is not None), Usage())
-
-
 def _tokens(total: Usage) -> dict[str, str]:
     counts = {
         "Tokens in": total.input_tokens,
@@ -139,50 +201,51 @@ def _tokens(total: Usage) -> dict[str, str]:
 # --- the branches ----------------------------------------------------------------------------------------------------
 
 
-class _Branch(NamedTuple):
-    """A branch that was left, by its first row."""
+class _Branches:
+    """The rows of the current branch, and of each that was left; numbers of rows throughout."""
 
-    first: Row
-    articles: list[str]
+    def __init__(self, rows: Sequence[NumberedRow]) -> None:
+        self.current = array("q")
+        self.left: list[array[int]] = []
+        self._rows = rows
+        self._parents = array("q")  # the row that each row follows; -1: none
+        self._ways: dict[int, list[int]] = {}  # the rows that follow those at which branches go off
+        columns: list[array[int]] = []  # the branch that is drawn in each column
+        last = array("q")  # the last row in each column
+        for number, row in enumerate(rows):
+            column = row.depth - 1 if row.begins else row.depth
+            parent = last[column] if column >= 0 else -1
+            self._parents.append(parent)
+            if parent >= 0 and rows[parent].is_fork:
+                self._ways.setdefault(parent, []).append(number)
+            del last[row.depth :]
+            last.append(number)
+            if row.begins:
+                branch = self.current if row.is_current else array("q")
+                self.left += [] if row.is_current else [branch]
+                columns[row.depth :] = [branch]
+            columns[row.depth].append(number)
 
+    def articles(self, branch: Iterable[int], entries: _Entries) -> Iterator[str]:
+        """The articles of a branch."""
+        for number in branch:
+            parent = self._parents[number]
+            ways = [(way, self.row(way, entries)) for way in self._ways.get(number, ())]
+            yield article(self.row(number, entries), number=number, parent=parent if parent >= 0 else None, ways=ways)
 
-def _branches(rows: Sequence[Row]) -> tuple[list[str], list[_Branch]]:
-    """The articles of the current branch, and the branches that were left."""
-    parents, ways = _family(rows)
-    current: list[str] = []
-    left: list[_Branch] = []
-    columns: list[list[str]] = []  # the articles of the branch that is drawn in each column
-    for number, row in enumerate(rows):
-        if row.begins:
-            branch = _Branch(row, [])
-            left += [] if row.is_current else [branch]
-            columns[row.depth :] = [current if row.is_current else branch.articles]
-        forks = [(way, rows[way]) for way in ways.get(number, ())] if row.is_fork else []
-        columns[row.depth].append(article(row, number=number, parent=parents[number], ways=forks))
-    return current, left
-
-
-def _family(rows: Sequence[Row]) -> tuple[list[int | None], dict[int, list[int]]]:
-    """The row that each row follows, and the rows that follow each row."""
-    parents: list[int | None] = []
-    ways: dict[int, list[int]] = {}
-    last: list[int] = []  # the last row in each column
-    for number, row in enumerate(rows):
-        column = row.depth - 1 if row.begins else row.depth
-        parent = last[column] if column >= 0 else None
-        parents.append(parent)
-        if parent is not None:
-            ways.setdefault(parent, []).append(number)
-        del last[row.depth :]
-        last.append(number)
-    return parents, ways
+    def row(self, number: int, entries: _Entries) -> Row:
+        """A row with its entries."""
+        return entries.row(self._rows[number])
 
 
-def _elsewhere(left: Sequence[_Branch]) -> str:
+def _elsewhere(branches: _Branches, entries: _Entries) -> Iterator[str]:
     """The branches that were left, below the conversation; the script takes them from here."""
-    branches = [
-        f"<details><summary><b>{escaped(speaker(first.entry))}</b> {escaped(first_words(first.entry))}</summary>"
-        f"{''.join(articles)}</details>\n"
-        for first, articles in left
-    ]
-    return f'<section id="elsewhere"><h2>Branches that were left</h2>\n{"".join(branches)}</section>\n' if left else ""
+    if not branches.left:
+        return
+    yield '<section id="elsewhere"><h2>Branches that were left</h2>\n'
+    for branch in branches.left:
+        first = branches.row(branch[0], entries).entry
+        yield f"<details><summary><b>{escaped(speaker(first))}</b> {escaped(first_words(first))}</summary>"
+        yield from branches.articles(branch, entries)
+        yield "</details>\n"
+    yield "</section>\n"

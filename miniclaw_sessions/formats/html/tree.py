@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from miniclaw_sessions.formats.first_words import first_words, speaker
 from miniclaw_sessions.formats.html.articles import anchor, kind_of
 from miniclaw_sessions.formats.html.prose import escaped
-from miniclaw_sessions.formats.outline import Fold, Row, fold_runs
+from miniclaw_sessions.formats.outline import Fold, NumberedRow, Row, fold_runs
 
 LONGEST_WORK, LONGEST_RUN = 3, 60
 """Of more steps than `LONGEST_WORK` between two user messages only the last one is shown, mostly the answer; of a run
@@ -16,19 +16,19 @@ of more rows than `LONGEST_RUN` only `EDGES`. The rest unfolds at a click."""
 EDGES = (20, 20)
 
 
-def tree_list(rows: Iterable[Row]) -> str:
+def tree_list(rows: Iterable[NumberedRow], read: Callable[[NumberedRow], Row]) -> Iterator[str]:
     """The rows of an outline, long runs folded; a branch that was left is a list within the row it leaves."""
     steps = fold_runs(rows, stays=_is_milestone, longest=LONGEST_WORK, edges=(0, 1))
     shown = fold_runs(steps, stays=lambda row: row.is_landmark, longest=LONGEST_RUN, edges=EDGES)
-    return "".join(_nested(shown))
+    yield from _nested(shown, read)
 
 
-def _is_milestone(row: Row | Fold) -> bool:
+def _is_milestone(row: NumberedRow | Fold) -> bool:
     """What a reader looks for: landmarks, where branches begin, and what people said."""
-    return row.is_landmark or row.begins or (isinstance(row, Row) and kind_of(row.entry) == "user")
+    return row.is_landmark or row.begins or (not isinstance(row, Fold) and row.is_user)
 
 
-def _nested(rows: Iterable[Row | Fold]) -> Iterator[str]:
+def _nested(rows: Iterable[NumberedRow | Fold], read: Callable[[NumberedRow], Row]) -> Iterator[str]:
     depth = -1  # of the list item that is still open; all lists above it are open, too
     for row in rows:
         while depth > row.depth:
@@ -38,16 +38,24 @@ def _nested(rows: Iterable[Row | Fold]) -> Iterator[str]:
             yield "</li></ol><ol>" if row.begins else "</li>"
         else:
             yield "<ol>"
-        yield _item(row)
+        yield from _item(row, read)
         depth = row.depth
     yield "</li></ol>" * (depth + 1)
 
 
-def _item(row: Row | Fold) -> str:
+def _item(row: NumberedRow | Fold, read: Callable[[NumberedRow], Row]) -> Iterator[str]:
     """A list item, its end left out: branches may follow within it."""
-    if isinstance(row, Fold):
-        rows = "".join(f"{_item(folded)}</li>" for folded in row.rows)
-        return f'<li class="fold"><details><summary>{row.count} more</summary><ol>{rows}</ol></details>'
+    if not isinstance(row, Fold):
+        yield _line(read(row))
+        return
+    yield f'<li class="fold"><details><summary>{row.count} more</summary><ol>'
+    for folded in row.rows:
+        yield from _item(folded, read)
+        yield "</li>"
+    yield "</ol></details>"
+
+
+def _line(row: Row) -> str:
     kinds = f"{kind_of(row.entry)}{' on' if row.is_current else ''}"
     label = "" if row.label is None else f'<span class="label">{escaped(row.label)}</span>'
     leaf = '<span class="here">leaf</span>' if row.is_leaf else ""
