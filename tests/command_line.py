@@ -113,27 +113,6 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def press_until_end(self, key: str) -> int:
-        """Press a key, and again if need be: Python misses an interrupt between the prompt and the wait for input."""
-        has_ended = False
-        while not has_ended:
-            with contextlib.suppress(OSError):  # the other side has closed
-                self.type(key)
-            has_ended = self._ends_while_it_talks()
-        return self.end()
-
-    def _ends_while_it_talks(self) -> bool:
-        """Read until the command ends, or says nothing for a second: the echo of a key is no end."""
-        while select.select([self._master], [], [], 1.0)[0]:
-            try:
-                data = os.read(self._master, 65536)
-            except OSError:
-                return True
-            if not data:
-                return True
-            self.seen += self._characters.decode(data)
-        return False
-
     def end(self) -> int:
         """Wait for the command's end and return its exit status."""
         with contextlib.suppress(OSError):  # the other side has closed

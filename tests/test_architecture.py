@@ -68,7 +68,6 @@ CLOCKS: dict[str, str] = {
     "api/context.py": "how long the process has been up is a fact about the machine",
     "api/service.py": "same",
     "gateway/replies.py": "the id of an internal error joins a reply to a log record and nothing else",
-    "cli/sessions.py": "how long ago something was is shown to a person",
 }
 """Files that read a clock or make ids, and why."""
 

@@ -93,7 +93,7 @@ def test_no_command_at_all_shows_the_help(cli: Cli) -> None:
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_commands_help_has_examples_and_the_shared_options(cli: Cli, name: str) -> None:
-    result = cli(*(["config", "show"] if name == "config" else [name]), "--help")
+    result = cli(*(["systemd", "install"] if name == "systemd" else [name]), "--help")
     assert result.status == 0
     for expected in ("Examples", f"miniclaw-sessions {name}", "--workspace", "--config", "--json", "--debug"):
         assert expected in result.out
@@ -108,7 +108,7 @@ def test_the_version_is_shown(cli: Cli) -> None:
     [
         (["lst"], "No such command 'lst'"),
         (["list", "--jsn"], "No such option: --jsn"),
-        (["show"], "Missing argument 'SESSION_ID'"),
+        (["show"], "Missing argument 'SESSION'"),
         (["list", "--limit", "many"], "Invalid value for '--limit'"),
         (["export", "a_1", "--format", "pdf"], "Invalid value for '--format'"),
         (["serve", "--window", "x"], "Invalid value for '--window'"),
@@ -163,19 +163,34 @@ def test_what_cannot_be_done_is_told_in_one_line_with_status_1(filled: Cli, argu
 @pytest.mark.parametrize("arguments", [["list"], ["show", "a_1"], ["stats"], ["check"], ["delete", "a_1", "--yes"]])
 def test_a_workspace_that_does_not_exist_is_an_error_and_is_not_made(cli: Cli, arguments: list[str]) -> None:
     result = cli(*arguments)
-    assert result.status == 1
+    assert result.status == (3 if arguments == ["check"] else 1)
     assert f"there is no workspace at {cli.workspace}" in result.error
     assert not cli.workspace.exists()
 
 
-def test_a_workspace_that_is_held_without_a_socket_is_in_use(filled: Cli) -> None:
+def test_a_workspace_that_is_held_is_waited_for_and_the_holder_is_named(
+    filled: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miniclaw_sessions.cli.opening.PATIENCE_S", 0.2)
     descriptor = os.open(filled.workspace / ".lock", os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        for arguments in (["list"], ["check"]):
-            result = filled(*arguments)
-            assert result.status == 1
-            assert f"cannot open {filled.workspace}: process {os.getpid()} holds it" in result.error
+        result = filled("rename", "telegram_123", "x")
+        assert result.status == 1
+        waiting, error = result.err.splitlines()
+        assert waiting == f"waiting for process {os.getpid()}, which holds {filled.workspace}"
+        assert f"cannot open {filled.workspace}: process {os.getpid()} holds it" in error
+    finally:
+        os.close(descriptor)
+
+
+def test_a_check_that_cannot_look_ends_with_3(filled: Cli) -> None:
+    descriptor = os.open(filled.workspace / ".lock", os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        result = filled("check")
+        assert result.status == 3
+        assert f"process {os.getpid()} holds it" in result.error
     finally:
         os.close(descriptor)
 
@@ -232,13 +247,19 @@ def test_list_can_be_restricted(filled: Cli) -> None:
     ]
     limited = filled("list", "--limit", "1")
     assert len(limited.out.splitlines()) == 2
-    assert limited.err == "there are more\n"
+    assert re.fullmatch(r"there are more: --after \d+\.a%5Fb_c%2F2\n", limited.err)
+    place = limited.err.split()[-1]
+    assert [row.split()[0] for row in filled("list", "--after", place).out.splitlines()[1:]] == [
+        *(f"a%5Fb_c%2F{n}" for n in (1, 0)),
+        "telegram_123",
+    ]
+    assert filled("list", "--after", filled("list", "--json", "--limit", "3").document["next"]).out.count("\n") == 2
 
 
 def test_an_empty_workspace_has_no_sessions(cli: Cli) -> None:
     cli.workspace.mkdir(mode=0o700)
     assert cli("list") == Result(0, "", "no sessions yet\n")
-    assert cli("list", "--json").document == {"sessions": []}
+    assert cli("list", "--json").document == {"sessions": [], "next": None}
 
 
 def test_show_prints_the_window(filled: Cli) -> None:
@@ -435,7 +456,7 @@ def test_a_chat_can_be_looked_back_on_and_begun_anew(cli: Cli) -> None:
     ]
     assert "\n  My name is Ada.\n" in result.out
     assert "You have not told me that" in result.out
-    assert "/clear    begin anew" in result.out
+    assert "/new      begin anew" in result.out
 
 
 def test_two_slashes_begin_a_message_with_one(cli: Cli) -> None:
@@ -477,11 +498,13 @@ def test_at_a_terminal_a_chat_has_a_prompt_and_streams(cli: Cli) -> None:
 def test_at_a_terminal_ctrl_c_and_ctrl_d_leave_the_chat(cli: Cli, key: str) -> None:
     terminal = Terminal(cli.workspace, "chat")
     terminal.expect("you>")
-    assert terminal.press_until_end(key) == 0
+    terminal.type(key)
+    assert terminal.end() == 0
 
 
-def test_at_a_terminal_ctrl_c_stops_an_answer_and_not_the_conversation(
-    cli: Cli, slow_model: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("key", ["\x03", "\x1b"], ids=["ctrl-c", "esc"])
+def test_at_a_terminal_ctrl_c_and_esc_stop_an_answer_and_not_the_conversation(
+    cli: Cli, slow_model: str, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setenv("MINICLAW_MODEL_BASE_URL", slow_model)
     monkeypatch.setenv("MINICLAW_MODEL_MODEL", "slow")
@@ -489,13 +512,15 @@ def test_at_a_terminal_ctrl_c_stops_an_answer_and_not_the_conversation(
     terminal.expect("you>")
     terminal.type("Tell me a story.\n")
     terminal.expect("Once upon a time")
-    terminal.type("\x03")
-    terminal.expect("(stopped; what was completed is kept)")
+    terminal.type(key)
+    terminal.expect("(stopped; what was said so far is kept)")
     terminal.expect("you>")
     terminal.type("/quit\n")
     assert terminal.end() == 0
     messages = cli("show", "cli_me", "--json").document["messages"]
-    assert [message["content"] for message in messages] == ["Tell me a story."]
+    assert [message["content"] for message in messages] == ["Tell me a story.", "Once upon a time"]
+    assert messages[-1]["stop_reason"] == "aborted"
+    assert "(interrupted)" in cli("show", "cli_me").out
 
 
 @pytest.fixture
@@ -605,12 +630,13 @@ def test_a_second_daemon_is_refused(filled: Cli) -> None:
     assert done.returncode == 75
 
 
-def test_a_daemon_that_hangs_is_told_in_one_line(filled: Cli, daemon: int) -> None:
+def test_a_daemon_that_hangs_is_told_by_its_process(filled: Cli, daemon: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("miniclaw_sessions.cli.opening.PATIENCE_S", 0.2)
     os.kill(daemon, signal.SIGSTOP)
     try:
-        result = filled("list")
+        result = filled("rename", "telegram_123", "x")
         assert result.status == 1
-        assert f"process {daemon} holds it" in result.error
+        assert f"process {daemon} holds it" in result.err.splitlines()[-1]
     finally:
         os.kill(daemon, signal.SIGCONT)
 

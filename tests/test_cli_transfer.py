@@ -261,7 +261,7 @@ def test_every_format_is_written_the_same_by_a_daemon_and_from_the_files(files: 
 def test_what_is_exported_can_be_imported_and_is_the_same(cli: Cli, tmp_path: Path) -> None:
     assert cli("import", str(LARGE), "--as", "a_1").status == 0
     output = tmp_path / "out.jsonl"
-    assert cli("export", "a_1", "--output", str(output)).err == f"{output.stat().st_size} bytes written to {output}\n"
+    assert cli("export", "a_1", "--output", str(output)).err == f"{output.stat().st_size:,} bytes written to {output}\n"
     (report,) = cli("import", str(output), "--as", "a_2", "--json").document["imported"]
     assert (report["repaired"], report["set_aside"]) == (0, 0)
     first, second = (cli("export", session_id).out.splitlines() for session_id in ("a_1", "a_2"))
@@ -294,9 +294,13 @@ def test_the_choices_are_what_the_registry_has() -> None:
 
 def test_the_formats_are_listed_with_what_they_lose(cli: Cli) -> None:
     listed = cli("formats", "--json").document["formats"]
-    assert [(form["name"], form["about"], form["suffix"]) for form in listed] == [
+    assert [(form["name"], form["about"], form["suffix"]) for form in listed[:-1]] == [
         (form.name, form.about, form.suffix) for form in FORMATS
     ]
+    own = listed.pop()
+    assert (own["name"], own["read"], own["write"]) == ("json", False, True)
+    assert {form["name"] for form in listed if form["write"]} | {"json"} == set(ExportFormat)
+    listed.append(own)
     assert {form["name"] for form in listed if form["read"]} == {form.name for form in READABLE}
     rows = cli("formats").out.splitlines()[1:]
     assert [row.split()[:3] for row in rows] == [

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniclaw_sessions import Message, SessionManager, ToolCall
+from miniclaw_sessions.api.shapes import TreeReply
 from miniclaw_sessions.cli.branches import branches_of
 from miniclaw_sessions.cli.entry_names import LONGEST, SHORTEST, EntryNames, ShortIds
 from miniclaw_sessions.cli.tree import KEEP_TOKENS
@@ -361,16 +362,11 @@ def _values(document: Any) -> Any:
 # --- names and branches ----------------------------------------------------------------------------------------------
 
 
-def tree_of(ids: list[str], labels: dict[str, str] | None = None, leaf_id: str | None = None) -> dict[str, Any]:
+def tree_of(ids: list[str], labels: dict[str, str] | None = None, leaf_id: str | None = None) -> TreeReply:
     children = {parent: [child] for parent, child in pairwise(ids)}
-    return {
-        "session_id": "a_1",
-        "leaf_id": leaf_id,
-        "labels": labels or {},
-        "problems": [],
-        "roots": ids[:1],
-        "children": children,
-    }
+    return TreeReply(
+        session_id="a_1", leaf_id=leaf_id, labels=labels or {}, problems=[], roots=ids[:1], children=children
+    )
 
 
 @given(st.lists(st.text(st.sampled_from("0123456789abcdef"), min_size=8, max_size=12), min_size=1, unique=True))

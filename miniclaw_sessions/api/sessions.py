@@ -184,11 +184,14 @@ class ForkRequest(msgspec.Struct, frozen=True):
 
 @operation("POST", f"{ONE}/fork", ForkRequest, SessionReply, status=201, patient=True)
 async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
-    """A new session with the whole tree, or with one branch. Repeated with the same key it gives the same session."""
+    """A new session with the whole tree, or with one branch.
+
+    Repeated with the same key it gives the same session, unless the new session's id was named.
+    """
     session = await context.find(request.session_id)
     target, leaf_id = request.body.session_id, request.body.leaf_id
-    if request.idempotency_key is not None:
-        target = target or _id_of_fork(session, request.idempotency_key)
+    if target is None and request.idempotency_key is not None:
+        target = _id_of_fork(session, request.idempotency_key)
         if (made := await _fork_made_before(context, session, target)) is not None:
             return session_reply(made)
     return session_reply(await session.fork(target, leaf_id=leaf_id))

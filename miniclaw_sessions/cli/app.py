@@ -11,13 +11,14 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from miniclaw_sessions.cli import PROGRAM, print_version
-from miniclaw_sessions.cli.invocation import merged, shared_parameters
+from miniclaw_sessions.cli.invocation import SHARED, merged, parameters_of
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("serve", "Run the daemon until SIGTERM or Ctrl-C."),
     "chat": ("chat", "Talk to the model."),
     "list": ("sessions", "List the sessions, the most recently used first."),
     "show": ("sessions", "Show a session."),
+    "rename": ("sessions", "Give a session another title."),
     "delete": ("sessions", "Delete a session with its transcript and its quarantined copies, for good."),
     "stats": ("sessions", "Show the numbers of the daemon, or of the files if no daemon runs."),
     "check": ("sessions", "Compare every snapshot with the store."),
@@ -34,7 +35,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Encrypt everything in the workspace with the first key, whatever it was encrypted with before, or not at all.",
     ),
     "decrypt": ("encryption", "Write what is in an encrypted file to standard output."),
-    "config": ("settings", "Show the configuration."),
+    "config": ("settings", "Show the configuration, or write a file to change it in."),
+    "systemd": ("settings", "Run the daemon as a systemd service."),
 }
 """For every command: the module in `miniclaw_sessions.cli` whose `app` has it, and what the list of commands says."""
 
@@ -92,7 +94,7 @@ def _shared_options(context: typer.Context, **given: Any) -> None:
 _shared_options.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
         inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
-        *shared_parameters(),
+        *parameters_of(SHARED),
         inspect.Parameter(
             "version",
             inspect.Parameter.KEYWORD_ONLY,

@@ -1,8 +1,4 @@
-"""A conversation in the terminal.
-
-The event loop runs in a thread of its own and the terminal is read in the main thread, so that line editing works, and
-Ctrl-C stops an answer without ending the conversation.
-"""
+"""A conversation with the model: typed in a terminal, piped in line by line, or one message from the command line."""
 
 from __future__ import annotations
 
@@ -10,81 +6,122 @@ import contextlib
 import getpass
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import CancelledError
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from anyio import create_task_group, to_thread
 
-from miniclaw_sessions.cli.backend import Backend, ChatEvent, Document
+from miniclaw_sessions.cli.answer import Answer
 from miniclaw_sessions.cli.chat_moves import Moves
 from miniclaw_sessions.cli.failures import sentence
 from miniclaw_sessions.cli.invocation import Invocation, command
-from miniclaw_sessions.cli.opening import open_backend
-from miniclaw_sessions.cli.output import message_block, one_line, progress_on, text_of
+from miniclaw_sessions.cli.names import complete_session, find_session
+from miniclaw_sessions.cli.output import message_block, one_line
+from miniclaw_sessions.cli.sessions import shown_messages
 from miniclaw_sessions.errors import InvalidMessage, SessionNotFound, SessionsError
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.printable import printable
 
 if TYPE_CHECKING:
-    from anyio.from_thread import BlockingPortal
+    from collections.abc import AsyncIterator
+
+    from miniclaw_sessions.cli.keyboard import Keyboard
+    from miniclaw_sessions.client import Client, ClientSession
 
 app = typer.Typer()
 
-_HELP = {
+COMMANDS = {
     "/retry": "let the last message be answered once more",
     "/edit": "change the last message and say it again; /edit TEXT says TEXT in its place",
+    "/stop": "stop what is being answered in this conversation, by whomever it was asked",
     "/tree": "show all that was said, on every branch",
     "/branch": "list the branches; /branch ENTRY goes back to one, by the end of its id or a label",
     "/compact": "let a summary stand for the older part",
     "/history": "show the messages that a model would be reminded of",
-    "/clear": "begin anew; the transcript is kept",
+    "/new": "begin anew; the transcript is kept (/clear does the same)",
+    "/resume": "go on with another conversation; /resume NAME with the one that has this in its id or title",
+    "/rename": "give the conversation a title: /rename TITLE",
     "/help": "show this",
     "/quit": "leave; so does Ctrl-D",
 }
-_MAX_ARGUMENTS = 200
+_WITH_ARGUMENT = ("/edit ", "/branch ", "/resume ", "/rename ")
+_KEYS = "Enter sends, Alt-Enter begins a new line, Tab completes, Esc or Ctrl-C stops an answer"
 
 
 @command(
     app,
     examples={
         "chat": "go on with your own conversation",
+        "chat --continue": "go on with the one that was used last, in whatever channel",
+        "chat --resume": "choose one",
+        "chat 'trip to rome'": "the one that has this in its title",
         "chat --message 'What did I ask yesterday?'": "one answer, and out",
         "chat --message - < letter.txt": "a message of many lines",
-        "chat --channel telegram --chat-id 123": "join the conversation of a chat",
     },
 )
-def chat(
+async def chat(  # noqa: PLR0913 - one for each option
     invocation: Invocation,
+    *,
+    session_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SESSION",
+            help="Which conversation: an id, or a unique beginning or part of an id or a title.",
+            show_default="your own",
+            autocompletion=complete_session,
+        ),
+    ] = None,
     message: Annotated[
         str | None,
         typer.Option("--message", "-m", help="Say this and leave; - reads standard input.", show_default=False),
     ] = None,
-    channel: Annotated[str, typer.Option(help="The conversation's channel.")] = "cli",
+    continues: Annotated[bool, typer.Option("--continue", "-c", help="The conversation that was used last.")] = False,
+    resumes: Annotated[bool, typer.Option("--resume", "-r", help="Choose a conversation from a list.")] = False,
+    channel: Annotated[str | None, typer.Option(help="The conversation's channel.", show_default="cli")] = None,
     chat_id: Annotated[
         str | None, typer.Option(help="Which chat of the channel.", show_default="your user name")
     ] = None,
 ) -> None:
     """Talk to the model; the conversation is kept. Without a terminal, each line of standard input is a message."""
-    from anyio.from_thread import start_blocking_portal  # noqa: PLC0415 - help does not need it
-
-    key = SessionKey.of(channel, _user_name() if chat_id is None else chat_id)
-    invocation.configure_logging()
-    with (
-        start_blocking_portal() as portal,
-        progress_on(invocation.errors) as report,
-        portal.wrap_async_context_manager(open_backend(invocation.loaded, report, create=True)) as backend,
-    ):
-        conversation = Conversation(invocation, portal, backend, key)
-        if message is not None:
-            conversation.say(_whole(sys.stdin.read() if message == "-" else message))
-        elif sys.stdin.isatty():
-            conversation.hold()
+    if sum((session_id is not None, continues, resumes, chat_id is not None)) > 1:
+        raise typer.BadParameter("name one conversation: SESSION, --continue, --resume or --chat-id")
+    text = None if message is None else _whole(sys.stdin.read() if message == "-" else message)
+    if session_id is None and not continues and not resumes:
+        SessionKey.of(_channel(channel), _chat_id(chat_id))  # refused before anything is opened
+    async with invocation.sessions(create=True) as client:
+        if session_id is not None:
+            session = await find_session(client, session_id)
+        elif continues:
+            session = await client.continue_recent(channel=channel)
+        elif resumes:
+            session = await _picked(client, channel)
         else:
-            for number, line in enumerate(sys.stdin, 1):
-                if not conversation.take(_checked(line.rstrip("\n"), f"line {number}")):
-                    break
+            session = client.session(SessionKey.of(_channel(channel), _chat_id(chat_id)).session_id)
+        conversation = Conversation(invocation, client, session)
+        if text is not None:
+            await conversation.say(text)
+        elif sys.stdin.isatty():
+            await conversation.hold()
+        else:
+            await conversation.read_lines()
+
+
+def _channel(channel: str | None) -> str:
+    return "cli" if channel is None else channel
+
+
+def _chat_id(chat_id: str | None) -> str:
+    if chat_id is not None:
+        return chat_id
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"uid{os.getuid()}"
+
+
+async def _picked(client: Client, channel: str | None) -> ClientSession:
+    from miniclaw_sessions.cli.picker import pick_session  # noqa: PLC0415 - loads prompt_toolkit
+
+    return await pick_session(client, channel)
 
 
 def _whole(text: str) -> str:
@@ -101,137 +138,150 @@ def _checked(text: str, place: str) -> str:
     return text
 
 
-def _user_name() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        return f"uid{os.getuid()}"
+async def _lines() -> AsyncIterator[str]:
+    """Standard input, line by line; nothing else waits meanwhile."""
+    while line := await to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+        yield line.rstrip("\n")
 
 
 class Conversation:
     """One chat, as the person at the terminal sees it."""
 
-    def __init__(self, invocation: Invocation, portal: BlockingPortal, backend: Backend, key: SessionKey) -> None:
+    def __init__(self, invocation: Invocation, client: Client, session: ClientSession) -> None:
         self._invocation = invocation
-        self._portal = portal
-        self._backend = backend
-        self._key = key
-        self._moves = Moves(invocation, backend, key.session_id)
         self._console = invocation.console
-        self._is_watched = sys.stdout.isatty() and not invocation.as_json
+        self._client = client
+        self._session = session
+        self._moves = Moves(invocation, session)
+        self._keyboard: Keyboard | None = None
 
-    def hold(self) -> None:
+    async def hold(self) -> None:
         """Read and answer until the person leaves; an error ends an answer, not the conversation."""
-        self._greet()
-        for line in _typed():
+        from miniclaw_sessions.cli.keyboard import Keyboard  # noqa: PLC0415 - loads prompt_toolkit
+
+        self._keyboard = Keyboard(COMMANDS, keeps_history=not self._invocation.loaded.settings.encryption.key_file)
+        await self._greet()
+        goes_on = True
+        while goes_on:
             try:
-                if not self.take(line):
-                    return
+                line = await self._keyboard.line("you> ")
+            except (EOFError, KeyboardInterrupt):
+                return
+            try:
+                goes_on = await self.obey(line.strip())
             except (SessionsError, OSError) as error:
-                self._invocation.errors.print(f"error: {sentence(error)}", style="red")
+                self._invocation.errors.print(f"error: {sentence(error)}", style="red", soft_wrap=True)
 
-    def take(self, line: str) -> bool:
+    async def read_lines(self) -> None:
+        """Take each line of standard input, until one of them says to leave."""
+        number = 0
+        async for line in _lines():
+            number += 1
+            if not await self.obey(_checked(line, f"line {number}").strip()):
+                return
+
+    async def obey(self, text: str) -> bool:  # noqa: C901, PLR0912 - one case for each command
         """Obey a command or say a message; whether the conversation goes on."""
-        try:
-            return self._obey(line.strip())
-        except _Stopped:
-            return True
-
-    def say(self, text: str | None) -> None:
-        """Say something and show the answer as it comes; Ctrl-C stops it. None: the last message is answered again.
-
-        Raises:
-            SessionsError: there is no answer, or only a part of it.
-        """
-        with contextlib.suppress(_Stopped):
-            self._wait(self._answer, text)
-
-    def _obey(self, text: str) -> bool:
-        name, _, rest = text.partition(" ") if text.startswith(("/edit ", "/branch ")) else (text, "", "")
+        name, _, rest = text.partition(" ") if text.startswith(_WITH_ARGUMENT) else (text, "", "")
+        rest = rest.strip()
         match name:
             case "":
                 pass
             case "/quit" | "/exit":
                 return False
             case "/help":
-                for command_name, meaning in _HELP.items():
-                    self._console.print(f"{command_name:10}{meaning}", style="dim")
+                self._help()
             case "/history":
-                self._show_history()
-            case "/clear":
-                self._clear()
-            case _ if name.startswith("/") and not name.startswith("//"):
-                self._move(name, rest.strip())
-            case _:
-                self.say(text.removeprefix("/") if text.startswith("//") else text)
-        return True
-
-    def _move(self, name: str, rest: str) -> None:
-        """Obey a command that moves in the tree, or shows it."""
-        match name:
+                await self._show_history()
+            case "/new" | "/clear":
+                await self._begin_anew()
+            case "/stop":
+                await self._stop_others()
+            case "/resume":
+                await self._change_to(rest)
+            case "/rename":
+                await self._rename(rest)
             case "/retry":
-                self._wait(self._moves.to_newest_question)
-                self.say(None)
+                await self._moves.to_newest_question()
+                await self.say(None)
             case "/edit":
-                if text := rest or self._edited():
-                    self._wait(self._moves.before_newest_question)
-                    self.say(text)
+                await self._edit(rest)
             case "/tree":
-                self._wait(self._moves.show_tree)
+                await self._moves.show_tree()
             case "/branch" if rest:
-                self._wait(self._moves.to_entry, rest)
+                await self._moves.to_entry(rest)
             case "/branch":
-                self._wait(self._moves.list_branches)
+                await self._moves.list_branches()
             case "/compact":
-                self._wait(self._moves.compact)
-            case _:
+                await self._moves.compact()
+            case _ if name.startswith("/") and not name.startswith("//"):
                 unknown = one_line(name.split(maxsplit=1)[0])
                 hint = "/help lists them, // begins a message with a slash"
                 self._invocation.errors.print(f"no such command: {unknown}; {hint}", style="yellow")
+            case _:
+                await self.say(text.removeprefix("/") if text.startswith("//") else text)
+        return True
 
-    def _edited(self) -> str:
-        """The last message, changed by the person at the terminal; empty where that is not possible or given up."""
-        question = self._portal.call(self._moves.newest_question)
-        if not (self._is_watched and sys.stdin.isatty()) or "\n" in question:
+    async def say(self, text: str | None) -> None:
+        """Say something and show the answer as it comes; Ctrl-C or Esc stops it. None: answer the last message again.
+
+        Raises:
+            SessionsError: there is no answer, or only a part of it.
+            KeyboardInterrupt: it was stopped, and nobody is there who would go on.
+        """
+        from miniclaw_sessions.cli.keyboard import stop_presses  # noqa: PLC0415 - only answers need it
+
+        answer = Answer(self._invocation)
+        with answer, stop_presses(None if self._keyboard is None else self._keyboard.input) as presses:
+            async with create_task_group() as tasks:
+
+                async def stop_when_asked() -> None:
+                    await presses.wait()
+                    answer.stopping()
+                    await self._session.stop()
+                    await presses.wait()  # whoever presses again does not want to wait for the end of it
+                    tasks.cancel_scope.cancel()
+
+                tasks.start_soon(stop_when_asked, name="stop")
+                async with self._session.chat(text) as events:
+                    async for event in events:
+                        answer.show(event)
+                tasks.cancel_scope.cancel()
+        answer.end(self._session.session_id, was_stopped=presses.count > 0)
+        if presses.count and self._keyboard is None:
+            raise KeyboardInterrupt
+
+    async def _edit(self, rest: str) -> None:
+        """Say the last message differently."""
+        question = await self._moves.newest_question()
+        if not rest and self._keyboard is None:
             self._invocation.errors.print("say what stands in its place: /edit TEXT", style="yellow")
-            return ""
-        return next(_typed("edit> ", question), "").strip()
+            return
+        if not rest and self._keyboard is not None:
+            with contextlib.suppress(EOFError, KeyboardInterrupt):
+                rest = (await self._keyboard.line("edit> ", question)).strip()
+        if rest:
+            await self._moves.before_newest_question()
+            await self.say(rest)
 
-    def _wait(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
-        """Do something that takes its time, until it is done or Ctrl-C stops it."""
-        working = self._portal.start_task_soon(work, *arguments)
-        try:
-            working.result()
-        except KeyboardInterrupt:
-            working.cancel()
-            with contextlib.suppress(CancelledError, Exception):
-                working.result()
-            if not self._is_watched:
-                raise
-            self._console.print("\n(stopped; what was completed is kept)", style="dim")
-            raise _Stopped from None
+    async def _greet(self) -> None:
+        past = "a new conversation"
+        with contextlib.suppress(SessionNotFound):
+            info = await self._session.info()
+            past = f"{info.messages:,} messages so far" if info.messages else past
+            past = f"{one_line(info.title)} · {past}" if info.title else past
+        self._console.print(f"{one_line(self._session.session_id)} · {past} · /help", style="dim")
 
-    async def _answer(self, text: str | None) -> None:
-        printer = _Printer(self._invocation, is_watched=self._is_watched)
-        async with aclosing(self._backend.chat(self._key.channel, self._key.chat_id, text)) as events:
-            async for event in events:
-                printer.show(event)
-        printer.end(self._key.session_id)
+    def _help(self) -> None:
+        for name, meaning in COMMANDS.items():
+            self._console.print(f"{name:10}{meaning}", style="dim")
+        if self._keyboard is not None:
+            self._console.print(_KEYS, style="dim")
 
-    def _greet(self) -> None:
-        with contextlib.suppress(SessionsError):
-            count = len(self._history())
-            past = f"{count} messages so far" if count else "a new conversation"
-            self._console.print(f"{self._key.session_id} · {past} · /help", style="dim")
-
-    def _history(self) -> list[Document]:
-        try:
-            return self._portal.call(self._backend.messages, self._key.session_id)
-        except SessionNotFound:
-            return []
-
-    def _show_history(self) -> None:
-        messages = self._history()
+    async def _show_history(self) -> None:
+        messages = []
+        with contextlib.suppress(SessionNotFound):
+            messages = await shown_messages(self._session)
         if self._invocation.as_json:
             self._invocation.print_json({"messages": messages})
             return
@@ -239,84 +289,27 @@ class Conversation:
             self._console.print(message_block(message))
             self._console.print()
         if not messages:
-            self._invocation.errors.print("nothing was said yet", style="dim")
+            self._note("nothing was said yet")
 
-    def _clear(self) -> None:
+    async def _begin_anew(self) -> None:
         with contextlib.suppress(SessionNotFound):
-            self._portal.call(self._backend.clear, self._key.session_id)
-        self._invocation.errors.print("cleared; the transcript is kept", style="dim")
+            await self._session.clear()
+        self._note("cleared; the transcript is kept")
 
+    async def _stop_others(self) -> None:
+        stopped = False
+        with contextlib.suppress(SessionNotFound):
+            stopped = await self._session.stop()
+        self._note("stopped; what was said so far is kept" if stopped else "nothing is being answered")
 
-class _Stopped(Exception):
-    """The person has stopped what was going on."""
+    async def _change_to(self, name: str) -> None:
+        self._session = await (find_session(self._client, name) if name else _picked(self._client, None))
+        self._moves = Moves(self._invocation, self._session)
+        await self._greet()
 
+    async def _rename(self, title: str) -> None:
+        await self._session.update(title=title or None)
+        self._note(f"called {one_line(title)}" if title else "without a title")
 
-class _Printer:
-    """Shows one answer: in a terminal as it comes and with what happens meanwhile, else the bare text."""
-
-    def __init__(self, invocation: Invocation, *, is_watched: bool) -> None:
-        self._invocation = invocation
-        self._console = invocation.console
-        self._is_watched = is_watched
-        self._in_line = False
-        self._has_text = False
-        self._last: Document = {}
-
-    def show(self, event: ChatEvent) -> None:
-        """One event."""
-        if event.kind == "done":
-            self._last = event.data
-        elif self._invocation.as_json:
-            return
-        elif event.kind == "text":
-            self._write(event.data["text"])
-        elif self._is_watched and event.kind == "compacted" and event.data["status"] == "done":
-            self._note("(the older part of this conversation was summarised)", "dim")
-        elif self._is_watched and event.kind == "tool_started":
-            arguments = one_line(event.data.get("arguments", ""))
-            shown = arguments if len(arguments) <= _MAX_ARGUMENTS else f"{arguments[:_MAX_ARGUMENTS]}..."
-            self._note(f"→ {one_line(event.data['name'])} {shown}", "yellow")
-        elif self._is_watched and event.kind == "tool_finished" and event.data.get("is_error"):
-            self._note(f"✗ {one_line(event.data['name'])} failed", "red")
-
-    def end(self, session_id: str) -> None:
-        """The answer is complete."""
-        reply = self._last.get("message", {})
-        if self._invocation.as_json:
-            self._invocation.print_json({"session_id": session_id, "reply": reply, "usage": self._last.get("usage")})
-            return
-        if not self._has_text:  # a model that does not stream
-            self._write(text_of(reply))
-        self._break()
-        if self._is_watched:
-            self._console.print()
-
-    def _write(self, text: str) -> None:
-        if text:
-            self._console.out(
-                printable(text, lines=True), end="", highlight=False, style="green" if self._is_watched else None
-            )
-            self._console.file.flush()
-            self._in_line, self._has_text = not text.endswith("\n"), True
-
-    def _note(self, text: str, style: str) -> None:
-        self._break()
-        self._console.print(text, style=style)
-
-    def _break(self) -> None:
-        if self._in_line:
-            self._console.print()
-            self._in_line = False
-
-
-def _typed(prompt: str = "you> ", begin_with: str = "") -> Iterator[str]:
-    """Lines from the terminal, with line editing; Ctrl-C and Ctrl-D end them."""
-    import readline  # noqa: PLC0415 - importing it gives input() its line editing
-
-    while True:
-        try:
-            readline.set_startup_hook(lambda: readline.insert_text(begin_with))
-            yield input(f"\x01\x1b[1;36m\x02{prompt.rstrip()}\x01\x1b[0m\x02 ")
-        except (EOFError, KeyboardInterrupt):
-            print()  # noqa: T201 - the shell's prompt begins on a new line
-            return
+    def _note(self, text: str) -> None:
+        self._invocation.errors.print(text, style="dim", soft_wrap=True)

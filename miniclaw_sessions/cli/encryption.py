@@ -12,60 +12,49 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from miniclaw_sessions.cli.backend import Report
 from miniclaw_sessions.cli.invocation import Invocation, command
-from miniclaw_sessions.cli.opening import check_workspace
 from miniclaw_sessions.cli.output import counted, one_line
-from miniclaw_sessions.cli.running import run
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.protocol.printable import printable_json
 
 if TYPE_CHECKING:
     from miniclaw_sessions.encryption import KeyRing
-    from miniclaw_sessions.persistence.rekeying import RekeyReport
 
 app = typer.Typer()
-
-KeyFile = Annotated[
-    str | None,
-    typer.Option("--key-file", metavar="FILE", help="The keys, instead of encryption.key_file.", show_default=False),
-]
 
 
 @command(
     app,
+    talks=False,
     examples={
         "rekey --key-file key": "encrypts a workspace that is not, or changes its key to the first one in the file",
         "rekey --key-file key --decrypt": "turns encryption off",
     },
 )
-def rekey(
+async def rekey(
     invocation: Invocation,
     decrypt: Annotated[bool, typer.Option("--decrypt", help="Leave nothing encrypted.")] = False,
-    key_file: KeyFile = None,
 ) -> None:
     """Encrypt everything in the workspace with the first key, whatever it was encrypted with before, or not at all.
 
     Nobody else may have the workspace open: stop the daemon first. If this is interrupted, run it again. It needs room
     on the disk for a second copy of the store, and old bytes may stay on it until their place is used again.
     """
-    keys = _keys(invocation, key_file)
-    check_workspace(invocation.loaded.workspace, create=False)
+    keys = _keys(invocation)
+    from miniclaw_sessions.cli.opening import refused  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.persistence.rekeying import Rekey  # noqa: PLC0415 - loads the persistence layer
 
-    async def act(report: Report) -> RekeyReport:
-        from miniclaw_sessions.persistence.rekeying import Rekey  # noqa: PLC0415 - loads the persistence layer
-
-        loaded = invocation.loaded
-        work = Rekey(loaded.workspace.absolute(), loaded.settings.sessions, keys, decrypt=decrypt, on_progress=report)
-        return await work.run()
-
-    done = run(invocation, act)
+    loaded = invocation.loaded
+    if (problem := refused(loaded, create=False)) is not None:
+        raise problem
+    workspace, settings = loaded.workspace.absolute(), loaded.settings.sessions
+    done = await Rekey(workspace, settings, keys, decrypt=decrypt, on_progress=invocation.report).run()
     if invocation.as_json:
         invocation.print_json(msgspec.structs.asdict(done))
         return
     console = invocation.console
-    for problem in done.damaged:
-        console.print(f"damaged, and kept as it is: {one_line(problem)}", style="yellow")
+    for damage in done.damaged:
+        console.print(f"damaged, and kept as it is: {one_line(damage)}", style="yellow")
     changed = (
         f"{counted(done.entries, 'entry', 'entries')}, {counted(done.snapshots, 'session file', 'session files')}, "
         f"{counted(done.files, 'other file', 'other files')} changed"
@@ -81,6 +70,7 @@ def rekey(
 
 @command(
     app,
+    talks=False,
     examples={
         "decrypt ~/.miniclaw/workspace/archive/20260101T000000.000000Z-telegram_1.jsonl": "an archived transcript",
         "decrypt sessions/telegram_1.json | jq .": "a session's file",
@@ -92,18 +82,16 @@ def decrypt(
     name: Annotated[
         str, typer.Option(help="What it was called when it was encrypted, if it is not called that any more.")
     ] = "",
-    key_file: KeyFile = None,
 ) -> None:
     """Write what is in an encrypted file to standard output: a session's, an archive, one in quarantine."""
     from miniclaw_sessions.persistence.whole_files import opened_file  # noqa: PLC0415 - help does not need it
 
-    _write(opened_file(_keys(invocation, key_file), file, name))
+    _write(opened_file(_keys(invocation), file, name))
 
 
-def _keys(invocation: Invocation, key_file: str | None) -> KeyRing:
+def _keys(invocation: Invocation) -> KeyRing:
     from miniclaw_sessions.encryption import load_keys  # noqa: PLC0415 - help does not need it
 
-    invocation.overrides = {"encryption.key_file": key_file}
     keys = load_keys(invocation.loaded.settings.encryption, os.environ)
     if keys is None:
         raise ConfigError("there is no key: name a file with --key-file, or set encryption.key_file")

@@ -8,12 +8,15 @@ of one, a label, or `leaf`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 
 from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.protocol.printable import printable
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.api.shapes import TreeReply
 
 LEAF = "leaf"
 """Names the entry that the conversation goes on from, whatever is labelled so."""
@@ -52,13 +55,12 @@ class ShortIds:
 class EntryNames:
     """The names of one session's entries."""
 
-    def __init__(self, tree: dict[str, Any]) -> None:
-        """Take the names from the document that describes a session's tree."""
-        self._session_id: str = tree["session_id"]
-        self._leaf_id: str | None = tree["leaf_id"]
-        self._labels: dict[str, str] = tree["labels"]
-        self._ids = dict.fromkeys(tree["roots"])
-        for children in tree["children"].values():
+    def __init__(self, tree: TreeReply) -> None:
+        self._session_id = tree.session_id
+        self._leaf_id = tree.leaf_id
+        self._labels = tree.labels
+        self._ids = dict.fromkeys(tree.roots)
+        for children in tree.children.values():
             self._ids.update(dict.fromkeys(children))
         self.short = ShortIds(self._ids)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from anyio import to_thread
 
-from miniclaw_sessions.cli.backend import Document, Report
+from miniclaw_sessions.cli.output import Report
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import LoadedSettings
 from miniclaw_sessions.disk import DirectoryLock
@@ -21,7 +22,7 @@ from miniclaw_sessions.stores import open_store
 from miniclaw_sessions.stores.encrypted import encrypted
 
 
-async def check_files(loaded: LoadedSettings, report: Report) -> Document:
+async def check_files(loaded: LoadedSettings, report: Report) -> dict[str, Any]:
     """Compare snapshots and store: sound, sessions, entries, problems, notes.
 
     Nothing is repaired, set aside or written, except that the directory's lock is held meanwhile.

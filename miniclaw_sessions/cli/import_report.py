@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 from rich.table import Table
 from rich.text import Text
 
-from miniclaw_sessions.cli.backend import Document
 from miniclaw_sessions.cli.output import one_line, plain_table
+
+Document = dict[str, Any]
 
 SHOWN_FINDINGS = 20
 """So many findings of a file are shown unless all are wanted."""

@@ -6,12 +6,18 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from miniclaw_sessions.cli.backend import Backend, Document, Report
+from miniclaw_sessions.cli.output import Report
 from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.errors import ImportRefused, SessionsError
+from miniclaw_sessions.errors import ImportRefused, SessionExists, SessionsError
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.client import Client
+
+Document = dict[str, Any]
 
 
 class FoundFile(msgspec.Struct, frozen=True):
@@ -69,23 +75,33 @@ class Importing:
     Attributes:
         imported: the report of each file that became a session, with its `path` and `seconds`.
         refused: path and reason of each file that was asked for and could not be imported.
-        skipped: the same for files that only stand in a directory that was asked for, and are no sessions.
+        skipped: the same for files that only stand in a directory that was asked for, and are no sessions; and, where
+            that was asked for, for files whose session is there already.
     """
 
-    def __init__(self, files: Sequence[FoundFile], *, form: str | None, session_id: str | None, dry_run: bool) -> None:
+    def __init__(
+        self,
+        files: Sequence[FoundFile],
+        *,
+        form: str | None = None,
+        session_id: str | None = None,
+        skip_existing: bool = False,
+        dry_run: bool = False,
+    ) -> None:
         self.imported: list[Document] = []
         self.refused: list[Document] = []
         self.skipped: list[Document] = []
         self._files = files
         self._form = form
         self._session_id = session_id
+        self._skip_existing = skip_existing
         self._dry_run = dry_run
 
     def document(self) -> Document:
         """What became of all files."""
         return {"imported": self.imported, "refused": self.refused, "skipped": self.skipped}
 
-    async def run(self, backend: Backend, report: Report) -> None:
+    async def run(self, client: Client, report: Report) -> None:
         """Import the files in order; what is refused does not keep the others."""
         total = sum(file.size for file in self._files)
         before = 0
@@ -94,10 +110,10 @@ class Importing:
             def told(stage: str, done: int, _: int | None, before: int = before) -> None:
                 report(stage, before + done, total)
 
-            await self._import(backend, file, told)
+            await self._import(client, file, told)
             before += file.size
 
-    async def _import(self, backend: Backend, file: FoundFile, report: Report) -> None:
+    async def _import(self, client: Client, file: FoundFile, report: Report) -> None:
         clock = SystemClock()
         began = clock.monotonic()
         path = os.fsencode(file.path).decode(errors="backslashreplace")
@@ -106,10 +122,19 @@ class Importing:
             return
         try:
             report("importing", 0, file.size)
-            document = await backend.import_file(file.path, self._form, self._session_id, report, dry_run=self._dry_run)
+            imported = await client.import_file(
+                file.path,
+                session_id=self._session_id,
+                form=self._form,
+                dry_run=self._dry_run,
+                on_sent=lambda sent, size: report("importing", sent, size),
+            )
         except ImportRefused as error:
             (self.refused if file.is_named else self.skipped).append({"path": path, "reason": str(error)})
+        except SessionExists as error:
+            (self.skipped if self._skip_existing else self.refused).append({"path": path, "reason": str(error)})
         except SessionsError as error:
             self.refused.append({"path": path, "reason": str(error)})
         else:
+            document = msgspec.to_builtins(imported)
             self.imported.append({"path": path, **document, "seconds": round(clock.monotonic() - began, 3)})

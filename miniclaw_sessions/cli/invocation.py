@@ -1,7 +1,7 @@
-"""What every command has: the shared options, the settings they lead to, and where output goes.
+"""What every command has: the shared options, the settings they lead to, where output goes, and its sessions.
 
-`command` registers a function as a command and gives it the shared options, so that `--json`, `--workspace`, `--config`
-and `--debug` may stand before or after the command's name.
+`command` registers a function or a coroutine function as a command and gives it the shared options, so that `--json`,
+`--workspace` and their like may stand before or after the command's name.
 """
 
 from __future__ import annotations
@@ -10,57 +10,76 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from miniclaw_sessions.cli.output import Report, progress_on, unwatched
 from miniclaw_sessions.config import LoadedSettings, config_path, load_settings
+from miniclaw_sessions.log import configure_when_used
 from miniclaw_sessions.protocol.printable import printable_json
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from rich.console import Console
+
+    from miniclaw_sessions.client import Client
 
 _UNWRAPPED = 100_000  # columns: what goes into a pipe or file is not broken into lines
 SHARED_PANEL = "Options of every command"
+WHERE_PANEL = "Where the sessions are"
 
-_SHARED: dict[str, Any] = {
+
+def _option(*names: str, help: str, panel: str = SHARED_PANEL, **more: Any) -> Any:  # noqa: A002 - as typer calls it
+    return typer.Option(*names, help=help, rich_help_panel=panel, **{"show_default": False, **more})
+
+
+_EVERYWHERE: dict[str, Any] = {
+    "config": Annotated[
+        Path | None,
+        _option(
+            help="The configuration file.", metavar="FILE", show_default="$MINICLAW_CONFIG or ~/.miniclaw/miniclaw.toml"
+        ),
+    ],
+    "as_json": Annotated[bool | None, _option("--json", help="One JSON document on standard output.")],
+    "debug": Annotated[bool | None, _option("--debug", help="Log everything; show where an error arose.")],
+}
+_IN_FILES: dict[str, Any] = {
     "workspace": Annotated[
         Path | None,
-        typer.Option(
+        _option(
             help="The directory that holds all files.",
             metavar="DIRECTORY",
             show_default="~/.miniclaw/workspace",
-            rich_help_panel=SHARED_PANEL,
+            panel=WHERE_PANEL,
         ),
     ],
-    "config": Annotated[
-        Path | None,
-        typer.Option(
-            help="The configuration file.",
+    "key_file": Annotated[
+        str | None,
+        _option(
+            help="The keys, instead of encryption.key_file.",
             metavar="FILE",
-            show_default="$MINICLAW_CONFIG or ~/.miniclaw/miniclaw.toml",
-            rich_help_panel=SHARED_PANEL,
-        ),
-    ],
-    "as_json": Annotated[
-        bool | None,
-        typer.Option(
-            "--json", help="One JSON document on standard output.", show_default=False, rich_help_panel=SHARED_PANEL
-        ),
-    ],
-    "debug": Annotated[
-        bool | None,
-        typer.Option(
-            "--debug",
-            help="Log everything; show where an error arose.",
-            show_default=False,
-            rich_help_panel=SHARED_PANEL,
+            panel=WHERE_PANEL,
         ),
     ],
 }
+_IN_A_DAEMON: dict[str, Any] = {
+    "socket": Annotated[
+        str | None, _option(help="The Unix socket of the daemon to talk to.", metavar="PATH", panel=WHERE_PANEL)
+    ],
+    "url": Annotated[
+        str | None, _option(help="The address of the daemon to talk to.", metavar="URL", panel=WHERE_PANEL)
+    ],
+    "token_file": Annotated[
+        str | None, _option(help="File with the token that the address asks for.", metavar="FILE", panel=WHERE_PANEL)
+    ],
+}
+SHARED = {**_IN_FILES, **_IN_A_DAEMON, **_EVERYWHERE}
+"""The options that may stand before the command's name."""
 
 
 @dataclass
@@ -68,18 +87,23 @@ class Invocation:
     """One run of the command line.
 
     Attributes:
-        workspace: the flag `--workspace`, where given.
-        config: the flag `--config`, where given.
+        workspace, config, key_file, socket, url, token_file: the flags of these names, where given.
         as_json: whether a program reads the output.
         debug: whether to log everything and to show stack traces.
         overrides: settings that the command's own flags set, by dotted name.
+        report: told how the work advances.
     """
 
     workspace: Path | None = None
     config: Path | None = None
+    key_file: str | None = None
+    socket: str | None = None
+    url: str | None = None
+    token_file: str | None = None
     as_json: bool = False
     debug: bool = False
     overrides: dict[str, object] = field(default_factory=dict)
+    report: Report = unwatched
 
     @functools.cached_property
     def loaded(self) -> LoadedSettings:
@@ -96,8 +120,20 @@ class Invocation:
         Raises:
             ConfigError: one of them is wrong.
         """
-        flags = {"workspace": None if self.workspace is None else str(self.workspace), **self.overrides}
+        flags = {
+            "workspace": None if self.workspace is None else str(self.workspace),
+            "encryption.key_file": self.key_file,
+            "listen.socket": self.socket,
+            "listen.token_file": self.token_file,
+            **self.overrides,
+        }
         return load_settings(self.config or config_path(os.environ), os.environ, flags)
+
+    def sessions(self, *, create: bool = False) -> AbstractAsyncContextManager[Client]:
+        """The sessions, whoever holds them; see `cli.opening.open_client`."""
+        from miniclaw_sessions.cli.opening import open_client  # noqa: PLC0415 - commands without sessions
+
+        return open_client(self, create=create)
 
     @functools.cached_property
     def console(self) -> Console:
@@ -116,10 +152,10 @@ class Invocation:
 
     def print_json(self, document: Any) -> None:
         """One JSON document, indented on a terminal and on one line otherwise."""
-        import orjson  # noqa: PLC0415 - help does not need it
+        import msgspec  # noqa: PLC0415 - help does not need it
 
-        options = orjson.OPT_APPEND_NEWLINE | (orjson.OPT_INDENT_2 if sys.stdout.isatty() else 0)
-        write_bytes(orjson.dumps(document, option=options))
+        encoded = msgspec.json.encode(document)
+        write_bytes((msgspec.json.format(encoded, indent=2) if sys.stdout.isatty() else encoded) + b"\n")
         sys.stdout.buffer.flush()
 
     def configure_logging(self) -> None:
@@ -136,43 +172,53 @@ def write_bytes(data: bytes) -> None:
     sys.stdout.buffer.write(printable_json(data.decode()).encode() if sys.stdout.isatty() else data)
 
 
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
 def command(
-    app: typer.Typer, name: str | None = None, *, examples: Mapping[str, str]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function whose first parameter is the `Invocation` as a command.
+    app: typer.Typer, name: str | None = None, *, examples: Mapping[str, str], talks: bool = True, group: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function whose first parameter is the `Invocation` as a command; a coroutine is run.
 
     Args:
         app: where.
         name: the command's name; the function's by default.
         examples: command lines (without the program's name) and what they do, shown at the end of the help.
+        talks: whether it can ask a daemon, and has the options that say which one.
+        group: it is what the group `app` does without a subcommand.
     """
+    shared = SHARED if talks else {**_IN_FILES, **_EVERYWHERE}
 
-    def register(function: Callable[..., None]) -> Callable[..., None]:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
 
         @functools.wraps(function)
         def run(context: typer.Context, **given: Any) -> None:
-            invocation = merged(context, {option: given.pop(option) for option in _SHARED})
-            function(invocation, **given)
+            invocation = merged(context, {option: given.pop(option) for option in shared})
+            if context.invoked_subcommand is None:
+                _complete(invocation, function(invocation, **given))
 
         run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [
                 inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
                 *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
-                *shared_parameters(),
+                *parameters_of(shared),
             ]
         )
-        app.command(name, epilog=_epilog(examples))(run)
+        if group:
+            app.callback(invoke_without_command=True, epilog=_epilog(examples))(run)
+        else:
+            app.command(name, epilog=_epilog(examples))(run)
         return function
 
     return register
 
 
-def shared_parameters() -> list[inspect.Parameter]:
-    """The shared options as parameters of a function."""
+def parameters_of(options: Mapping[str, Any]) -> list[inspect.Parameter]:
+    """Options as parameters of a function."""
     return [
         inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for option, annotation in _SHARED.items()
+        for option, annotation in options.items()
     ]
 
 
@@ -183,6 +229,21 @@ def merged(context: typer.Context, given: Mapping[str, Any]) -> Invocation:
         if value is not None:
             setattr(invocation, option, value)
     return invocation
+
+
+def _complete(invocation: Invocation, result: Coroutine[Any, Any, None] | None) -> None:
+    """Run what a coroutine command made to its end, with a bar when it takes its time."""
+    if result is None:
+        return
+    import asyncio  # noqa: PLC0415 - help does not need it
+
+    if invocation.debug:
+        invocation.configure_logging()
+    else:
+        configure_when_used(invocation.configure_logging)
+    with progress_on(invocation.errors) as report:
+        invocation.report = report
+        asyncio.run(result)
 
 
 def _epilog(examples: Mapping[str, str]) -> str:

@@ -3,91 +3,157 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from miniclaw_sessions.cli.backend import Backend, Report
-from miniclaw_sessions.config import LoadedSettings, socket_path
-from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.cli.output import one_line
+from miniclaw_sessions.client import Client, connect
+from miniclaw_sessions.config import LoadedSettings, read_secret, socket_path
+from miniclaw_sessions.errors import ConfigError, SessionsError, Unreachable
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.cli.daemon_backend import DaemonBackend
+    from miniclaw_sessions.cli.invocation import Invocation
+    from miniclaw_sessions.encryption import KeyRing
 
-SERVICE_SOCKETS = (Path("/run/miniclaw-sessions/miniclaw.sock"), Path("/run/miniclaw-sessions.sock"))
-"""Where the systemd units put the socket."""
+SERVICE_SOCKETS = (Path("/run/miniclaw-sessions.sock"), Path("/run/miniclaw-sessions/miniclaw.sock"))
+"""Where the systemd units put the socket: the socket unit, and the service without it."""
+
+PATIENCE_S = 10.0
+"""How long a workspace that another process holds is waited for, and a daemon that is starting."""
 
 
 @asynccontextmanager
-async def open_backend(loaded: LoadedSettings, report: Report, *, create: bool = False) -> AsyncIterator[Backend]:
-    """The daemon if one holds the workspace, else the files.
+async def open_client(invocation: Invocation, *, create: bool = False) -> AsyncIterator[Client]:
+    """The daemon that is named or holds the workspace, else the files.
 
     Args:
-        loaded: the settings.
-        report: told how opening advances.
+        invocation: says which daemon, which workspace, and where progress is shown.
         create: make a workspace that does not exist yet.
 
     Raises:
         ConfigError: there is no workspace, or it belongs to another user.
         DirectoryInUse: a process holds the workspace and answers on no known socket.
+        Unreachable: nobody answers at the address that was named.
     """
-    async with find_daemon(loaded) as daemon:
-        if daemon is not None:
-            yield daemon
-            return
-    check_workspace(loaded.workspace, create=create)
-    from miniclaw_sessions.cli.local_backend import LocalBackend  # noqa: PLC0415 - loads the manager
+    problem = None if _is_named(invocation) else refused(invocation.loaded, create=create)
+    async with AsyncExitStack() as stack:
+        try:
+            client = await stack.enter_async_context(_connected(invocation, in_process=problem is None))
+        except Unreachable:
+            if problem is not None:
+                raise problem from None
+            raise
+        if client.is_local:
+            from miniclaw_sessions.cli.answering import answer_with  # noqa: PLC0415 - loads agent and channels
 
-    async with LocalBackend(loaded, report) as files:
-        yield files
+            answer_with(client, invocation.loaded.settings, stack)
+        yield client
 
 
 @asynccontextmanager
-async def find_daemon(loaded: LoadedSettings) -> AsyncIterator[DaemonBackend | None]:
-    """The daemon that holds the workspace, or None."""
-    from miniclaw_sessions.cli.daemon_backend import connect  # noqa: PLC0415 - loads the HTTP client
-
-    for socket in _candidates(loaded):
-        async with connect(socket) as daemon:
-            if daemon is not None and _serves(daemon.pid, loaded):
-                yield daemon
-                return
-    yield None
-
-
-def _candidates(loaded: LoadedSettings) -> list[Path]:
-    paths = [socket_path(loaded, os.environ), loaded.workspace / "miniclaw.sock", *SERVICE_SOCKETS]
-    return [path for path in dict.fromkeys(paths) if path is not None and path.exists()]
+async def find_daemon(invocation: Invocation) -> AsyncIterator[Client | None]:
+    """The daemon that is named, or holds the workspace; None where nobody does."""
+    async with AsyncExitStack() as stack:
+        try:
+            client = await stack.enter_async_context(_connected(invocation, in_process=False))
+        except Unreachable:
+            if _is_named(invocation):
+                raise
+            client = None
+        yield client
 
 
-def _serves(pid: int, loaded: LoadedSettings) -> bool:
-    """Whether the daemon with this pid holds the workspace that is meant, and not another one.
+def _is_named(invocation: Invocation) -> bool:
+    return invocation.url is not None or invocation.socket is not None
 
-    Its pid stands in the workspace's lock file. Where that cannot be read, a socket named by flag or environment is
-    meant as such.
-    """
+
+def _connected(invocation: Invocation, *, in_process: bool) -> AbstractAsyncContextManager[Client]:
+    loaded = invocation.loaded
+    if invocation.url is not None:
+        token = read_secret(loaded.settings.listen.token_file, "token", os.environ)
+        return connect(invocation.url, token=None if token is None else token.reveal())
+    if invocation.socket is not None:
+        return connect(f"unix:{Path(invocation.socket).expanduser()}")
+
+    def wait(pid: int | None) -> None:
+        holder = "another process" if pid is None else f"process {pid}"
+        invocation.errors.print(
+            f"waiting for {holder}, which holds {one_line(loaded.workspace)}", style="dim", soft_wrap=True
+        )
+
+    return connect(
+        loaded.workspace,
+        in_process=in_process,
+        patience_s=PATIENCE_S if in_process else 0,
+        sockets=_sockets(loaded),
+        settings=loaded.settings.sessions,
+        encryption=_keys(loaded) if in_process else None,
+        on_progress=lambda progress: invocation.report(progress.stage, progress.done, progress.total),
+        on_waiting=wait,
+    )
+
+
+def _keys(loaded: LoadedSettings) -> KeyRing | None:
+    from miniclaw_sessions.encryption import load_keys  # noqa: PLC0415 - whoever asks a daemon does without
+
+    return load_keys(loaded.settings.encryption, os.environ)
+
+
+def _sockets(loaded: LoadedSettings) -> list[Path]:
+    """Where the daemon of this workspace may listen, beside the workspace itself."""
+    configured = socket_path(loaded, os.environ)
+    return [*([configured] if configured else []), *(SERVICE_SOCKETS if _may_be_the_services(loaded) else ())]
+
+
+def _may_be_the_services(loaded: LoadedSettings) -> bool:
+    """Whether the system's service may be meant: no workspace was named, or it is one that only root can look into."""
+    if loaded.sources["workspace"] == "default":
+        return True
     try:
-        return (loaded.workspace / ".lock").read_bytes().strip() == b"%d" % pid
-    except OSError:
-        return loaded.sources["listen.socket"].startswith(("--", "environment"))
+        return (loaded.workspace / ".lock").exists()
+    except PermissionError:
+        return True
 
 
-def check_workspace(workspace: Path, *, create: bool) -> None:
-    """Refuse what would make a workspace by mistake, or files in it that its owner's daemon could not read.
+def refused(loaded: LoadedSettings, *, create: bool) -> SessionsError | None:
+    """Why the workspace is not opened in this process.
 
-    Raises:
-        ConfigError: the workspace does not exist, or it belongs to another user.
+    Opening it would make a workspace by mistake, or files in it that its owner's daemon could not read.
     """
+    workspace = loaded.workspace
     try:
         owner = workspace.stat().st_uid
     except FileNotFoundError:
+        if loaded.sources["workspace"] == "default" and (path := _silent_service()) is not None:
+            return Unreachable(
+                f"the service at {path} does not answer: see `systemctl status miniclaw-sessions`; "
+                "--workspace names a workspace of your own"
+            )
         if create:
-            return
-        raise ConfigError(
+            return None
+        return ConfigError(
             f"there is no workspace at {workspace}; `serve`, `chat` and `import` make one, --workspace names another"
-        ) from None
+        )
     except OSError as error:
-        raise ConfigError(f"cannot open the workspace {workspace}: {error.strerror}; run this as its owner") from None
+        return ConfigError(f"cannot open the workspace {workspace}: {error.strerror}; run this as its owner")
     if owner != os.geteuid():
-        raise ConfigError(f"the workspace {workspace} belongs to user id {owner}; run this as that user")
+        return ConfigError(f"the workspace {workspace} belongs to user id {owner}; run this as that user")
+    return None
+
+
+def _silent_service() -> Path | None:
+    """The socket of a service that this user may connect to, and that does not answer."""
+    for path in SERVICE_SOCKETS:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(path))
+            except (FileNotFoundError, PermissionError):  # none is installed, or it is not for this user
+                continue
+            except OSError:
+                return path
+            return path
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,14 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress
 
-    from miniclaw_sessions.cli.backend import Report
+Report = Callable[[str, int, int | None], None]
+"""Called with a stage, how much of it is done, and how much there is (None: that is unknown)."""
 
 PATIENCE_S = 0.5
 """Work that takes longer than this shows a progress bar on a terminal."""
+
+ABORTED = "aborted"
+"""The `stop_reason` of an answer that a person stopped, as `agent.events` has it."""
 
 _STAGES = {
     "recovering": "Reading sessions",
@@ -46,18 +50,20 @@ def plain_table(*headings: str, numeric: frozenset[str] = frozenset()) -> Any:
     return table
 
 
-def age(moment: str, now: datetime) -> str:
-    """How long ago a time in ISO 8601 was: `3 h`, `now`."""
-    seconds = (now - datetime.fromisoformat(moment)).total_seconds()
+def age(moment: datetime, now: datetime) -> str:
+    """How long ago something was: `3 h`, `now`."""
+    seconds = (now - moment).total_seconds()
     for size, unit in _AGES:
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
     return "now"
 
 
-def local_time(moment: str | None) -> str:
-    """A time in ISO 8601 as this machine's wall clock shows it, to the second."""
-    return "" if moment is None else datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+def local_time(moment: datetime | str | None) -> str:
+    """A time, or one in ISO 8601, as this machine's wall clock shows it, to the second."""
+    if isinstance(moment, str):
+        moment = datetime.fromisoformat(moment)
+    return "" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def counted(number: int, one: str, many: str) -> str:
@@ -93,6 +99,8 @@ def message_block(message: Mapping[str, Any]) -> RenderableType:
         heading.append(f" {one_line(message['name'])}", style="yellow")
     if message.get("is_error"):
         heading.append(" failed", style="bold red")
+    if message.get("stop_reason") == ABORTED:
+        heading.append(" (interrupted)", style="yellow")
     heading.append(f"  {local_time(message.get('timestamp'))}", style="dim")
     body = [Text(printable(text_of(message), lines=True))] if text_of(message) else []
     calls = [
@@ -107,7 +115,7 @@ def progress_on(console: Console) -> Iterator[Report]:
     """A report that shows itself as a bar when the work takes longer than a moment and somebody watches."""
     bar = _Bar(console) if console.is_terminal else None
     try:
-        yield bar.report if bar else _unwatched
+        yield bar.report if bar else unwatched
     finally:
         if bar:
             bar.hide()
@@ -181,5 +189,5 @@ def _amount(stage: str, done: int, total: int | None) -> str:
     return " of ".join(decimal(number) if stage in _IN_BYTES else f"{number:,}" for number in numbers)
 
 
-def _unwatched(stage: str, done: int, total: int | None) -> None:
+def unwatched(stage: str, done: int, total: int | None) -> None:
     """Nobody looks."""

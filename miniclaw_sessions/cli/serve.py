@@ -21,6 +21,7 @@ def _flag(name: str, text: str, panel: str) -> Any:
 
 @command(
     app,
+    talks=False,
     examples={
         "serve": "listens on <workspace>/miniclaw.sock",
         "serve --tcp 127.0.0.1:8080 --token-file token": "and on TCP, for those who know the token",
@@ -40,9 +41,6 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     ttl_days: Annotated[
         float | None, _flag("sessions.ttl_days", "Days until an idle session expires; 0: never.", _SESSIONS)
     ] = None,
-    key_file: Annotated[
-        str | None, _flag("encryption.key_file", "File with the keys that encrypt what is written.", _SESSIONS)
-    ] = None,
     socket: Annotated[str | None, _flag("listen.socket", "Path of the Unix socket, or none.", _LISTEN)] = None,
     tcp: Annotated[str | None, _flag("listen.tcp", "Address such as 127.0.0.1:8080.", _LISTEN)] = None,
     token_file: Annotated[str | None, _flag("listen.token_file", "File with the token for TCP.", _LISTEN)] = None,
@@ -59,10 +57,9 @@ def serve(  # noqa: PLR0913 - one parameter per flag
         "sessions.window": window,
         "sessions.flush_interval_s": flush_interval,
         "sessions.ttl_days": ttl_days,
-        "encryption.key_file": key_file,
-        "listen.socket": socket,
+        "listen.socket": socket or invocation.socket,
         "listen.tcp": tcp,
-        "listen.token_file": token_file,
+        "listen.token_file": token_file or invocation.token_file,
         "model.base_url": base_url,
         "model.model": model,
         "log.level": log_level or ("debug" if invocation.debug else None),

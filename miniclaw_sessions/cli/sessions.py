@@ -1,107 +1,175 @@
-"""Commands that look at sessions, delete them, and check them."""
+"""Commands that look at sessions, rename and delete them, and check them."""
 
 from __future__ import annotations
 
+import os
 import sys
-from datetime import UTC, datetime
-from typing import Annotated
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
-from miniclaw_sessions.cli.backend import Backend, Document, Report
 from miniclaw_sessions.cli.invocation import Invocation, command
-from miniclaw_sessions.cli.opening import check_workspace, find_daemon
-from miniclaw_sessions.cli.output import age, local_time, message_block, one_line, plain_table
-from miniclaw_sessions.cli.running import SessionId, parsed, read_entries, run, with_backend
+from miniclaw_sessions.cli.names import SessionId, find_session
+from miniclaw_sessions.cli.output import age, counted, local_time, message_block, one_line, plain_table
+from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import SessionsError
 
+if TYPE_CHECKING:
+    from miniclaw_sessions.api.shapes import SessionReply
+    from miniclaw_sessions.client import Client, ClientSession
+    from miniclaw_sessions.statistics import SessionSummary
+
 app = typer.Typer()
+
+COULD_NOT_LOOK = 3
+"""The exit status of `check` where it could not look at all."""
+
+PAGE = 1_000
+
+Document = dict[str, Any]
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
-@command(app, "list", examples={"list": "newest first", "list --channel telegram --json": "for a script"})
-def list_sessions(
+@command(
+    app,
+    "list",
+    examples={
+        "list": "newest first; in a terminal a page at a time",
+        "list --limit 20": "the newest 20; tells what to give --after for the next",
+        "list --channel telegram --json": "for a script",
+    },
+)
+async def list_sessions(
     invocation: Invocation,
     channel: Annotated[str | None, typer.Option(help="Only this channel.", show_default=False)] = None,
-    limit: Annotated[int, typer.Option(min=0, help="At most so many; 0: all.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="At most this many; 0: all.")] = 0,
+    after: Annotated[
+        str | None,
+        typer.Option(metavar="PLACE", help="Go on where the list before ended, as it said.", show_default=False),
+    ] = None,
 ) -> None:
     """List the sessions, the most recently used first."""
-
-    async def act(backend: Backend, report: Report) -> list[Document]:
-        del report
-        return await backend.sessions(channel, limit + 1 if limit else None)  # one more tells whether there are more
-
-    sessions = with_backend(invocation, act)
-    shown = sessions[:limit] if limit else sessions
+    async with invocation.sessions() as client:
+        rows, following = await _rows(client, invocation, channel, limit, after)
     if invocation.as_json:
-        invocation.print_json({"sessions": shown})
+        invocation.print_json({"sessions": rows, "next": following})
         return
-    if not sessions:
-        invocation.errors.print("no sessions yet", style="dim")
+    if not rows:
+        invocation.errors.print("no sessions yet" if after is None else "no more sessions", style="dim")
         return
     table = plain_table(
         "SESSION", "TITLE", "MESSAGES", "ENTRIES", "LAST USED", numeric=frozenset({"MESSAGES", "ENTRIES"})
     )
-    now = datetime.now(UTC)
-    for session in shown:
-        table.add_row(
-            session["session_id"],
-            one_line(session["title"]),
-            str(session["messages"]),
-            str(session["entries"]),
-            age(session["last_accessed"], now),
-        )
-    invocation.console.print(table)
-    if len(shown) < len(sessions):
-        invocation.errors.print("there are more", style="dim")
+    now = SystemClock().now()
+    for row in rows:
+        last_used = age(row.last_accessed, now)
+        table.add_row(row.session_id, one_line(row.title), f"{row.messages:,}", f"{row.entries:,}", last_used)
+    with _paged(invocation, len(rows)):
+        invocation.console.print(table)
+    if following is not None:
+        invocation.errors.print(f"there are more: --after {one_line(following)}", style="dim", soft_wrap=True)
+
+
+async def _rows(
+    client: Client, invocation: Invocation, channel: str | None, limit: int, after: str | None
+) -> tuple[list[SessionSummary], str | None]:
+    """The rows that are wanted, and the place that the next ones are behind."""
+    found: list[SessionSummary] = []
+    while True:
+        wanted = min(limit - len(found), PAGE) if limit else PAGE
+        rows, after = await client.page(channel=channel, limit=wanted, after=after)
+        found += rows
+        if after is None or len(found) == limit:
+            return found, after
+        invocation.report("listing", len(found), None)
+
+
+@contextmanager
+def _paged(invocation: Invocation, lines: int) -> Iterator[None]:
+    """Show in a pager what is longer than the terminal."""
+    console = invocation.console
+    if not sys.stdout.isatty() or lines < console.height:
+        yield
+        return
+    os.environ.setdefault("LESS", "FRX")  # as git does: colours, and nothing to leave where all fits
+    with console.pager(styles=True):
+        yield
 
 
 @command(
-    app, examples={"show telegram_123": "what a model would be reminded of", "show telegram_123 --all": "everything"}
+    app,
+    examples={
+        "show telegram_123": "what a model would be reminded of",
+        "show 'trip to rome'": "the one session whose title has this in it",
+        "show telegram_123 --all": "everything",
+    },
 )
-def show(
+async def show(
     invocation: Invocation,
     session_id: SessionId,
     everything: Annotated[bool, typer.Option("--all", help="The whole transcript, not only the window.")] = False,
 ) -> None:
     """Show a session: its facts and the messages of its window."""
-
-    async def act(backend: Backend, report: Report) -> tuple[Document, list[Document]]:
-        session = await backend.session(session_id)
-        if not everything:
-            return session, await backend.messages(session_id)
-        return session, [parsed(line) async for line in read_entries(backend, session, report)]
-
-    session, items = with_backend(invocation, act)
+    async with invocation.sessions() as client:
+        session = await find_session(client, session_id)
+        info = await session.info()
+        if everything:
+            async with aclosing(read_entries(session, info.entries, invocation)) as entries:
+                items: list[Document] = [msgspec.json.decode(entry) async for entry in entries]
+        else:
+            items = await shown_messages(session)
     if invocation.as_json:
-        invocation.print_json({"session": session, "entries" if everything else "messages": items})
+        invocation.print_json({"session": info, "entries" if everything else "messages": items})
         return
-    _print_head(invocation, session)
+    _print_head(invocation, info)
     for item in items:
         if not everything or item.get("type") == "message":
             invocation.console.print()
             invocation.console.print(message_block(item["message"] if everything else item))
         else:
             invocation.console.print(f"\n· {one_line(_event_line(item))}", style="dim")
-    if not everything and session["entries"] > session["messages"]:
-        invocation.errors.print(f"\n{session['entries']} entries in all; --all shows them", style="dim")
+    if not everything and info.entries > info.messages:
+        in_all = counted(info.entries, "entry", "entries")
+        invocation.errors.print(f"\n{in_all} in all; --all shows them", style="dim")
 
 
-def _print_head(invocation: Invocation, session: Document) -> None:
+async def read_entries(session: ClientSession, total: int, invocation: Invocation) -> AsyncGenerator[bytes, None]:
+    """Every entry of a session as JSON, oldest first; tells how it advances."""
+    done = 0
+    async with aclosing(session.transcript()) as entries:
+        async for encoded in entries:
+            done += 1
+            invocation.report("reading", done, total)
+            yield encoded
+
+
+async def shown_messages(session: ClientSession) -> list[Document]:
+    """The messages of the window as documents, oldest first."""
+    from miniclaw_sessions.protocol.encoding import message_to_dict  # noqa: PLC0415 - `list` does without
+
+    page = await session.history(limit=PAGE)
+    return [{"id": shown.id, "sequence": shown.sequence, **message_to_dict(shown.message)} for shown in page.messages]
+
+
+def _print_head(invocation: Invocation, session: SessionReply) -> None:
     table = plain_table("", "")
     table.show_header = False
     facts = {
-        "session": session["session_id"],
-        "channel": session["channel"],
-        "chat": session["chat_id"],
-        "created": local_time(session["created_at"]),
-        "last used": local_time(session["last_accessed"]),
-        "messages": f"{session['messages']} in the window of {session['window']}, {session['entries']} entries in all",
+        "session": session.session_id,
+        "channel": session.channel,
+        "chat": session.chat_id,
+        "created": local_time(session.created_at),
+        "last used": local_time(session.last_accessed),
+        "messages": f"{session.messages:,} in the window of {session.window}, "
+        f"{counted(session.entries, 'entry', 'entries')} in all",
     }
-    invocation.console.print(one_line(session["title"] or session["session_id"]), style="bold")
-    for name, value in [*facts.items(), *session["metadata"].items()]:
+    invocation.console.print(one_line(session.title or session.session_id), style="bold")
+    for name, value in [*facts.items(), *session.metadata.items()]:
         if name != "title" and value not in (None, ""):
             table.add_row(one_line(name), one_line(value), style="dim")
     invocation.console.print(table)
@@ -116,81 +184,130 @@ def _event_line(entry: Document) -> str:
 # --- upkeep ----------------------------------------------------------------------------------------------------------
 
 
+@command(
+    app,
+    examples={
+        "rename telegram_123 'Trip to Rome'": "from now on `show rome` finds it",
+        "rename telegram_123 ''": "takes the title away",
+    },
+)
+async def rename(
+    invocation: Invocation,
+    session_id: SessionId,
+    title: Annotated[str, typer.Argument(metavar="TITLE", help="Its new title; '' for none.", show_default=False)],
+) -> None:
+    """Give a session another title; its id stays."""
+    async with invocation.sessions() as client:
+        session = await find_session(client, session_id)
+        info = await session.update(title=title or None)
+    if invocation.as_json:
+        invocation.print_json({"session_id": info.session_id, "title": info.title})
+    else:
+        done = f"{info.session_id} is called {info.title}" if info.title else f"{info.session_id} has no title any more"
+        invocation.errors.print(one_line(done), style="dim", soft_wrap=True)
+
+
 @command(app, examples={"delete telegram_123": "asks first", "delete telegram_123 --yes": "does not"})
-def delete(
+async def delete(
     invocation: Invocation,
     session_id: SessionId,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete a session with its transcript and its quarantined copies, for good."""
-
-    async def act(backend: Backend, report: Report) -> bool:
-        del report
-        session = await backend.session(session_id)
+    async with invocation.sessions() as client:
+        session = await find_session(client, session_id)
+        info = await session.info()
         if not yes:
-            _ask(session)
-        await backend.delete(session_id)
-        return True
-
-    with_backend(invocation, act)
+            _ask(info, session_id)
+        await client.delete(info.session_id)
     if invocation.as_json:
-        invocation.print_json({"deleted": True, "session_id": session_id})
+        invocation.print_json({"deleted": True, "session_id": info.session_id})
     else:
-        invocation.errors.print(f"deleted {one_line(session_id)}", style="dim")
+        invocation.errors.print(f"deleted {one_line(info.session_id)}", style="dim")
 
 
-def _ask(session: Document) -> None:
+def _ask(session: SessionReply, name: str) -> None:
+    """Nothing is deleted that was not named by its id or confirmed by a person."""
     if not sys.stdin.isatty():
-        raise SessionsError(f"nobody can be asked whether to delete {session['session_id']}; add --yes")
-    name = one_line(session["title"] or session["session_id"])
-    typer.confirm(f"Delete {name} with its {session['entries']} entries, for good?", abort=True, err=True)
+        raise SessionsError(f"nobody can be asked whether to delete {session.session_id}; add --yes")
+    told = session.session_id if session.session_id == name or not session.title else f"{session.title!r}"
+    entries = counted(session.entries, "entry", "entries")
+    typer.confirm(f"Delete {one_line(session.title or told)} with its {entries}, for good?", abort=True, err=True)
 
 
 @command(app, examples={"stats": "of the daemon, or of the files", "stats --json": "for a script"})
-def stats(invocation: Invocation) -> None:
+async def stats(invocation: Invocation) -> None:
     """Show the numbers of the daemon, or of the files if no daemon runs."""
-
-    async def act(backend: Backend, report: Report) -> Document:
-        del report
-        return await backend.statistics()
-
-    numbers = with_backend(invocation, act)
+    async with invocation.sessions() as client:
+        numbers = await client.statistics()
     if invocation.as_json:
         invocation.print_json(numbers)
         return
-    table = plain_table("", "", numeric=frozenset())
+    table = plain_table("", "")
     table.show_header = False
     table.columns[1].justify = "right"
-    for name, value in numbers.items():
-        table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else one_line(value))
+    for name, value in msgspec.structs.asdict(numbers).items():
+        table.add_row(name.replace("_", " "), _figure(name, value))
     invocation.console.print(table)
 
 
-@command(app, examples={"check": "exit status 0: sound, 1: not", "check && tar c ~/.miniclaw": "before a backup"})
-def check(invocation: Invocation) -> None:
+def _figure(name: str, value: Any) -> str:
+    """A number as people read it: with separators, bytes in their units, seconds and shares without endless digits."""
+    if name.endswith("bytes") and isinstance(value, int):
+        from rich.filesize import decimal  # noqa: PLC0415 - only this needs it
+
+        return decimal(value)
+    if isinstance(value, float):
+        return f"{value:,.3f}".rstrip("0").rstrip(".")
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else one_line(value)
+
+
+@command(
+    app,
+    examples={
+        "check": "exit status 0: sound, 1: damaged, 3: it could not look",
+        "check --workspace /mnt/backup": "a copy",
+        "check --json | jq .problems": "for a script",
+    },
+)
+async def check(invocation: Invocation) -> None:
     """Compare every snapshot with the store; repairs nothing. The exit status is 0 only if everything is sound."""
+    try:
+        found = await _found(invocation)
+    except (SessionsError, OSError) as error:
+        from miniclaw_sessions.cli.failures import tell  # noqa: PLC0415 - only a failure pays for it
 
-    async def act(report: Report) -> Document:
-        async with find_daemon(invocation.loaded) as daemon:
-            if daemon is not None:
-                report("checking", 0, None)
-                return await daemon.check()
-        check_workspace(invocation.loaded.workspace, create=False)
-        from miniclaw_sessions.cli.file_check import check_files  # noqa: PLC0415 - loads the persistence layer
-
-        return await check_files(invocation.loaded, report)
-
-    found = run(invocation, act)
+        tell(error, debug=invocation.debug)
+        raise typer.Exit(COULD_NOT_LOOK) from None
     if invocation.as_json:
         invocation.print_json(found)
     else:
-        for problem in found["problems"]:
-            invocation.console.print(f"problem: {one_line(problem)}", style="red")
-        for note in found["notes"]:
-            invocation.console.print(f"note: {one_line(note)}", style="dim")
-        count = len(found["problems"])
-        verdict = "sound" if found["sound"] else f"{count} problem{'s' if count > 1 else ''}"
-        style = "bold green" if found["sound"] else "bold red"
-        invocation.console.print(f"{verdict}: {found['sessions']} sessions, {found['entries']} entries", style=style)
+        _tell_check(invocation, found)
     if not found["sound"]:
         raise typer.Exit(1)
+
+
+async def _found(invocation: Invocation) -> Document:
+    from miniclaw_sessions.cli.opening import find_daemon, refused  # noqa: PLC0415 - loads the client
+
+    async with find_daemon(invocation) as daemon:
+        if daemon is not None:
+            invocation.report("checking", 0, None)
+            return msgspec.structs.asdict(await daemon.check())
+    if (problem := refused(invocation.loaded, create=False)) is not None:
+        raise problem
+    from miniclaw_sessions.cli.file_check import check_files  # noqa: PLC0415 - loads the persistence layer
+
+    return await check_files(invocation.loaded, invocation.report)
+
+
+def _tell_check(invocation: Invocation, found: Document) -> None:
+    for problem in found["problems"]:
+        invocation.console.print(f"problem: {one_line(problem)}", style="red")
+    for note in found["notes"]:
+        invocation.console.print(f"note: {one_line(note)}", style="dim")
+    problems = counted(len(found["problems"]), "problem", "problems")
+    verdict = "sound" if found["sound"] else problems
+    looked_at = f"{found['sessions']:,} sessions, {found['entries']:,} entries"
+    style = "bold green" if found["sound"] else "bold red"
+    invocation.console.print(f"{verdict}: {looked_at}", style=style)

@@ -1,21 +1,59 @@
-"""The command that shows every option, its value, and where the value came from."""
+"""Commands that show the configuration, and that write the files which a service needs."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
+import miniclaw_sessions
 from miniclaw_sessions.cli.invocation import Invocation, command
-from miniclaw_sessions.cli.output import one_line, plain_table
+from miniclaw_sessions.cli.output import counted, one_line, plain_table
 from miniclaw_sessions.config import masked, option_names, show_value, value_of, variable_of
+from miniclaw_sessions.errors import SessionsError
+
+SYSTEM_CONFIG = Path("/etc/miniclaw-sessions/miniclaw.toml")
+UNITS = Path("/etc/systemd/system")
+PROGRAM_IN_UNITS = "/opt/miniclaw-sessions/bin/miniclaw-sessions"
+
+_SERVICE = "miniclaw-sessions.service"
+_UNIT_FILES = (_SERVICE, "miniclaw-sessions.socket", "miniclaw-sessions-rekey.service")
+_NO_NETWORK = f"{_SERVICE}.d/socket-activated.conf"
 
 app = typer.Typer()
-group = typer.Typer(help="Show the configuration.", no_args_is_help=True)
-app.add_typer(group, name="config")
+config = typer.Typer()
+app.add_typer(config, name="config", help="Show the configuration, or write a file to change it in.")
+systemd = typer.Typer(no_args_is_help=True)
+app.add_typer(systemd, name="systemd", help="Run the daemon as a systemd service.")
+
+Force = Annotated[bool, typer.Option("--force", help="Replace files that are there already.")]
+
+
+# --- config ----------------------------------------------------------------------------------------------------------
 
 
 @command(
-    group,
-    "show",
+    config,
+    talks=False,
+    group=True,
+    examples={
+        "config": "every option, its value, and where it came from",
+        "config show --config other.toml": "as another file would have it",
+        "config init": "a file with all options and what they cost, in ~/.miniclaw",
+    },
+)
+def show_unless_more_is_asked(invocation: Invocation) -> None:
+    """Show every option with its value and where that came from, or write a file to change them in."""
+    show(invocation)
+
+
+@command(
+    config,
+    talks=False,
     examples={
         "config show": "every option, its value, and where it came from",
         "config show --config other.toml": "as another file would have it",
@@ -40,3 +78,113 @@ def show(invocation: Invocation) -> None:
         style = "dim" if source == "default" else "bold"
         table.add_row(name, one_line(show_value(value)), one_line(source), style=style)
     invocation.console.print(table)
+
+
+@command(
+    config,
+    talks=False,
+    examples={
+        "config init": "writes ~/.miniclaw/miniclaw.toml",
+        "config init --print": "shows it",
+        "config init --output /etc/miniclaw-sessions/miniclaw.toml": "where the systemd unit looks",
+    },
+)
+def init(
+    invocation: Invocation,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to.", show_default="--config, or ~/.miniclaw/miniclaw.toml"),
+    ] = None,
+    prints: Annotated[bool, typer.Option("--print", help="Only show it.")] = False,
+    force: Force = False,
+) -> None:
+    """Write a configuration file with every option at its default, and what each buys and costs."""
+    if prints:
+        _print(shipped("config/miniclaw.toml"))
+        return
+    path = output or invocation.config or Path("~/.miniclaw/miniclaw.toml").expanduser()
+    _write({path: shipped("config/miniclaw.toml")}, force=force)
+    if invocation.as_json:
+        invocation.print_json({"written": [str(path)]})
+    else:
+        invocation.errors.print(f"written: {one_line(path)}", style="dim", soft_wrap=True)
+
+
+# --- systemd ---------------------------------------------------------------------------------------------------------
+
+
+@command(
+    systemd,
+    talks=False,
+    examples={
+        "systemd install --print": "shows the units and where they would go",
+        "systemd install": "writes them, and the configuration file where there is none",
+        "systemd install --no-network": "for a daemon that asks no model",
+    },
+)
+def install(
+    invocation: Invocation,
+    prints: Annotated[bool, typer.Option("--print", help="Only show the files.")] = False,
+    no_network: Annotated[
+        bool, typer.Option("--no-network", help="Let the daemon reach nothing but its own socket.")
+    ] = False,
+    force: Force = False,
+) -> None:
+    """Write the units of a hardened service with its own socket, as root; it is not started."""
+    names = (*_UNIT_FILES, _NO_NETWORK) if no_network else _UNIT_FILES
+    program = _program()
+    files = {
+        UNITS / name: shipped(f"systemd/{name}").replace(PROGRAM_IN_UNITS.encode(), os.fsencode(program))
+        for name in names
+    }
+    if prints:
+        _print(b"\n".join(b"# %s\n%s" % (os.fsencode(path), content) for path, content in files.items()))
+        return
+    if not SYSTEM_CONFIG.exists():
+        files[SYSTEM_CONFIG] = shipped("config/miniclaw.toml")
+    _write(files, force=force)
+    if invocation.as_json:
+        invocation.print_json({"written": [str(path) for path in files]})
+        return
+    errors = invocation.errors
+    errors.print(f"{counted(len(files), 'file', 'files')} written:", style="dim")
+    for path in files:
+        errors.print(f"  {path}", style="dim", soft_wrap=True)
+    if program.is_relative_to("/home") or program.is_relative_to("/root"):
+        errors.print(f"the service cannot see {program}: install the package outside of home directories", style="red")
+    errors.print("now: systemctl daemon-reload && systemctl enable --now miniclaw-sessions.socket miniclaw-sessions")
+
+
+def _program() -> Path:
+    """Where this very program is, for the unit to start."""
+    beside = Path(sys.prefix, "bin", "miniclaw-sessions")
+    found = beside if beside.exists() else Path(shutil.which("miniclaw-sessions") or PROGRAM_IN_UNITS)
+    return found.absolute()
+
+
+# --- what is shipped -------------------------------------------------------------------------------------------------
+
+
+def shipped(name: str) -> bytes:
+    """A file that comes with the package, by its name in the repository: `config/miniclaw.toml`, `systemd/...`."""
+    package = Path(miniclaw_sessions.__file__).parent
+    installed = package / "shipped" / name
+    return (installed if installed.exists() else package.parent / name).read_bytes()
+
+
+def _write(files: dict[Path, bytes], *, force: bool) -> None:
+    """Write them all, or none where one is there already."""
+    if not force and (there := [path for path in files if path.exists()]):
+        raise SessionsError(f"{there[0]} is there already; --force replaces it, --print only shows what it would be")
+    for path, content in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        except OSError as error:
+            raise SessionsError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _print(content: bytes) -> None:
+    sys.stdout.flush()
+    sys.stdout.buffer.write(content)
+    sys.stdout.buffer.flush()

@@ -9,16 +9,22 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import aiofiles
+import msgspec
 import typer
 
-from miniclaw_sessions.cli.backend import Backend, Document, Report
+from miniclaw_sessions.cli.importing import Importing, found_files
 from miniclaw_sessions.cli.invocation import Invocation, command, write_bytes
-from miniclaw_sessions.cli.opening import find_daemon
+from miniclaw_sessions.cli.names import AnySessionId, find_session
 from miniclaw_sessions.cli.output import one_line, plain_table
-from miniclaw_sessions.cli.running import SessionId, read_entries, run, with_backend
+from miniclaw_sessions.cli.sessions import read_entries
 from miniclaw_sessions.errors import SessionsError
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.api.shapes import FormatRow, SessionReply
+    from miniclaw_sessions.client import ClientSession
 
 app = typer.Typer()
 
@@ -68,10 +74,11 @@ class ImportFormat(StrEnum):
     examples={
         "import chat.jsonl": "recognises the format",
         "import ~/.pi/agent/sessions --recursive --dry-run": "what would become of a directory",
+        "import ~/.pi/agent/sessions --recursive --skip-existing": "what is new in it since the last time",
         "import backup.jsonl --as telegram_123": "under this id",
     },
 )
-def import_files(  # noqa: PLR0913 - one for each option
+async def import_files(  # noqa: PLR0913 - one for each option
     invocation: Invocation,
     *,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Files, and directories of files.")],
@@ -82,6 +89,9 @@ def import_files(  # noqa: PLR0913 - one for each option
         str | None,
         typer.Option("--as", metavar="SESSION_ID", help="The new session's id; of one file only.", show_default=False),
     ] = None,
+    skip_existing: Annotated[
+        bool, typer.Option("--skip-existing", help="Pass over files whose session is there already.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only read, and report.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", help="Directories within directories, too.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Tell everything that was wrong with a file.")] = False,
@@ -90,13 +100,18 @@ def import_files(  # noqa: PLR0913 - one for each option
 
     What is no session is refused, and the others go on; in a directory, where dot files are left out, it is skipped.
     """
-    from miniclaw_sessions.cli.importing import Importing, found_files  # noqa: PLC0415 - help does not need it
-
     files = found_files(paths, recursive=recursive)
     if session_id is not None and len(files) != 1:
         raise typer.BadParameter(f"it names one session, and there are {len(files)} files", param_hint="'--as'")
-    importing = Importing(files, form=None if form is None else form.value, session_id=session_id, dry_run=dry_run)
-    with_backend(invocation, importing.run, create=not dry_run)
+    importing = Importing(
+        files,
+        form=None if form is None else form.value,
+        session_id=session_id,
+        skip_existing=skip_existing,
+        dry_run=dry_run,
+    )
+    async with invocation.sessions(create=not dry_run) as client:
+        await importing.run(client, invocation.report)
     if invocation.as_json:
         invocation.print_json(importing.document())
     else:
@@ -105,8 +120,8 @@ def import_files(  # noqa: PLR0913 - one for each option
         raise typer.Exit(1)
 
 
-def _tell_imports(invocation: Invocation, document: Document, *, verbose: bool) -> None:
-    from miniclaw_sessions.cli.import_report import report_lines  # noqa: PLC0415 - help does not need it
+def _tell_imports(invocation: Invocation, document: dict[str, Any], *, verbose: bool) -> None:
+    from miniclaw_sessions.cli.import_report import report_lines  # noqa: PLC0415 - loads rich
 
     console = invocation.console
     if document["imported"]:
@@ -125,8 +140,8 @@ def _tell_imports(invocation: Invocation, document: Document, *, verbose: bool) 
         errors.print("there are no files", style="dim")
 
 
-def _tell_findings(invocation: Invocation, report: Document, *, verbose: bool) -> None:
-    from miniclaw_sessions.cli.import_report import finding_table, untold  # noqa: PLC0415 - help does not need it
+def _tell_findings(invocation: Invocation, report: dict[str, Any], *, verbose: bool) -> None:
+    from miniclaw_sessions.cli.import_report import finding_table, untold  # noqa: PLC0415 - loads rich
 
     invocation.console.print(f"\n{one_line(report['path'])}", style="bold", soft_wrap=True)
     invocation.console.print(finding_table(report, shows_all=verbose))
@@ -144,62 +159,112 @@ def _tell_findings(invocation: Invocation, report: Document, *, verbose: bool) -
         "export telegram_123 --format markdown": "to read",
         "export telegram_123 --format html --output chat.html": "to look at, with its tree",
         "export telegram_123 --output chat.jsonl": "everything, for `import`",
+        "export --all --output backup": "every session, a file each in the directory `backup`",
     },
 )
-def export(
+async def export(
     invocation: Invocation,
-    session_id: SessionId,
+    *,
+    session_id: AnySessionId = None,
     form: Annotated[ExportFormat, typer.Option("--format", help="How it is written.")] = ExportFormat.JSONL,
     output: Annotated[
-        Path | None, typer.Option(help="A file, made with mode 0600; standard output otherwise.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="A file, made with mode 0600, or for --all a directory; standard output otherwise.", show_default=False
+        ),
     ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every session, into the directory --output.")] = False,
 ) -> None:
     """Write out a session: its whole tree, or its current branch where the format has no tree."""
-
-    async def act(backend: Backend, report: Report) -> int:
-        session = await backend.session(session_id)
-        written = 0
-        async with _sink(output) as write, aclosing(_rendered(backend, session, form, report)) as chunks:
-            async for chunk in chunks:
-                await write(chunk)
-                written += len(chunk)
-        return written
-
-    written = with_backend(invocation, act)
+    if everything == (session_id is not None):
+        raise typer.BadParameter("name a session, or give --all", param_hint="'SESSION'")
+    if everything and output is None:
+        raise typer.BadParameter("--all needs a directory to write to", param_hint="'--output'")
+    if everything and output is not None:
+        await _export_all(invocation, form, output)
+        return
+    async with invocation.sessions() as client:
+        session = await find_session(client, session_id or "")
+        written = await _write_session(session, form, output, invocation)
     if output is not None:
         if invocation.as_json:
-            invocation.print_json({"session_id": session_id, "output": str(output), "bytes": written})
+            document = {"session_id": session.session_id, "output": str(output), "bytes": written}
+            invocation.print_json(document)
         else:
-            invocation.errors.print(f"{written} bytes written to {one_line(output)}", style="dim", soft_wrap=True)
+            invocation.errors.print(f"{written:,} bytes written to {one_line(output)}", style="dim", soft_wrap=True)
+
+
+async def _export_all(invocation: Invocation, form: ExportFormat, directory: Path) -> None:
+    """Every session into a file of its own, named after its id."""
+    written: list[dict[str, Any]] = []
+    suffix = _suffix(form)
+    _make(directory)
+    async with invocation.sessions() as client:
+        rows = await client.list()
+        outer, invocation.report = invocation.report, lambda stage, done, total: None  # noqa: ARG005
+        for done, row in enumerate(rows):
+            outer("exporting sessions", done, len(rows))
+            path = directory / f"{row.session_id}{suffix}"
+            size = await _write_session(client.session(row.session_id), form, path, invocation)
+            written.append({"session_id": row.session_id, "output": str(path), "bytes": size})
+        outer("exporting sessions", len(rows), len(rows))
+    if invocation.as_json:
+        invocation.print_json({"exported": written})
+    else:
+        total = sum(one["bytes"] for one in written)
+        told = f"{len(written):,} sessions, {total:,} bytes written to {one_line(directory)}"
+        invocation.errors.print(told, style="dim", soft_wrap=True)
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SessionsError(f"cannot write {directory}: {error.strerror}") from error
+
+
+def _suffix(form: ExportFormat) -> str:
+    """What the names of files in a format end with."""
+    return ".json" if form is ExportFormat.JSON else next(row.suffix for row in _known_formats() if row.name == form)
+
+
+async def _write_session(
+    session: ClientSession, form: ExportFormat, output: Path | None, invocation: Invocation
+) -> int:
+    """Write one session to a file or to standard output; how many bytes."""
+    info = await session.info()
+    written = 0
+    async with _sink(output) as write, aclosing(_rendered(session, info, form, invocation)) as chunks:
+        async for chunk in chunks:
+            await write(chunk)
+            written += len(chunk)
+    return written
 
 
 async def _rendered(
-    backend: Backend, session: Document, form: ExportFormat, report: Report
+    session: ClientSession, info: SessionReply, form: ExportFormat, invocation: Invocation
 ) -> AsyncGenerator[bytes, None]:
     """The session in the chosen form, a piece at a time."""
     if form is not ExportFormat.JSON:
         done = 0
-        async with aclosing(backend.export(session["session_id"], form.value)) as chunks:
+        async with aclosing(session.export(form.value)) as chunks:
             async for chunk in chunks:
                 done += len(chunk)
-                report("exporting", done, None)
+                invocation.report("exporting", done, None)
                 yield chunk
         return
-    import orjson  # noqa: PLC0415 - help does not need it
-
-    yield b'{"session":' + orjson.dumps(session) + b',"entries":['
+    yield b'{"session":' + msgspec.json.encode(info) + b',"entries":['
     separator = b""
-    async for encoded in read_entries(backend, session, report):
-        yield separator + encoded
-        separator = b","
+    async with aclosing(read_entries(session, info.entries, invocation)) as entries:
+        async for encoded in entries:
+            yield separator + encoded
+            separator = b","
     yield b"]}\n"
 
 
 @asynccontextmanager
 async def _sink(output: Path | None) -> AsyncIterator[Callable[[bytes], Awaitable[Any]]]:
     """Where to write: a private file that appears whole or not at all, or standard output."""
-    import aiofiles  # noqa: PLC0415 - help does not need it
-
     if output is None:
         characters = codecs.getincrementaldecoder("utf-8")()  # a chunk may end in the middle of one
 
@@ -229,38 +294,37 @@ def _private(path: str, flags: int) -> int:
 
 
 @command(app, examples={"formats": "what can be read and written, and what a round trip loses"})
-def formats(invocation: Invocation) -> None:
+async def formats(invocation: Invocation) -> None:
     """List the formats of session files, and what a round trip through each loses."""
+    from miniclaw_sessions.cli.opening import find_daemon  # noqa: PLC0415 - same
 
-    async def act(report: Report) -> Document:
-        del report
-        async with find_daemon(invocation.loaded) as daemon:
-            return _known_formats() if daemon is None else await daemon.formats()
-
-    document = run(invocation, act)
+    async with find_daemon(invocation) as daemon:
+        known = _known_formats() if daemon is None else await daemon.formats()
+    rows = [*known, *([] if any(row.name == "json" for row in known) else [_json_row()])]
     if invocation.as_json:
-        invocation.print_json(document)
+        invocation.print_json({"formats": rows})
         return
     table = plain_table("FORMAT", "READ", "WRITE", "FILES", "ABOUT")
-    for form in document["formats"]:
-        marks = ("yes" if form[can] else "-" for can in ("read", "write"))
-        table.add_row(one_line(form["name"]), *marks, f"*{one_line(form['suffix'])}", one_line(form["about"]))
+    for row in rows:
+        marks = ("yes" if can else "-" for can in (row.read, row.write))
+        table.add_row(one_line(row.name), *marks, f"*{one_line(row.suffix)}", one_line(row.about))
     invocation.console.print(table)
 
 
-def _known_formats() -> Document:
-    """The formats of this program, in the words of GET /v1/formats."""
+def _json_row() -> FormatRow:
+    """What `export` writes itself, beside the formats that are read too."""
+    from miniclaw_sessions.api.shapes import FormatRow  # noqa: PLC0415 - help does not need it
+
+    about = "one document: the session and its entries as stored, for programs such as jq; written by `export` only"
+    return FormatRow(name="json", about=about, suffix=".json", read=False, write=True)
+
+
+def _known_formats() -> list[FormatRow]:
+    """The formats of this program."""
+    from miniclaw_sessions.api.shapes import FormatRow  # noqa: PLC0415 - help does not need it
     from miniclaw_sessions.formats.registry import FORMATS, READABLE, WRITABLE  # noqa: PLC0415 - loads every format
 
-    return {
-        "formats": [
-            {
-                "name": form.name,
-                "about": form.about,
-                "suffix": form.suffix,
-                "read": form in READABLE,
-                "write": form in WRITABLE,
-            }
-            for form in FORMATS
-        ]
-    }
+    return [
+        FormatRow(name=one.name, about=one.about, suffix=one.suffix, read=one in READABLE, write=one in WRITABLE)
+        for one in FORMATS
+    ]

@@ -5,18 +5,30 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
-from miniclaw_sessions.cli.backend import Backend, Document, Report
+from miniclaw_sessions.cli.entry_names import LEAF, EntryNames, ShortIds
 from miniclaw_sessions.cli.invocation import Invocation, command
+from miniclaw_sessions.cli.names import SessionId, find_session
 from miniclaw_sessions.cli.output import counted, one_line
-from miniclaw_sessions.cli.running import SessionId, parsed, read_entries, with_backend
+from miniclaw_sessions.cli.sessions import read_entries, shown_messages
+from miniclaw_sessions.cli.tree_drawing import draw_tree
+from miniclaw_sessions.cli.tree_lists import (
+    branch_documents,
+    branch_table,
+    counts,
+    label_documents,
+    label_table,
+    message_line,
+)
+from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.history.transcript import Transcript
+from miniclaw_sessions.protocol.encoding import decode_entry
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from miniclaw_sessions.cli.entry_names import ShortIds
-    from miniclaw_sessions.history.transcript import Transcript
+    from miniclaw_sessions.api.shapes import CompactionReply, SessionReply
+    from miniclaw_sessions.client import ClientSession
 
 app = typer.Typer()
 
@@ -40,54 +52,49 @@ _SUMMARY = "What happened on the branch that is left, for the model."
 @command(
     app, examples={"tree telegram_123": "branches, labels, and the leaf", "tree telegram_123 --all": "every entry"}
 )
-def tree(
+async def tree(
     invocation: Invocation,
     session_id: SessionId,
     everything: Annotated[bool, typer.Option("--all", help="Every entry on a line of its own.")] = False,
 ) -> None:
     """Draw a session's tree: the current branch on the left, down to the leaf ◀; what was left stands aside."""
-    if invocation.as_json:
-        invocation.print_json(with_backend(invocation, lambda backend, report: _document(backend, session_id, report)))
-        return
-    session, transcript = with_backend(invocation, lambda backend, report: _read(backend, session_id, report))
-    from miniclaw_sessions.cli.tree_drawing import draw_tree  # noqa: PLC0415 - help does not need it
-    from miniclaw_sessions.cli.tree_lists import counts  # noqa: PLC0415 - same
-
+    async with invocation.sessions() as client:
+        session = await find_session(client, session_id)
+        info = await session.info()
+        if invocation.as_json:
+            shape = await session.tree.shape()
+            async with aclosing(read_entries(session, info.entries, invocation)) as encoded:
+                entries = [msgspec.Raw(entry) async for entry in encoded]
+            invocation.print_json({**msgspec.structs.asdict(shape), "entries": entries})
+            return
+        transcript = await read_transcript(session, info, invocation)
     console = invocation.console
-    console.print(one_line(session["title"] or session["session_id"]), style="bold")
-    console.print(f"{one_line(session['session_id'])} · {counts(transcript)}\n", style="dim")
+    console.print(one_line(info.title or info.session_id), style="bold")
+    console.print(f"{one_line(info.session_id)} · {counts(transcript)}\n", style="dim")
     lines = draw_tree(
         transcript,
         width=min(console.width, WIDEST),
         show_all=everything,
         encoding=console.encoding,
-        ids=_short_ids(transcript),
+        ids=short_ids(transcript),
     )
     for line in lines:
         console.print(line, soft_wrap=True)
     _tell_problems(invocation, transcript)
 
 
-async def _document(backend: Backend, session_id: str, report: Report) -> Document:
-    """The tree with the contents of its entries."""
-    document = await backend.tree(session_id)
-    session = await backend.session(session_id)
-    async with aclosing(read_entries(backend, session, report)) as entries:
-        document["entries"] = [parsed(encoded) async for encoded in entries]
-    return document
-
-
-async def _read(backend: Backend, session_id: str, report: Report) -> tuple[Document, Transcript]:
-    """A session's description, and all of its entries."""
-    from miniclaw_sessions.history.transcript import Transcript  # noqa: PLC0415 - help does not need it
-    from miniclaw_sessions.protocol.encoding import decode_entry  # noqa: PLC0415 - same
-
-    session = await backend.session(session_id)
-    transcript = Transcript(session_id=session_id)
-    async with aclosing(read_entries(backend, session, report)) as entries:
+async def read_transcript(session: ClientSession, info: SessionReply, invocation: Invocation) -> Transcript:
+    """All entries of a session."""
+    transcript = Transcript(session_id=info.session_id)
+    async with aclosing(read_entries(session, info.entries, invocation)) as entries:
         async for encoded in entries:
             transcript.add(decode_entry(encoded))
-    return session, transcript
+    return transcript
+
+
+def short_ids(transcript: Transcript) -> ShortIds:
+    """What is shown of the ids of a session's entries."""
+    return ShortIds([entry.id for entry in transcript.entries])
 
 
 # --- going back ------------------------------------------------------------------------------------------------------
@@ -101,7 +108,7 @@ async def _read(backend: Backend, session_id: str, report: Report) -> tuple[Docu
         "branch telegram_123 start --summary 'The cache is not it.'": "and tell the model why",
     },
 )
-def branch(
+async def branch(
     invocation: Invocation,
     session_id: SessionId,
     entry: Annotated[
@@ -116,41 +123,37 @@ def branch(
     if entry is None:
         if summary is not None:
             raise typer.BadParameter("a summary goes with an entry to go back to", param_hint="'--summary'")
-        _list_branches(invocation, session_id)
+        await _list_branches(invocation, session_id)
         return
-
-    async def act(backend: Backend, report: Report) -> tuple[Document, list[Document]]:
-        del report
-        target = None if entry == ROOT else await _find(backend, session_id, entry)
-        document = await backend.branch(session_id, target, summary)
-        return document, await backend.messages(session_id)
-
-    document, messages = with_backend(invocation, act)
+    async with invocation.sessions() as client:
+        session = await find_session(client, session_id)
+        target = None if entry == ROOT else await find_entry(session, entry)
+        moved = await (session.tree.branch_with_summary(target, summary) if summary else session.tree.branch(target))
+        messages = await shown_messages(session)
+    name = one_line(session.session_id)
     if invocation.as_json:
-        invocation.print_json({"session_id": session_id, "leaf_id": document["leaf_id"]})
+        invocation.print_json({"session_id": session.session_id, "leaf_id": moved.leaf_id})
     elif not messages:
-        invocation.errors.print(f"{one_line(session_id)} begins anew; the transcript is kept", style="dim")
+        invocation.errors.print(f"{name} begins anew; the transcript is kept", style="dim")
     else:
-        from miniclaw_sessions.cli.tree_lists import message_line  # noqa: PLC0415 - help does not need it
-
-        invocation.errors.print(f"{one_line(session_id)} goes on after", style="dim")
+        invocation.errors.print(f"{name} goes on after", style="dim")
         invocation.console.print(message_line(messages[-1]), no_wrap=True, overflow="ellipsis")
         if messages[-1].get("tool_calls"):
             hint = "its calls have no results here; `tree --all` shows where these are"
             invocation.errors.print(hint, style="dim")
 
 
-def _list_branches(invocation: Invocation, session_id: str) -> None:
-    from miniclaw_sessions.cli.tree_lists import branch_documents, branch_table  # noqa: PLC0415 - help needs no tables
-
-    _, transcript = with_backend(invocation, lambda backend, report: _read(backend, session_id, report))
+async def _list_branches(invocation: Invocation, session_id: str) -> None:
+    async with invocation.sessions() as client:
+        session = await find_session(client, session_id)
+        transcript = await read_transcript(session, await session.info(), invocation)
     branches = branch_documents(transcript)
     if invocation.as_json:
-        invocation.print_json({"session_id": session_id, "leaf_id": transcript.leaf_id, "branches": branches})
+        invocation.print_json({"session_id": session.session_id, "leaf_id": transcript.leaf_id, "branches": branches})
     elif not branches:
         invocation.errors.print("nothing was said yet", style="dim")
     else:
-        invocation.console.print(branch_table(branches, _short_ids(transcript), _now()))
+        invocation.console.print(branch_table(branches, short_ids(transcript), SystemClock().now()))
         if transcript.leaf_id is None:
             invocation.errors.print("none is current: the conversation begins anew", style="dim")
     _tell_problems(invocation, transcript)
@@ -167,7 +170,7 @@ def _list_branches(invocation: Invocation, session_id: str) -> None:
         "label telegram_123 4be21f --remove": "take a bookmark away",
     },
 )
-def label(
+async def label(
     invocation: Invocation,
     session_id: SessionId,
     entry: Annotated[
@@ -182,36 +185,32 @@ def label(
     if entry is None:
         if remove:
             raise typer.BadParameter("which entry's bookmark?", param_hint="'--remove'")
-        _list_labels(invocation, session_id)
+        await _list_labels(invocation, session_id)
         return
     if remove == bool(text):
         raise typer.BadParameter("give either the bookmark's text or --remove", param_hint="'TEXT'")
-
-    async def act(backend: Backend, report: Report) -> str:
-        del report
-        entry_id = await _find(backend, session_id, entry, leaf_is_message=True)
-        await backend.label(session_id, entry_id, text or "")
-        return entry_id
-
-    entry_id = with_backend(invocation, act)
+    async with invocation.sessions() as client:
+        session = await find_session(client, session_id)
+        entry_id = await find_entry(session, entry, leaf_is_message=True)
+        await session.tree.set_label(entry_id, text or "")
     if invocation.as_json:
-        invocation.print_json({"session_id": session_id, "entry_id": entry_id, "label": text})
+        invocation.print_json({"session_id": session.session_id, "entry_id": entry_id, "label": text})
     else:
         done = f"{entry} is called {text!r}" if text else f"{entry} has no label any more"
         invocation.errors.print(one_line(done), style="dim", soft_wrap=True)
 
 
-def _list_labels(invocation: Invocation, session_id: str) -> None:
-    from miniclaw_sessions.cli.tree_lists import label_documents, label_table  # noqa: PLC0415 - help needs no tables
-
-    _, transcript = with_backend(invocation, lambda backend, report: _read(backend, session_id, report))
+async def _list_labels(invocation: Invocation, session_id: str) -> None:
+    async with invocation.sessions() as client:
+        session = await find_session(client, session_id)
+        transcript = await read_transcript(session, await session.info(), invocation)
     labels = label_documents(transcript)
     if invocation.as_json:
-        invocation.print_json({"session_id": session_id, "labels": labels})
+        invocation.print_json({"session_id": session.session_id, "labels": labels})
     elif not labels:
         invocation.errors.print("no labels yet", style="dim")
     else:
-        invocation.console.print(label_table(labels, _short_ids(transcript), _now()))
+        invocation.console.print(label_table(labels, short_ids(transcript), SystemClock().now()))
     _tell_problems(invocation, transcript)
 
 
@@ -225,7 +224,7 @@ def _list_labels(invocation: Invocation, session_id: str) -> None:
         "fork telegram_123 telegram_124 --at start": "only the branch up to an entry",
     },
 )
-def fork(
+async def fork(
     invocation: Invocation,
     session_id: SessionId,
     new_id: Annotated[
@@ -238,19 +237,17 @@ def fork(
     ] = None,
 ) -> None:
     """Copy a session into a new one with its whole tree, or with one branch; prints the new session's id."""
-
-    async def act(backend: Backend, report: Report) -> Document:
-        leaf_id = None if at is None else await _find(backend, session_id, at)
-        report("forking", 0, None)
-        return await backend.fork(session_id, new_id, leaf_id)
-
-    session = with_backend(invocation, act)
+    async with invocation.sessions() as client:
+        session = await find_session(client, session_id)
+        leaf_id = None if at is None else await find_entry(session, at)
+        invocation.report("forking", 0, None)
+        info = await (await session.fork(new_id, leaf_id=leaf_id)).info()
     if invocation.as_json:
-        invocation.print_json(session)
+        invocation.print_json(info)
     else:
-        invocation.console.print(one_line(session["session_id"]))
-        entries = counted(session["entries"], "entry", "entries")
-        invocation.errors.print(f"forked from {one_line(session_id)}, with {entries}", style="dim")
+        invocation.console.print(one_line(info.session_id))
+        entries = counted(info.entries, "entry", "entries")
+        invocation.errors.print(f"forked from {one_line(session.session_id)}, with {entries}", style="dim")
 
 
 @command(
@@ -260,7 +257,7 @@ def fork(
         "compact telegram_123 --summary 'We chose SQLite.' --keep-from start": "your own words",
     },
 )
-def compact(
+async def compact(
     invocation: Invocation,
     session_id: SessionId,
     keep_tokens: Annotated[
@@ -283,53 +280,41 @@ def compact(
     if summary is not None and (keep_tokens is not None or not summary.strip()):
         hint = "it says something, and what is kept begins at --keep-from"
         raise typer.BadParameter(hint, param_hint="'--summary'")
-
-    async def act(backend: Backend, report: Report) -> Document:
-        kept = None if keep_from is None else await _find(backend, session_id, keep_from, leaf_is_message=True)
-        report("compacting", 0, None)
-        return await backend.compact(session_id, KEEP_TOKENS if keep_tokens is None else keep_tokens, summary, kept)
-
-    outcome = with_backend(invocation, act)
+    async with invocation.sessions() as client:
+        session = await find_session(client, session_id)
+        kept = None if keep_from is None else await find_entry(session, keep_from, leaf_is_message=True)
+        invocation.report("compacting", 0, None)
+        tokens = KEEP_TOKENS if keep_tokens is None else keep_tokens
+        outcome = await session.compact(keep_tokens=tokens, summary=summary, first_kept_entry_id=kept)
     if invocation.as_json:
         invocation.print_json(outcome)
     else:
-        invocation.console.print(_verdict(outcome), style=_VERDICTS.get(outcome["status"], "bold red"))
-    if outcome["status"] not in _VERDICTS:
+        invocation.console.print(verdict(outcome), style=_VERDICTS.get(outcome.status, "bold red"))
+    if outcome.status not in _VERDICTS:
         raise typer.Exit(1)
 
 
-def _verdict(outcome: Document) -> str:
-    if outcome["status"] != "done":
-        return f"{outcome['status']}: {one_line(outcome['detail'])}"
-    return f"done: about {outcome['tokens_before']:,} tokens before, {outcome['tokens_after']:,} after"
+def verdict(outcome: CompactionReply) -> str:
+    """What became of a compaction, on one line."""
+    if outcome.status != "done":
+        return f"{outcome.status}: {one_line(outcome.detail)}"
+    return f"done: about {outcome.tokens_before:,} tokens before, {outcome.tokens_after:,} after"
 
 
 # --- what they share -------------------------------------------------------------------------------------------------
 
 
-async def _find(backend: Backend, session_id: str, name: str, *, leaf_is_message: bool = False) -> str:
+async def find_entry(session: ClientSession, name: str, *, leaf_is_message: bool = False) -> str:
     """The id of the entry that somebody means; with `leaf_is_message`, the leaf is the last message, and no bookmark.
 
     Raises:
         SessionsError: it is none of this session's, or more than one.
     """
-    from miniclaw_sessions.cli.entry_names import LEAF, EntryNames  # noqa: PLC0415 - help does not need it
-
-    if leaf_is_message and name == LEAF and (messages := await backend.messages(session_id)):
-        return str(messages[-1]["id"])
-    return EntryNames(await backend.tree(session_id)).find(name)
-
-
-def _short_ids(transcript: Transcript) -> ShortIds:
-    from miniclaw_sessions.cli.entry_names import ShortIds  # noqa: PLC0415 - help does not need it
-
-    return ShortIds([entry.id for entry in transcript.entries])
-
-
-def _now() -> datetime:
-    from miniclaw_sessions.clock import SystemClock  # noqa: PLC0415 - help does not need it
-
-    return SystemClock().now()
+    if leaf_is_message and name == LEAF:
+        newest = await session.history(limit=1)
+        if newest.messages:
+            return newest.messages[-1].id
+    return EntryNames(await session.tree.shape()).find(name)
 
 
 def _tell_problems(invocation: Invocation, transcript: Transcript) -> None:

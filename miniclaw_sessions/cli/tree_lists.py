@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from miniclaw_sessions.cli.backend import Document
 from miniclaw_sessions.cli.branches import branches_of
 from miniclaw_sessions.cli.entry_names import ShortIds
 from miniclaw_sessions.cli.output import age, counted, one_line, plain_table
@@ -16,6 +16,8 @@ from miniclaw_sessions.formats.first_words import first_words, speaker
 from miniclaw_sessions.history.transcript import Transcript
 from miniclaw_sessions.protocol.encoding import message_from_dict
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
+
+Document = dict[str, Any]
 
 LONGEST_LABEL = 28
 """So many columns of a label are shown in a list."""
@@ -62,7 +64,7 @@ def branch_table(branches: Sequence[Document], short: ShortIds, now: datetime) -
             _words(label + branch["first_words"]),
             "" if branch["goes_off_at"] is None else short(branch["goes_off_at"]),
             f"{branch['entries']:,}",
-            age(branch["timestamp"], now),
+            age(datetime.fromisoformat(branch["timestamp"]), now),
             style="" if branch["is_current"] else "dim",
         )
     return table
@@ -93,7 +95,7 @@ def label_table(labels: Sequence[Document], short: ShortIds, now: datetime) -> T
             short(label["entry_id"]),
             label["speaker"],
             _words(label["first_words"]),
-            age(label["timestamp"], now),
+            age(datetime.fromisoformat(label["timestamp"]), now),
             style="" if label["is_current"] else "dim",
         )
     return table

@@ -36,6 +36,7 @@ from miniclaw_sessions.api.shapes import (
     SaveTurn,
     SessionReply,
     SetLabel,
+    TreeReply,
     TurnReply,
     UpdateSession,
     UsageReply,
@@ -451,6 +452,10 @@ class ClientTree:
             if not reply.truncated or not entries or entries[0].parent_id is None:
                 return
             entry_id = entries[0].parent_id
+
+    async def shape(self) -> TreeReply:
+        """Who follows whom, the labels and the leaf; what was said is in the transcript."""
+        return await self._transport.call(tree.show_tree, sessions.OneSession(self._session.session_id))
 
     async def get_transcript(self) -> Transcript:
         """The whole tree, in memory."""

@@ -25,6 +25,7 @@ class _LazyLogger:
 
     def __getattr__(self, method: str) -> Callable[..., None]:
         def write(*arguments: Any, **fields: Any) -> None:
+            _configure()
             structlog = sys.modules.get("structlog")  # whoever configured it has imported it
             with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
                 if structlog is not None and structlog.is_configured():
@@ -33,6 +34,19 @@ class _LazyLogger:
                     _to_standard_library(self._name, method, *arguments, **fields)
 
         return write
+
+
+_pending: list[Callable[[], None]] = []
+
+
+def configure_when_used(configure: Callable[[], None]) -> None:
+    """Call this before the first record is written; a command that logs nothing does not pay for it."""
+    _pending[:] = [configure]
+
+
+def _configure() -> None:
+    while _pending:
+        _pending.pop()()
 
 
 def _to_standard_library(name: str, method: str, event: str, **fields: Any) -> None:

@@ -1,0 +1,70 @@
+"""Who answers and summarises in a workspace that this process holds: the settings' model, opened when first asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.summarizing import summarizer_of
+from miniclaw_sessions.api.context import Context
+from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
+from miniclaw_sessions.client import Client
+from miniclaw_sessions.client.transport import LocalTransport
+from miniclaw_sessions.config import ModelSettings, Settings
+from miniclaw_sessions.gateway.documents import event_document
+from miniclaw_sessions.protocol.encoding import message_from_dict
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.providers.configured import open_agent
+from miniclaw_sessions.session import Session
+
+
+def answer_with(client: Client, settings: Settings, stack: AsyncExitStack) -> None:
+    """Let the settings' model answer and summarise for a client of this process; it is closed with the stack."""
+    if isinstance(client.transport, LocalTransport):
+        chats = _Chats(client.transport.context, settings.model, stack)
+        client.transport.context.chats = chats
+        client.transport.context.summarizer = chats.summarize
+
+
+class _Chats:
+    """The configured model, as `api.context.Chats` wants it."""
+
+    def __init__(self, context: Context, model: ModelSettings, stack: AsyncExitStack) -> None:
+        self._context = context
+        self._model = model
+        self._stack = stack
+        self._assistant: Assistant | None = None
+
+    @asynccontextmanager
+    async def ask(self, request: ChatRequest) -> AsyncIterator[AsyncIterator[ChatEvent]]:
+        """Hand a message over and follow its answer."""
+        assistant = await self._opened()
+        session = await self._context.manager.get_or_create(request.channel, request.chat_id)
+        async with assistant.run(session, _message_of(request)) as events:
+            yield (ChatEvent(*event_document(event)) async for event in events)
+
+    async def stop(self, session: Session) -> bool:
+        """End the session's open turn; False when there is none."""
+        return session.stop_turn()
+
+    async def summarize(self, *arguments: Any, **options: Any) -> Any:
+        """What the configured model makes of the older part of a conversation."""
+        return await summarizer_of((await self._opened()).agent.provider)(*arguments, **options)
+
+    async def _opened(self) -> Assistant:
+        if self._assistant is None:
+            agent = await self._stack.enter_async_context(open_agent(self._model))
+            self._assistant = Assistant(agent, self._model)
+        return self._assistant
+
+
+def _message_of(request: ChatRequest) -> Message | None:
+    match request.message:
+        case str(text):
+            return Message.user(text)
+        case dict(document):
+            return message_from_dict(document)
+        case _:
+            return None

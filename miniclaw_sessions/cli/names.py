@@ -1,0 +1,75 @@
+"""How people name a session: by its id, the beginning of one, or a part of an id or a title."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from miniclaw_sessions.cli.invocation import SHARED, Invocation
+from miniclaw_sessions.errors import InvalidKey, SessionNotFound, SessionsError
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.client import Client, ClientSession
+
+COMPLETIONS = 200
+"""At most this many sessions are offered to the shell."""
+
+_SEARCHED = 10_000  # of the newest sessions, for those offers
+
+
+async def find_session(client: Client, name: str) -> ClientSession:
+    """The one session that a person means.
+
+    Raises:
+        SessionNotFound: it means none.
+        AmbiguousName: it means several; the text names them.
+    """
+    if not name:
+        raise SessionsError("the session id is empty; `list` shows those that exist")
+    try:
+        return await client.find(name)
+    except (SessionNotFound, InvalidKey) as error:
+        try:
+            return await client.resolve(name)
+        except SessionNotFound:
+            raise error from None  # which says what is wrong with the name
+
+
+def complete_session(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """What the shell offers for a beginning or a part of an id or title; nothing where nobody can be asked."""
+    import asyncio  # noqa: PLC0415 - only the shell asks for it
+
+    invocation = Invocation()
+    for place in (context.parent, context):
+        for option, value in ({} if place is None else place.params).items():
+            if option in SHARED and value is not None:
+                setattr(invocation, option, value)
+    try:
+        return asyncio.run(_offers(invocation, incomplete))
+    except (SessionsError, OSError):
+        return []
+
+
+async def _offers(invocation: Invocation, incomplete: str) -> list[tuple[str, str]]:
+    async with invocation.sessions() as client:
+        rows = await client.list(limit=_SEARCHED)
+    wanted = incomplete.casefold()
+    beginning = [row for row in rows if row.session_id.casefold().startswith(wanted)]
+    found = beginning or [
+        row for row in rows if wanted in row.session_id.casefold() or wanted in (row.title or "").casefold()
+    ]
+    return [(row.session_id, row.title or "") for row in found[:COMPLETIONS]]
+
+
+def _argument(help: str) -> Any:  # noqa: A002 - as typer calls it
+    return typer.Argument(metavar="SESSION", help=help, show_default=False, autocompletion=complete_session)
+
+
+SessionId = Annotated[
+    str, _argument("Which session: its id as `list` shows it, or a unique beginning or part of its id or title.")
+]
+"""The argument that most commands begin with."""
+
+AnySessionId = Annotated[str | None, _argument("Which session, likewise.")]
+"""The same where it can be left out."""
