@@ -41,7 +41,7 @@ from miniclaw_sessions.manager.cache import Listing, SessionCache
 from miniclaw_sessions.manager.expiry import Expiry, SweepReport
 from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.manager.registry import SessionRegistry
-from miniclaw_sessions.manager.saving import Saving
+from miniclaw_sessions.manager.saving import Saving, WatchedStore
 from miniclaw_sessions.persistence.archive import Archive
 from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.flusher import FlushReport
@@ -71,7 +71,7 @@ class SessionManager(SessionReader):
     """The sessions of one directory; an async context manager."""
 
     _workspace: Workspace
-    _store: Store
+    _store: WatchedStore
     _registry: SessionRegistry
     _saving: Saving
     _expiry: Expiry
@@ -180,9 +180,10 @@ class SessionManager(SessionReader):
 
     def _compose(self, workspace: Workspace, background: Background) -> None:
         settings, clock = self.settings, self.clock
-        self._workspace, self._store, self._background = workspace, workspace.store, background
+        self._workspace, self._background = workspace, background
+        self._store = store = WatchedStore(workspace.store)
         self._saving = Saving(
-            workspace, settings=settings, clock=clock, on_progress=self._progress, on_flushed=self._cache.evict
+            workspace, store, settings=settings, clock=clock, on_progress=self._progress, on_flushed=self._cache.evict
         )
         self._registry = SessionRegistry(
             workspace, self._saving, background, settings=settings, clock=clock, cache=self._cache
@@ -324,7 +325,7 @@ class SessionManager(SessionReader):
 
     @property
     def _store_state(self) -> str:
-        return "failing" if self._saving.committer.failure else "ok"
+        return "failing" if self._saving.problems else "ok"
 
     @property
     def _store_name(self) -> str:

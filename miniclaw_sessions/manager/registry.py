@@ -42,6 +42,7 @@ from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Journal, Session
+from miniclaw_sessions.stores.base import Store
 
 LEARNED_AT_ONCE = 10_000
 """How many files' times are noted before others run."""
@@ -70,7 +71,7 @@ class SessionRegistry:
     ) -> None:
         self.cache = cache
         self.evicted_of_gone = 0
-        self.store = workspace.store
+        self.store: Store = saving.store
         self.committer = saving.committer
         self.flusher = saving.flusher
         self.clock = clock

@@ -2,34 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.errors import StoreError, StoreFull, StoreUnavailable, named
+from miniclaw_sessions.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable, named
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.background import Background
 from miniclaw_sessions.persistence.committer import Committer
 from miniclaw_sessions.persistence.flusher import Flusher, FlushReport
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.persistence.workspace import Workspace
+from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.stores.wrapping import WrappingStore
+
+T = TypeVar("T")
 
 log = get_logger(__name__)
+
+
+class WatchedStore(WrappingStore):
+    """A store that remembers that it turned out to be damaged, for whoever asks how it is.
+
+    Attributes:
+        damage: what a call met last, unless a whole check found nothing since.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.damage: StoreCorrupt | None = None
+
+    async def _forward(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            result = await call()
+        except StoreCorrupt as error:
+            self.damage = error
+            raise
+        if method == "check" and not result:
+            self.damage = None
+        return result
 
 
 class Saving:
     """The committer and the flusher of an open manager."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - it works with what the manager has
         self,
         workspace: Workspace,
+        store: WatchedStore,
         *,
         settings: SessionSettings,
         clock: Clock,
         on_progress: Callable[[Progress], None],
         on_flushed: Callable[[], object],
     ) -> None:
-        self.committer = Committer(workspace.store, clock=clock, max_unsaved_bytes=settings.max_unsaved_bytes)
+        self.committer = Committer(store, clock=clock, max_unsaved_bytes=settings.max_unsaved_bytes)
         self.flusher = Flusher(
             workspace.snapshots,
             self.committer,
@@ -39,6 +67,7 @@ class Saving:
             on_flushed=on_flushed,
         )
         self._workspace = workspace
+        self.store = store
         self._clock = clock
 
     def __repr__(self) -> str:
@@ -90,8 +119,10 @@ class Saving:
     def problems(self) -> list[str]:
         """What keeps messages from being acknowledged, or snapshots from being written."""
         problems = []
-        if self.committer.failure is not None:
-            problems.append(f"messages are not acknowledged: {self.committer.failure}")
+        if (failure := self.committer.failure or self.committer.lost) is not None:
+            problems.append(f"messages are not acknowledged: {failure}")
+        if self.store.damage is not None:
+            problems.append(f"the store is damaged: {self.store.damage}")
         if self.flusher.problem is not None:
             problems.append(str(self.flusher.problem))
         return problems

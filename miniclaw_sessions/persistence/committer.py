@@ -126,6 +126,8 @@ class Committer:
 
     def __init__(self, store: Store, *, clock: Clock, max_unsaved_bytes: int) -> None:
         self.failure: StoreUnavailable | None = None
+        self.lost: StoreUnavailable | None = None
+        """Why what is appended would go where nobody looks for it, as `drain` has found it."""
         self.accepting = True
         self.busy_since: float | None = None
         self._store = store
@@ -174,8 +176,8 @@ class Committer:
         Raises:
             StoreUnavailable: it did not.
         """
-        if self.failure is not None:
-            raise anew(self.failure)
+        if (failure := self.failure or self.lost) is not None:
+            raise anew(failure)
 
     def submit(self, session: SessionLog, entry: StoredEntry) -> None:
         """Accept an entry; it goes with the next commit."""
@@ -209,6 +211,7 @@ class Committer:
         Raises:
             StoreUnavailable: the store cannot take it now.
         """
+        await self._look()
         if self._delayed:
             self._retry_delayed()
         if self._queued and self.failure is not None:
@@ -223,6 +226,19 @@ class Committer:
         for session in self._delayed:
             if session.failure is not None:
                 raise anew(session.failure)
+
+    async def _look(self) -> None:
+        """See that the store is still where the next start looks for it."""
+        try:
+            await self._store.still_there()
+        except StoreUnavailable as error:
+            if self.lost is None:
+                log.error(
+                    "the store is not where it was; nothing more is taken", action="commit.failed", error=str(error)
+                )
+            self.lost = error
+        else:
+            self.lost = None
 
     async def run(self) -> None:
         """Commit until `close`; never raises for what the store does. Nobody waits for it in vain when it ends."""
