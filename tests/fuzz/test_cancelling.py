@@ -1,0 +1,77 @@
+"""Whoever gives up, wherever, costs nobody anything: the fuzzer of cancellation."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import anyio
+import pytest
+
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.manager.registry import SessionRegistry
+from miniclaw_sessions.session import Journal
+from tests.fuzz.cancelling import CALLS, Plan, plans, play
+
+pytestmark = [
+    pytest.mark.anyio,
+    # a transcript that was being opened when asyncio cancelled its reader is closed with its object
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def test_every_public_coroutine_of_a_manager_is_cancelled() -> None:
+    coroutines = {
+        name
+        for name, member in inspect.getmembers(SessionManager)
+        if not name.startswith("_") and (inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member))
+    }
+    elsewhere = {
+        "close": "tests/manager/test_manager.py",
+        "restore": "needs a session that has expired: tests/manager/test_expiry.py",
+        "import_file": "is import_stream",
+        "fork_from": "is import_stream",
+        "import_stream": "is called import here",
+        "get_session_history": "is called history here",
+    }
+    assert coroutines - CALLS.keys() == elsewhere.keys()
+
+
+@pytest.mark.parametrize("plan", plans(44, seed=24), ids=str)
+async def test_a_cancelled_call_loses_nothing_and_blocks_nobody(plan: Plan, tmp_path: Path) -> None:
+    assert await play(plan, tmp_path / "workspace") == []
+
+
+async def test_a_key_that_is_free_too_early_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mistake that this fuzzer was written for, planted again: the key is free before its session is discarded."""
+    discard = SessionRegistry._discard
+
+    async def free_first(self: SessionRegistry, journal: Journal) -> None:
+        self._reserved[journal.session_id].set()
+        del self._reserved[journal.session_id]
+        await anyio.sleep(0.05)
+        self._reserved[journal.session_id] = anyio.Event()
+        monkeypatch.setattr(journal.conversation, "incarnation", await _stored_incarnation(self, journal))
+        await discard(self, journal)
+
+    monkeypatch.setattr(SessionRegistry, "_discard", free_first)
+    found = []
+    for step in range(20, 80, 5):
+        plan = Plan(store="sqlite:", call="import", way="native", times=1, step=step, late=True)
+        found += await play(plan, tmp_path / str(step))
+    assert any("is there 0 times" in problem or "is gone" in problem for problem in found)
+
+
+async def _stored_incarnation(registry: SessionRegistry, journal: Journal) -> str:
+    stored = await registry.store.head(journal.session_id)
+    return journal.incarnation if stored is None else stored.head.incarnation
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", range(5))
+async def test_many_cancelled_calls_lose_nothing_and_block_nobody(seed: int, tmp_path: Path) -> None:
+    problems = {}
+    for number, plan in enumerate(plans(200, seed=seed)):
+        if found := await play(plan, tmp_path / str(number)):
+            problems[str(plan)] = found
+    assert problems == {}
