@@ -140,13 +140,15 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChannelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How much may wait for an answer, whatever channel it came by.
+    """Which channels there are beside HTTP, and how much may wait for an answer, whatever channel it came by.
 
     Attributes:
+        load: channels to listen to, by the name of their entry point or as `module:class`.
         max_waiting_per_chat: messages of one chat that wait while another one is answered.
         max_messages: messages of all chats that wait or are being answered.
     """
 
+    load: tuple[str, ...] = ()
     max_waiting_per_chat: Count = 20
     max_messages: Count = 1_000
 

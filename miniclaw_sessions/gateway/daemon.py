@@ -22,6 +22,7 @@ from miniclaw_sessions import errors
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.channels.registry import load_channels
 from miniclaw_sessions.config import ListenSettings, LoadedSettings, Secret, read_secret, socket_path
 from miniclaw_sessions.encryption import load_keys
 from miniclaw_sessions.gateway.exit_status import ExitStatus
@@ -108,7 +109,10 @@ async def _live(
                 app = make_app(
                     manager, dispatcher, settings, policy, summarizer_of(agent.provider, limits=agent.limits)
                 )
+                channels = load_channels(settings.channels.load)
                 async with dispatcher:
+                    for channel in channels:
+                        dispatcher.serve(channel)
                     life = Life(settings.listen, signals, phase, reload)
                     await _serve(app, manager, dispatcher, listeners, life)
             status = await _save(manager)

@@ -46,11 +46,11 @@ _ENDS_WAITING = frozenset({Role.USER, Role.BRANCH_SUMMARY})
 _CAME_TO_NOTHING = frozenset({"aborted", "error"})
 
 
-class CompactionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A cut, and what is to be summarised for it.
+class SummaryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be summarised, and what is kept.
 
     Attributes:
-        first_kept_entry_id: the entry before which the cut comes; it is a message or a branch's summary.
+        first_kept_entry_id: the entry before which the cut comes; None: it comes behind everything.
         messages: what is to be summarised, oldest first, without the turn that is cut. The previous compaction's
             summary and messages come first, because the new compaction replaces them.
         turn_prefix: the beginning of the turn that the cut splits; it follows `messages` and is to be summarised,
@@ -59,11 +59,27 @@ class CompactionPlan(msgspec.Struct, frozen=True, kw_only=True):
         tokens_kept: the size of what is kept, as it is counted; without the new summary.
     """
 
-    first_kept_entry_id: str
+    first_kept_entry_id: str | None = None
     messages: tuple[Message, ...]
     turn_prefix: tuple[Message, ...] = ()
     tokens_before: int
     tokens_kept: int
+
+    @property
+    def summarised(self) -> list[Message]:
+        """What the summary is made of: everything before the cut but the system's instructions."""
+        return [message for message in (*self.messages, *self.turn_prefix) if message.role is not Role.SYSTEM]
+
+    @property
+    def instructions(self) -> list[Message]:
+        """The system's messages before the cut, which no summary replaces."""
+        return [message for message in (*self.messages, *self.turn_prefix) if message.role is Role.SYSTEM]
+
+
+class CompactionPlan(SummaryPlan, frozen=True, kw_only=True):
+    """A cut that keeps something; its first kept entry is a message or a branch's summary."""
+
+    first_kept_entry_id: str
 
     @property
     def is_split_turn(self) -> bool:
@@ -231,6 +247,22 @@ def plan_compaction(
         tokens_before=_size(branch, count),
         tokens_kept=tokens,
     )
+
+
+def plan_compaction_of_all(path: Sequence[Entry], *, count: TokenCounter = count_by_characters) -> SummaryPlan | None:
+    """Put the cut behind everything that was said.
+
+    Args:
+        path: as for `plan_compaction`.
+        count: counts one message.
+
+    Returns:
+        None when nothing was said since the newest compaction, or calls wait for their results.
+    """
+    branch = resolve(path)
+    if has_open_calls(branch.entries) or all(told(entry) is None for entry in branch.entries):
+        return None
+    return SummaryPlan(messages=tuple(branch.messages()), tokens_before=_size(branch, count), tokens_kept=0)
 
 
 class _Context:

@@ -17,12 +17,13 @@ import msgspec
 from miniclaw_sessions.errors import SessionDeleted, UnsafeCompaction
 from miniclaw_sessions.history.branch import Branch, told
 from miniclaw_sessions.history.compaction import (
+    SummaryPlan,
     TokenCounter,
     check_cut,
     count_tokens,
     has_open_calls,
     plan_compaction,
-    tokens_of,
+    plan_compaction_of_all,
 )
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.entries import Compaction
@@ -88,12 +89,16 @@ async def compact(  # noqa: PLR0913 - what may be chosen, each with a default at
         SessionDeleted, UnsavedLimit, InvalidMessage: the compaction was not accepted.
     """
     branch = await journal.reader.branch()
-    plan = _plan(branch, keep_tokens, count)
+    plan: SummaryPlan | None
+    if keep_tokens > 0:
+        plan = plan_compaction(branch.entries, keep_tokens=keep_tokens, count=count)
+    else:
+        plan = plan_compaction_of_all(branch.entries, count=count)
     if plan is None:
         return CompactionOutcome(status=CompactionStatus.SKIPPED, detail="there is nothing to summarise now")
     try:
         with anyio.fail_after(timeout_s):
-            summary = _as_messages(await summarizer(plan.messages))
+            summary = _as_messages(await summarizer(plan.summarised))
     except Exception as error:  # noqa: BLE001 - the caller's coroutine: whatever it raises, nothing has changed
         return _failed(journal, plan, f"the summary could not be made: {type(error).__name__}")
     if not any(message.text.strip() for message in summary):
@@ -104,7 +109,7 @@ async def compact(  # noqa: PLR0913 - what may be chosen, each with a default at
 async def _append(  # noqa: PLR0913 - the parts of one compaction
     journal: Journal,
     planned_on: Branch,
-    plan: _Plan,
+    plan: SummaryPlan,
     summary: Sequence[Message],
     *,
     count: TokenCounter,
@@ -175,7 +180,7 @@ def _check_cut(session_id: str, branch: Branch, first_kept_entry_id: str | None)
         )
 
 
-def _first_kept(plan: _Plan, planned_on: Branch, current: Branch) -> str | None:
+def _first_kept(plan: SummaryPlan, planned_on: Branch, current: Branch) -> str | None:
     """What the plan keeps, and else what was said since; the summary tells nothing of it.
 
     Raises:
@@ -189,39 +194,6 @@ def _first_kept(plan: _Plan, planned_on: Branch, current: Branch) -> str | None:
     if plan.first_kept_entry_id is not None:
         return plan.first_kept_entry_id
     return next((entry.id for entry in current.entries[since:] if told(entry) is not None), None)
-
-
-class _Plan(msgspec.Struct, frozen=True):
-    """What is summarised and what is kept; `instructions` are the system's, which no summary replaces."""
-
-    first_kept_entry_id: str | None
-    messages: Sequence[Message]
-    instructions: Sequence[Message]
-    tokens_before: int
-    tokens_kept: int
-
-
-def _plan(branch: Branch, keep_tokens: int, count: TokenCounter) -> _Plan | None:
-    """Where to cut; None when there is nothing to summarise, or a call waits for its result."""
-    if keep_tokens > 0:
-        plan = plan_compaction(branch.entries, keep_tokens=keep_tokens, count=count)
-        if plan is None:
-            return None
-        messages = [*plan.messages, *plan.turn_prefix]
-        sizes = plan.tokens_before, plan.tokens_kept
-        return _Plan(plan.first_kept_entry_id, _without_system(messages), _system(messages), *sizes)
-    if has_open_calls(branch.entries) or all(told(entry) is None for entry in branch.entries):
-        return None
-    messages = branch.messages()
-    return _Plan(None, _without_system(messages), _system(messages), tokens_of(branch.entries, count), 0)
-
-
-def _system(messages: Sequence[Message]) -> list[Message]:
-    return [message for message in messages if message.role is Role.SYSTEM]
-
-
-def _without_system(messages: Sequence[Message]) -> list[Message]:
-    return [message for message in messages if message.role is not Role.SYSTEM]
 
 
 def _as_messages(summary: str | Message | Sequence[Message]) -> list[Message]:
@@ -242,15 +214,15 @@ def _compaction_id(branch: Branch) -> str | None:
     return None if branch.compaction is None else branch.compaction.id
 
 
-def _failed(journal: Journal, plan: _Plan, detail: str) -> CompactionOutcome:
+def _failed(journal: Journal, plan: SummaryPlan, detail: str) -> CompactionOutcome:
     return _unchanged(journal, plan, CompactionStatus.FAILED, detail)
 
 
-def _aborted(journal: Journal, plan: _Plan, detail: str) -> CompactionOutcome:
+def _aborted(journal: Journal, plan: SummaryPlan, detail: str) -> CompactionOutcome:
     return _unchanged(journal, plan, CompactionStatus.ABORTED, detail)
 
 
-def _unchanged(journal: Journal, plan: _Plan, status: CompactionStatus, detail: str) -> CompactionOutcome:
+def _unchanged(journal: Journal, plan: SummaryPlan, status: CompactionStatus, detail: str) -> CompactionOutcome:
     log.warning(
         "a compaction changed nothing",
         action="compaction.unchanged",

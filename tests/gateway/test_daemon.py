@@ -383,6 +383,24 @@ async def test_hangup_reads_the_settings_anew(directory: Path) -> None:
         assert await daemon.stopped() == ExitStatus.OK
 
 
+async def test_a_channel_of_another_package_needs_nothing_but_its_name(directory: Path) -> None:
+    box = directory / "box"
+    for name in ("in", "out"):
+        (box / name).mkdir(parents=True)
+    (box / "in" / "ada").write_text("My name is Ada.")
+    root = str(Path(__file__).parents[2])
+    settings: Any = {"MINICLAW_CHANNELS_LOAD": "tests.channels.letterbox:Letterbox", "PYTHONPATH": root}
+    with Daemon(directory, LETTERBOX=str(box), **settings) as daemon:
+        await daemon.notice("READY=1")
+        with anyio.fail_after(PATIENCE_S):
+            while not (box / "out" / "ada").exists():  # noqa: ASYNC110 - files tell nobody that they are there
+                await anyio.sleep(0.01)
+        assert "Nice to meet you, Ada" in (box / "out" / "ada").read_text()
+        async with daemon.client() as client:
+            assert (await texts(client, "letter_ada"))[0] == "My name is Ada."
+        assert await daemon.stopped() == ExitStatus.OK
+
+
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 async def test_closed_standard_streams_break_nothing(directory: Path, closed: str) -> None:
     with Daemon(directory, closed=closed) as daemon:
@@ -428,6 +446,7 @@ class Askers:
             await self._answered.wait()
 
 
+@pytest.mark.timeout(900)  # four starts of a process, on a machine that may have much else to do
 async def test_an_inherited_socket_outlives_restarts_and_no_request_fails(directory: Path) -> None:
     path = directory / "activated"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
@@ -440,7 +459,7 @@ async def test_an_inherited_socket_outlives_restarts_and_no_request_fails(direct
             for _ in range(4):
                 with Daemon(directory, inherited=listening) as daemon:
                     assert str(path) in await daemon.notice("READY=1")
-                    await askers.answered(50)
+                    await askers.answered(20)
                     assert not daemon.socket.exists()
                     assert await daemon.stopped() == ExitStatus.OK
             tasks.cancel_scope.cancel()

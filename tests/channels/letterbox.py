@@ -1,0 +1,38 @@
+"""A channel of another package: messages are files in one directory, answers files in another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
+
+import anyio
+
+from miniclaw_sessions.channels.base import Incoming, Outgoing, Person
+from miniclaw_sessions.protocol.messages import Message
+
+
+class Letterbox:
+    """Looks into `$LETTERBOX/in`, and answers into `$LETTERBOX/out`."""
+
+    name = "letter"
+    bot = Person("bot", "the bot")
+
+    def __init__(self) -> None:
+        self._directory = Path(os.environ["LETTERBOX"])
+
+    async def receive(self) -> AsyncGenerator[Incoming, None]:
+        for letter in sorted((self._directory / "in").iterdir()):
+            yield Incoming(letter.name, Message.user(letter.read_text()), message_id=letter.name)
+        await anyio.sleep_forever()
+
+    async def send(self, chat_id: str, outgoing: Outgoing) -> None:
+        if outgoing.text:
+            answer = self._directory / "out" / chat_id
+            answer.with_suffix(".new").write_text(outgoing.text)
+            answer.with_suffix(".new").rename(answer)
+
+    def typing(self, chat_id: str) -> AbstractAsyncContextManager[None]:
+        del chat_id
+        return nullcontext()
