@@ -37,7 +37,7 @@ class Context:
     """One open manager, for those who do something with it.
 
     Attributes:
-        manager: whose sessions they are.
+        manager: whose sessions they are; or who reads them, where they are only read.
         summarizer: who summarises where nobody brings a summary; None: nobody.
         chats: who answers; None: nobody.
         started: the monotonic second at which it was made.

@@ -60,7 +60,7 @@ class Operation(Generic[Q, R]):
         reply: the shape of the reply; `Stream` where it is no JSON document.
         handler: does it.
         status: the HTTP status of the reply, or a function that tells it from the reply.
-        changes: whether it may change something; a workspace that is only read refuses those.
+        reads: whether it only reads sessions, so that it can be done beside whoever holds the workspace.
         patient: whether it takes as long as there is much to do, or a model is slow: it ends when its client goes away.
             Everything else has the server's time for a request.
     """
@@ -72,7 +72,7 @@ class Operation(Generic[Q, R]):
     reply: Any
     handler: Callable[[Context, Q], Awaitable[R | Stream]] = field(repr=False)
     status: int | Callable[[Any], int] = 200
-    changes: bool = True
+    reads: bool = False
     patient: bool = False
 
     @cached_property
@@ -112,17 +112,15 @@ def operation(  # noqa: PLR0913 - one argument per column of the table
     reply: type[R],
     *,
     status: int | Callable[[Any], int] = 200,
-    changes: bool | None = None,
+    reads: bool | None = None,
     patient: bool = False,
 ) -> Callable[[Callable[[Context, Q], Awaitable[R | Stream]]], Operation[Q, R]]:
-    """Make an operation of a handler, which gives it its name. What is asked with GET changes nothing."""
+    """Make an operation of a handler, which gives it its name. What is asked with GET only reads, unless it is said."""
 
     def made(handler: Callable[[Context, Q], Awaitable[R | Stream]]) -> Operation[Q, R]:
-        may_change = method != "GET" if changes is None else changes
+        only_reads = method == "GET" if reads is None else reads
         name = handler.__name__
-        return Operation(
-            name, method, path, request, reply, handler, status=status, changes=may_change, patient=patient
-        )
+        return Operation(name, method, path, request, reply, handler, status=status, reads=only_reads, patient=patient)
 
     return made
 

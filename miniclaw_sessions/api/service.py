@@ -30,7 +30,14 @@ class Nothing(msgspec.Struct, frozen=True):
     """A request that says nothing."""
 
 
-@operation("GET", "/health", Nothing, HealthReply, status=lambda reply: 200 if reply.status == "ok" else UNREACHABLE)
+@operation(
+    "GET",
+    "/health",
+    Nothing,
+    HealthReply,
+    status=lambda reply: 200 if reply.status == "ok" else UNREACHABLE,
+    reads=False,
+)
 async def health(context: Context, request: Nothing) -> HealthReply:
     """Whether messages are accepted and saved."""
     del request
@@ -48,7 +55,7 @@ async def health(context: Context, request: Nothing) -> HealthReply:
     )
 
 
-@operation("GET", "/v1/statistics", Nothing, ManagerStatistics)
+@operation("GET", "/v1/statistics", Nothing, ManagerStatistics, reads=False)
 async def statistics(context: Context, request: Nothing) -> ManagerStatistics:
     """The manager's numbers."""
     del request
@@ -69,7 +76,7 @@ async def flush(context: Context, request: Nothing) -> FlushReply:
     return reply
 
 
-@operation("POST", "/v1/check", Nothing, CheckReply, changes=False, patient=True)
+@operation("POST", "/v1/check", Nothing, CheckReply, reads=True, patient=True)
 async def check(context: Context, request: Nothing) -> CheckReply:
     """Compare snapshots and store; changes nothing."""
     del request

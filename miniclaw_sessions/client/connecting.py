@@ -29,6 +29,7 @@ PATIENCE_S = 10.0
 """How long a daemon that starts, or starts again, is waited for."""
 
 _LOOK_EVERY_S = 0.1
+Opened = Callable[[Any], Context]
 
 
 @asynccontextmanager
@@ -37,6 +38,8 @@ async def connect(  # noqa: PLR0913 - each can be left out
     *,
     token: str | None = None,
     in_process: bool = True,
+    readonly: bool = False,
+    create: bool = True,
     patience_s: float = PATIENCE_S,
     sockets: Iterable[Path] = (),
     settings: SessionSettings | None = None,
@@ -60,6 +63,8 @@ async def connect(  # noqa: PLR0913 - each can be left out
             URL; or a manager that is open in this process.
         token: what a URL asks for.
         in_process: open the workspace here if nobody holds it; False: there must be a daemon.
+        readonly: open it here without a lock, and only to read; nothing is made or changed, whoever holds it.
+        create: where it is opened here to be written: make the workspace if there is none.
         patience_s: how long a daemon that starts, or starts again, is waited for, in seconds.
         sockets: where else a daemon of this workspace may listen.
         settings: for a workspace that is opened here; see `SessionManager`.
@@ -81,18 +86,20 @@ async def connect(  # noqa: PLR0913 - each can be left out
     if (url := _url_of(target)) is not None:
         transport: AbstractAsyncContextManager[Transport] = _at_url(url, token, patience_s)
     else:
-        here = partial(_opened_here, settings=settings, encryption=encryption, on_progress=on_progress)
-        transport = _of_workspace(target, sockets, here if in_process else None, opened, patience_s, on_waiting)
+        given = {"settings": settings, "encryption": encryption, "on_progress": on_progress}
+        options = {name: value for name, value in given.items() if value is not None}
+        here = partial(_opened_readonly, opened) if readonly else partial(_opened_here, opened, create=create)
+        local = partial(here, **options) if in_process else None
+        transport = _of_workspace(target, sockets, local, patience_s, on_waiting)
     async with transport as found:
         yield Client(found)
 
 
 @asynccontextmanager
-async def _of_workspace(  # noqa: PLR0913, PLR0917 - what `connect` was given
+async def _of_workspace(
     target: str | Path | None,
     sockets: Iterable[Path],
-    here: Callable[[Path], SessionManager] | None,
-    opened: Callable[[SessionManager], Context],
+    here: Callable[[Path], AbstractAsyncContextManager[Transport]] | None,
     patience_s: float,
     on_waiting: Callable[[int | None], None] | None,
 ) -> AsyncIterator[Transport]:
@@ -109,26 +116,35 @@ async def _of_workspace(  # noqa: PLR0913, PLR0917 - what `connect` was given
                 f"nobody serves {workspace}; start the daemon: miniclaw-sessions serve"
             )
             if here is not None:
-                manager = here(workspace)
                 try:
-                    await stack.enter_async_context(manager)
+                    local = await stack.enter_async_context(here(workspace))
                 except DirectoryInUse as error:  # whoever holds it may be about to listen
                     failure = error
                     if on_waiting is not None:
                         on_waiting(error.pid)
                         on_waiting = None
                 else:
-                    yield LocalTransport(opened(manager))
+                    yield local
                     return
             if anyio.current_time() + _LOOK_EVERY_S > give_up:
                 raise failure
             await anyio.sleep(_LOOK_EVERY_S)
 
 
-def _opened_here(workspace: Path, **options: Any) -> SessionManager:
+@asynccontextmanager
+async def _opened_here(opened: Opened, workspace: Path, **options: Any) -> AsyncIterator[Transport]:
     from miniclaw_sessions.manager import SessionManager  # noqa: PLC0415 - whoever only asks does without
 
-    return SessionManager(workspace, **options)
+    async with SessionManager(workspace, **options) as manager:
+        yield LocalTransport(opened(manager))
+
+
+@asynccontextmanager
+async def _opened_readonly(opened: Opened, workspace: Path, **options: Any) -> AsyncIterator[Transport]:
+    from miniclaw_sessions.manager import open_readonly  # noqa: PLC0415 - same
+
+    async with open_readonly(workspace, **options) as reader:
+        yield LocalTransport(opened(reader), readonly=True)
 
 
 def _workspace_of(target: str | Path | None) -> Path:

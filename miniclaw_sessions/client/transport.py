@@ -14,6 +14,7 @@ import msgspec
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.operation import Operation, Stream
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
+from miniclaw_sessions.errors import ReadOnlyWorkspace
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -36,16 +37,19 @@ class Transport(Protocol):
 
 
 class LocalTransport:
-    """Calls the handlers over a manager of this process."""
+    """Calls the handlers over a manager of this process, or over a workspace that is only read."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, *, readonly: bool = False) -> None:
         self.context = context
+        self._readonly = readonly
 
     def __repr__(self) -> str:
         return f"<in this process: {self.context.manager!r}>"
 
     async def call(self, operation: Operation[Q, R], request: Q) -> R:
         """The handler's reply; one that is made in pieces is put together."""
+        if self._readonly and not operation.reads:
+            raise ReadOnlyWorkspace(f"{operation.name}: the workspace is open to be read only")
         reply = await operation.handler(self.context, request)
         if not isinstance(reply, Stream):
             return reply

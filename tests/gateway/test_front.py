@@ -37,7 +37,7 @@ def test_every_operation_has_a_name_of_its_own_and_says_what_it_does() -> None:
     for one in OPERATIONS:
         assert one.about.endswith("."), one.name
         assert one.in_path <= one.fields.keys(), one.name
-        assert one.changes or one.method in ("GET", "POST"), one.name
+        assert one.method in ("GET", "POST") or not one.reads, one.name
 
 
 @pytest.mark.parametrize("one", OPERATIONS, ids=lambda one: one.name)
