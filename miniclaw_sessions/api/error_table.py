@@ -144,7 +144,7 @@ def _classes() -> dict[str, type[errors.SessionsError]]:
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
-        if kind.__module__ == errors.__name__:
+        if getattr(errors, kind.__name__, None) is kind:
             found[snake_case(kind.__name__)] = kind
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from miniclaw_sessions.api.error_table import RequestError
+from miniclaw_sessions.api.error_table import STATUS, RequestError, as_request_error, error_document, error_of
 from miniclaw_sessions.api.shapes import NewCustom, NewMessage, NewModelChange
 from miniclaw_sessions.client import Client, ClientSession
 from miniclaw_sessions.errors import (
@@ -22,6 +22,7 @@ from miniclaw_sessions.errors import (
     LeafMoved,
     SessionExists,
     SessionNotFound,
+    SessionsError,
     UnsafeCompaction,
 )
 from miniclaw_sessions.protocol.entries import Custom, MessageEntry
@@ -411,3 +412,21 @@ async def test_a_flush_that_cannot_write_is_an_error(client: Client, monkeypatch
         await client.flush()
     assert refused.value.details["written"] == 1
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize("kind", sorted(STATUS, key=str))
+def test_every_error_of_the_table_comes_back_as_its_class(kind: type[SessionsError]) -> None:
+    raised = kind.__new__(kind)
+    Exception.__init__(raised, "a sentence")
+    refused = as_request_error(raised)
+    assert refused is not None
+    back = error_of(refused.status, error_document(refused))
+    assert type(back) is kind
+    assert str(back) == refused.message
+
+
+def test_an_error_that_nobody_knows_keeps_what_the_reply_says() -> None:
+    error = error_of(418, {"error": {"message": "short and stout", "type": "teapot", "param": "spout"}})
+    assert isinstance(error, RequestError)
+    assert (error.status, error.kind, error.param, str(error)) == (418, "teapot", "spout", "short and stout")
+    assert "HTTP status 502" in str(error_of(502, "<html>"))
