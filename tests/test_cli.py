@@ -184,20 +184,41 @@ def test_a_workspace_that_is_held_is_waited_for_and_the_holder_is_named(
         os.close(descriptor)
 
 
-def test_a_check_that_cannot_look_ends_with_3(filled: Cli) -> None:
+READING = (
+    *(["list"], ["show", "telegram_123"], ["show", "telegram_123", "--all"], ["tree", "telegram_123"], ["check"]),
+    *(["branch", "telegram_123"], ["label", "telegram_123"], ["export", "telegram_123"]),
+)
+
+
+def test_whoever_only_looks_needs_no_lock_and_changes_nothing(filled: Cli) -> None:
+    before = contents(filled.workspace)
     descriptor = os.open(filled.workspace / ".lock", os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        result = filled("check")
-        assert result.status == 3
-        assert f"process {os.getpid()} holds it" in result.error
+        for arguments in READING:
+            result = filled(*arguments)
+            assert (arguments, result.status) == (arguments, 0)
+            assert "waiting" not in result.err
     finally:
         os.close(descriptor)
+    assert contents(filled.workspace) == before
+
+
+@pytest.mark.parametrize("arguments", READING)
+def test_a_directory_that_is_not_ours_stays_as_it_is(tmp_path: Path, cli: Cli, arguments: list[str]) -> None:
+    cli.workspace.mkdir(mode=0o755)
+    (cli.workspace / "sessions").mkdir(mode=0o755)
+    (cli.workspace / "sessions" / "theirs.json").write_text('{"another": "program"}')
+    modes = {path: path.stat().st_mode for path in [cli.workspace, *cli.workspace.rglob("*")]}
+    assert cli(*arguments).status != 0 or arguments == ["list"]
+    assert {path: path.stat().st_mode for path in [cli.workspace, *cli.workspace.rglob("*")]} == modes
+    del tmp_path
 
 
 def test_another_users_workspace_is_not_opened(filled: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert "run this as that user" in filled("list").error
+    assert "run this as that user" in filled("rename", "telegram_123", "x").error
+    assert filled("list").status == 0  # what may be read may be looked at
 
 
 def test_a_wrong_setting_is_told_in_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,16 +269,20 @@ def test_list_can_be_restricted(filled: Cli) -> None:
     limited = filled("list", "--limit", "1")
     assert len(limited.out.splitlines()) == 2
     assert re.fullmatch(r"there are more: --after \d+\.a%5Fb_c%2F2\n", limited.err)
-    place = limited.err.split()[-1]
-    assert [row.split()[0] for row in filled("list", "--after", place).out.splitlines()[1:]] == [
-        *(f"a%5Fb_c%2F{n}" for n in (1, 0)),
-        "telegram_123",
-    ]
-    assert filled("list", "--after", filled("list", "--json", "--limit", "3").document["next"]).out.count("\n") == 2
+
+
+def made(workspace: Path) -> None:
+    """A workspace without a session."""
+
+    async def run() -> None:
+        async with SessionManager(workspace):
+            pass
+
+    anyio.run(run)
 
 
 def test_an_empty_workspace_has_no_sessions(cli: Cli) -> None:
-    cli.workspace.mkdir(mode=0o700)
+    made(cli.workspace)
     assert cli("list") == Result(0, "", "no sessions yet\n")
     assert cli("list", "--json").document == {"sessions": [], "next": None}
 
@@ -390,12 +415,12 @@ def test_check_finds_a_lost_store_and_makes_no_new_one(filled: Cli) -> None:
     before = contents(filled.workspace)
     result = filled("check")
     assert result.status == 1
-    assert "sessions.db is missing" in result.out
+    assert "the store does not know this session" in result.out
     assert contents(filled.workspace) == before
 
 
 def test_check_of_an_empty_workspace_is_sound(cli: Cli) -> None:
-    cli.workspace.mkdir(mode=0o700)
+    made(cli.workspace)
     assert cli("check").status == 0
 
 
@@ -605,6 +630,15 @@ def test_a_daemon_and_the_files_answer_with_documents_of_the_same_form(
     with_files = copy(*arguments, "--json")
     assert (with_daemon.status, with_daemon.err) == (0, "")
     assert shape(with_daemon.document) == shape(with_files.document)
+
+
+@pytest.mark.usefixtures("daemon")
+def test_a_long_list_is_read_a_page_at_a_time(filled: Cli) -> None:
+    rows = [row["session_id"] for row in filled("list", "--json").document["sessions"]]
+    page = filled("list", "--json", "--limit", "3").document
+    assert [row["session_id"] for row in page["sessions"]] == rows[:3]
+    assert filled("list", "--after", page["next"]).out.splitlines()[1].split()[0] == rows[3]
+    assert "there are more: --after " in filled("list", "--limit", "3").err
 
 
 @pytest.mark.usefixtures("daemon")

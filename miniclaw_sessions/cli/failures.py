@@ -27,6 +27,8 @@ def sentence(error: Exception) -> str:
     """The error on one line. The text of an unforeseen one is not shown: it may quote messages."""
     if isinstance(error, SessionsError):
         text = str(error).partition("\n")[0]
+        if said := getattr(error, "provider_message", None):
+            text += f": {said}"  # the provider's own sentence, for the person who asked
     elif isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "miniclaw-sessions"

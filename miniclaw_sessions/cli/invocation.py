@@ -129,11 +129,11 @@ class Invocation:
         }
         return load_settings(self.config or config_path(os.environ), os.environ, flags)
 
-    def sessions(self, *, create: bool = False) -> AbstractAsyncContextManager[Client]:
+    def sessions(self, *, create: bool = False, reads: bool = False) -> AbstractAsyncContextManager[Client]:
         """The sessions, whoever holds them; see `cli.opening.open_client`."""
         from miniclaw_sessions.cli.opening import open_client  # noqa: PLC0415 - commands without sessions
 
-        return open_client(self, create=create)
+        return open_client(self, create=create, reads=reads)
 
     @functools.cached_property
     def console(self) -> Console:

@@ -52,7 +52,7 @@ def complete_session(context: typer.Context, incomplete: str) -> list[tuple[str,
 
 
 async def _offers(invocation: Invocation, incomplete: str) -> list[tuple[str, str]]:
-    async with invocation.sessions() as client:
+    async with invocation.sessions(reads=True) as client:
         rows = await client.list(limit=_SEARCHED)
     wanted = incomplete.casefold()
     beginning = [row for row in rows if row.session_id.casefold().startswith(wanted)]

@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from miniclaw_sessions.cli.output import one_line
 from miniclaw_sessions.client import Client, connect
@@ -17,6 +17,7 @@ from miniclaw_sessions.errors import ConfigError, SessionsError, Unreachable
 if TYPE_CHECKING:
     from miniclaw_sessions.cli.invocation import Invocation
     from miniclaw_sessions.encryption import KeyRing
+    from miniclaw_sessions.manager import SessionManager
 
 SERVICE_SOCKETS = (Path("/run/miniclaw-sessions.sock"), Path("/run/miniclaw-sessions/miniclaw.sock"))
 """Where the systemd units put the socket: the socket unit, and the service without it."""
@@ -26,18 +27,23 @@ PATIENCE_S = 10.0
 
 
 @asynccontextmanager
-async def open_client(invocation: Invocation, *, create: bool = False) -> AsyncIterator[Client]:
+async def open_client(invocation: Invocation, *, create: bool = False, reads: bool = False) -> AsyncIterator[Client]:
     """The daemon that is named or holds the workspace, else the files.
 
     Args:
         invocation: says which daemon, which workspace, and where progress is shown.
         create: make a workspace that does not exist yet.
+        reads: nothing will be changed: files are read as they lie there, whoever holds them, and none is made.
 
     Raises:
         ConfigError: there is no workspace, or it belongs to another user.
         DirectoryInUse: a process holds the workspace and answers on no known socket.
         Unreachable: nobody answers at the address that was named.
     """
+    if reads:
+        async with _open_to_read(invocation) as client:
+            yield client
+        return
     problem = None if _is_named(invocation) else refused(invocation.loaded, create=create)
     async with AsyncExitStack() as stack:
         try:
@@ -50,6 +56,29 @@ async def open_client(invocation: Invocation, *, create: bool = False) -> AsyncI
             from miniclaw_sessions.cli.answering import answer_with  # noqa: PLC0415 - loads agent and channels
 
             answer_with(client, invocation.loaded.settings, stack)
+        yield client
+
+
+@asynccontextmanager
+async def _open_to_read(invocation: Invocation) -> AsyncIterator[Client]:
+    async with find_daemon(invocation) as daemon:
+        if daemon is not None:
+            yield daemon
+            return
+    loaded = invocation.loaded
+    if isinstance(problem := refused(loaded, create=False), Unreachable):
+        raise problem
+    from miniclaw_sessions.manager import open_readonly  # noqa: PLC0415 - whoever asks a daemon does without
+
+    if not loaded.workspace.exists() and problem is not None:
+        raise problem
+    reader = open_readonly(
+        loaded.workspace,
+        settings=loaded.settings.sessions,
+        encryption=_keys(loaded),
+        on_progress=lambda progress: invocation.report(progress.stage, progress.done, progress.total),
+    )
+    async with reader as sessions, connect(cast("SessionManager", sessions)) as client:  # its reading half
         yield client
 
 

@@ -63,7 +63,12 @@ def local_time(moment: datetime | str | None) -> str:
     """A time, or one in ISO 8601, as this machine's wall clock shows it, to the second."""
     if isinstance(moment, str):
         moment = datetime.fromisoformat(moment)
-    return "" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    if moment is None:
+        return ""
+    try:
+        return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except OverflowError:  # the years 1 and 9999 have an end where other time zones begin
+        return moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def counted(number: int, one: str, many: str) -> str:

@@ -18,7 +18,7 @@ from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import SessionsError
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.api.shapes import SessionReply
+    from miniclaw_sessions.api.shapes import CheckReply, SessionReply
     from miniclaw_sessions.client import Client, ClientSession
     from miniclaw_sessions.statistics import SessionSummary
 
@@ -54,7 +54,7 @@ async def list_sessions(
     ] = None,
 ) -> None:
     """List the sessions, the most recently used first."""
-    async with invocation.sessions() as client:
+    async with invocation.sessions(reads=True) as client:
         rows, following = await _rows(client, invocation, channel, limit, after)
     if invocation.as_json:
         invocation.print_json({"sessions": rows, "next": following})
@@ -115,7 +115,7 @@ async def show(
     everything: Annotated[bool, typer.Option("--all", help="The whole transcript, not only the window.")] = False,
 ) -> None:
     """Show a session: its facts and the messages of its window."""
-    async with invocation.sessions() as client:
+    async with invocation.sessions(reads=True) as client:
         session = await find_session(client, session_id)
         info = await session.info()
         if everything:
@@ -283,31 +283,23 @@ async def check(invocation: Invocation) -> None:
         invocation.print_json(found)
     else:
         _tell_check(invocation, found)
-    if not found["sound"]:
+    if not found.sound:
         raise typer.Exit(1)
 
 
-async def _found(invocation: Invocation) -> Document:
-    from miniclaw_sessions.cli.opening import find_daemon, refused  # noqa: PLC0415 - loads the client
-
-    async with find_daemon(invocation) as daemon:
-        if daemon is not None:
-            invocation.report("checking", 0, None)
-            return msgspec.structs.asdict(await daemon.check())
-    if (problem := refused(invocation.loaded, create=False)) is not None:
-        raise problem
-    from miniclaw_sessions.cli.file_check import check_files  # noqa: PLC0415 - loads the persistence layer
-
-    return await check_files(invocation.loaded, invocation.report)
+async def _found(invocation: Invocation) -> CheckReply:
+    async with invocation.sessions(reads=True) as client:
+        invocation.report("checking", 0, None)
+        return await client.check()
 
 
-def _tell_check(invocation: Invocation, found: Document) -> None:
-    for problem in found["problems"]:
+def _tell_check(invocation: Invocation, found: CheckReply) -> None:
+    for problem in found.problems:
         invocation.console.print(f"problem: {one_line(problem)}", style="red")
-    for note in found["notes"]:
+    for note in found.notes:
         invocation.console.print(f"note: {one_line(note)}", style="dim")
-    problems = counted(len(found["problems"]), "problem", "problems")
-    verdict = "sound" if found["sound"] else problems
-    looked_at = f"{found['sessions']:,} sessions, {found['entries']:,} entries"
-    style = "bold green" if found["sound"] else "bold red"
+    problems = counted(len(found.problems), "problem", "problems")
+    verdict = "sound" if found.sound else problems
+    looked_at = f"{found.sessions:,} sessions, {found.entries:,} entries"
+    style = "bold green" if found.sound else "bold red"
     invocation.console.print(f"{verdict}: {looked_at}", style=style)

@@ -183,7 +183,7 @@ async def export(
     if everything and output is not None:
         await _export_all(invocation, form, output)
         return
-    async with invocation.sessions() as client:
+    async with invocation.sessions(reads=True) as client:
         session = await find_session(client, session_id or "")
         written = await _write_session(session, form, output, invocation)
     if output is not None:
@@ -199,7 +199,7 @@ async def _export_all(invocation: Invocation, form: ExportFormat, directory: Pat
     written: list[dict[str, Any]] = []
     suffix = _suffix(form)
     _make(directory)
-    async with invocation.sessions() as client:
+    async with invocation.sessions(reads=True) as client:
         rows = await client.list()
         outer, invocation.report = invocation.report, lambda stage, done, total: None  # noqa: ARG005
         for done, row in enumerate(rows):

@@ -58,7 +58,7 @@ async def tree(
     everything: Annotated[bool, typer.Option("--all", help="Every entry on a line of its own.")] = False,
 ) -> None:
     """Draw a session's tree: the current branch on the left, down to the leaf ◀; what was left stands aside."""
-    async with invocation.sessions() as client:
+    async with invocation.sessions(reads=True) as client:
         session = await find_session(client, session_id)
         info = await session.info()
         if invocation.as_json:
@@ -144,7 +144,7 @@ async def branch(
 
 
 async def _list_branches(invocation: Invocation, session_id: str) -> None:
-    async with invocation.sessions() as client:
+    async with invocation.sessions(reads=True) as client:
         session = await find_session(client, session_id)
         transcript = await read_transcript(session, await session.info(), invocation)
     branches = branch_documents(transcript)
@@ -201,7 +201,7 @@ async def label(
 
 
 async def _list_labels(invocation: Invocation, session_id: str) -> None:
-    async with invocation.sessions() as client:
+    async with invocation.sessions(reads=True) as client:
         session = await find_session(client, session_id)
         transcript = await read_transcript(session, await session.info(), invocation)
     labels = label_documents(transcript)
