@@ -47,6 +47,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
         restore_archived: a chat that speaks again after its session has expired goes on with what the archive has.
         max_unsaved_bytes: accepted but uncommitted bytes beyond which appending is refused.
         max_message_bytes: the largest message, encoded.
+        max_metadata_bytes: the largest metadata of one session, all of it together, encoded.
         max_sessions: sessions beyond which none is created.
         max_cached: sessions in memory beyond which those that were used longest ago are evicted, once they are saved;
             they are loaded again when they are asked for.
@@ -66,6 +67,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     restore_archived: bool = True
     max_unsaved_bytes: Bytes = 67_108_864
     max_message_bytes: Bytes = 1_048_576
+    max_metadata_bytes: Bytes = 1_048_576
     max_sessions: Count = 100_000
     max_cached: Count = 100_000
     quarantine_max_files: Count = 1_000

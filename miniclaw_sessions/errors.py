@@ -9,7 +9,7 @@
     ├── appending      InvalidKey, InvalidMessage                (also ValueError)
     │                  UnsafeCompaction                         (also ValueError)
     │                  DuplicateMessage, TurnInProgress, NothingToResume, LeafMoved, ManagerClosed,
-    │                  SessionDeleted, ReadOnlyWorkspace
+    │                  SessionDeleted, TranscriptNotKept, WrongThread, ReadOnlyWorkspace
     ├── importing      ImportRefused                            (also ValueError)
     │                  SessionExists
     ├── storing        StoreError
@@ -160,6 +160,22 @@ class NothingToResume(SessionsError):
 
 class LeafMoved(SessionsError):
     """The conversation went on meanwhile, or elsewhere; nothing was changed. Look at the session and try again."""
+
+
+class TranscriptNotKept(SessionsError):
+    """The store `none` keeps no transcript: what only a transcript could hold is refused, instead of being lost."""
+
+    def __init__(self, session_id: str, what: str) -> None:
+        super().__init__(
+            f"session {session_id} cannot keep {what}: the store `none:` keeps no transcript; "
+            "choose another one, such as `sqlite:`"
+        )
+        self.session_id = session_id
+        self.what = what
+
+
+class WrongThread(SessionsError):
+    """A session was used from another thread or event loop than its manager's, which would corrupt it."""
 
 
 class SessionDeleted(SessionsError):

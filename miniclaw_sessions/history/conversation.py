@@ -8,7 +8,7 @@ moment, ready to be written; folding the later entries over it gives the later c
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy, deepcopy
 from datetime import datetime
 from itertools import pairwise
@@ -167,6 +167,14 @@ class Conversation:
     def metadata(self) -> Mapping[str, Any]:
         """Title, model, provider, thinking_level, agent_id and whatever else was set; read-only."""
         return MappingProxyType(self._metadata or {})
+
+    def metadata_with(self, entries: Iterable[Entry]) -> dict[str, Any]:
+        """The metadata as these entries would change it."""
+        changed = dict(self._metadata or {})
+        for entry in entries:
+            if not isinstance(entry, MessageEntry):
+                changed.update(_metadata_of(entry))
+        return {name: value for name, value in changed.items() if value is not None}
 
     @property
     def compaction(self) -> Compaction | None:

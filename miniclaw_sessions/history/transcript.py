@@ -13,7 +13,7 @@ from types import MappingProxyType
 import msgspec
 
 from miniclaw_sessions.errors import EntryNotFound
-from miniclaw_sessions.protocol.entries import Entry, Label, LeafMove, moves_leaf
+from miniclaw_sessions.protocol.entries import Entry, Label, LeafMove, is_bookkeeping, moves_leaf
 
 
 class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +101,8 @@ class Transcript:
 
     def children(self, entry_id: str | None) -> list[Entry]:
         """What follows an entry, in the order of logging; None gives the roots."""
-        return [self._entries[child] for child in self._children.get(entry_id, ())]
+        children = (self._entries[child] for child in self._children.get(entry_id, ()))
+        return [child for child in children if not is_bookkeeping(child)]
 
     def path(self, entry_id: str | None = None) -> list[Entry]:
         """The entries from the root to one of them; to the leaf if none is named.
@@ -121,9 +122,10 @@ class Transcript:
         """The roots, with everything that follows them."""
         nodes: dict[str, TreeNode] = {}
         for entry_id, entry in reversed(self._entries.items()):  # children come after their parents
-            children = tuple(nodes.pop(child) for child in self._children.get(entry_id, ()))
+            found = [nodes.pop(child) for child in self._children.get(entry_id, ())]
+            children = tuple(child for child in found if not is_bookkeeping(child.entry))
             nodes[entry_id] = TreeNode(entry=entry, children=children, label=self._labels.get(entry_id))
-        return [nodes[root] for root in self._children.get(None, ())]
+        return [nodes[root] for root in self._children.get(None, ()) if not is_bookkeeping(nodes[root].entry)]
 
     def _move_leaf(self, move: LeafMove) -> None:
         if move.target_id is not None and move.target_id not in self._entries:

@@ -68,6 +68,8 @@ class SessionReader(ABC):
     ) -> builtins.list[Message]:
         """The newest messages of a chat, oldest first, at most `limit`; never beginning with an orphan tool result.
 
+        As in `Session.messages`, what stands for the compacted part comes first, if there is room for it.
+
         Raises:
             SessionNotFound: there is no such session.
         """
@@ -75,7 +77,9 @@ class SessionReader(ABC):
         if limit <= 0:
             return []
         newest = [entry.message for entry in Window(max(limit, 2), session.entries())][-limit:]
-        return newest[1:] if newest and newest[0].is_tool_result else newest
+        newest = newest[1:] if newest and newest[0].is_tool_result else newest
+        room = limit - len(newest)
+        return [*session.journal.summary()[:room], *newest]
 
     async def list(
         self,

@@ -31,7 +31,7 @@ from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.persistence.workspace import open_snapshots
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.session import Journal, Session
+from miniclaw_sessions.session import Journal, Owner, Session
 from miniclaw_sessions.stores import open_store
 from miniclaw_sessions.stores.base import Store, StoredEntry
 from miniclaw_sessions.stores.encrypted import encrypted
@@ -66,7 +66,7 @@ def open_readonly(
 class ReadOnlySessions(SessionReader):
     """The sessions of a workspace, read as they are on disk; an async context manager. Home of their journals."""
 
-    max_message_bytes = 2**62
+    max_message_bytes = max_metadata_bytes = 2**62
     _snapshots: Snapshots
     store: Store
 
@@ -85,6 +85,7 @@ class ReadOnlySessions(SessionReader):
         self._encryption = encryption
         self._on_progress = on_progress
         self._stack = AsyncExitStack()
+        self.owner = Owner()
 
     def __repr__(self) -> str:
         return f"<ReadOnlySessions {self.workspace}>"

@@ -41,7 +41,7 @@ from miniclaw_sessions.persistence.recovery import Recovered, catch_up
 from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.session import Journal, Session
+from miniclaw_sessions.session import Journal, Owner, Session
 from miniclaw_sessions.stores.base import Store
 
 LEARNED_AT_ONCE = 10_000
@@ -56,7 +56,7 @@ class SessionRegistry:
     Attributes:
         cache: which of them are in memory.
         evicted_of_gone: how many messages had left the windows of sessions that are gone.
-        clock, committer, flusher, store, max_message_bytes: what every journal works with.
+        clock, committer, flusher, store, max_message_bytes, max_metadata_bytes, owner: what every journal works with.
     """
 
     def __init__(  # noqa: PLR0913 - it works with what the manager has
@@ -76,6 +76,8 @@ class SessionRegistry:
         self.flusher = saving.flusher
         self.clock = clock
         self.max_message_bytes = settings.max_message_bytes
+        self.max_metadata_bytes = settings.max_metadata_bytes
+        self.owner = Owner()
         self._workspace = workspace
         self._background = background
         self._settings = settings

@@ -128,6 +128,18 @@ def encode_message(message: Message) -> bytes:
         raise InvalidMessage(f"a message cannot be stored as JSON: {error}") from None
 
 
+def encode_json(value: Any) -> bytes:
+    """Free-form data as JSON.
+
+    Raises:
+        InvalidMessage: it holds something that JSON cannot.
+    """
+    try:
+        return _encoder.encode(check_json(value))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidMessage(f"the data cannot be stored as JSON: {error}") from None
+
+
 def message_to_dict(message: Message) -> dict[str, Any]:
     """A message as JSON-ready data with its unknown fields back in their places.
 

@@ -144,6 +144,16 @@ def moves_leaf(entry: Entry) -> bool:
     return not (isinstance(entry, Custom) and entry.custom_type == METADATA)
 
 
+def is_bookkeeping(entry: Entry) -> bool:
+    """Whether an entry only says what a session knows of itself (`OWN_METADATA`): it is shown in no tree."""
+    return (
+        isinstance(entry, Custom)
+        and entry.custom_type == METADATA
+        and bool(entry.data)
+        and all(name.startswith(OWN_METADATA) for name in entry.data)
+    )
+
+
 class Placed(Protocol):
     """What stands at a place of a session."""
 

@@ -2,5 +2,6 @@
 
 from miniclaw_sessions.session.journal import Home as Home
 from miniclaw_sessions.session.journal import Journal as Journal
+from miniclaw_sessions.session.journal import Owner as Owner
 from miniclaw_sessions.session.journal import SessionStatistics as SessionStatistics
 from miniclaw_sessions.session.session import Session as Session

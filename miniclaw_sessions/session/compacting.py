@@ -88,6 +88,9 @@ async def compact(  # noqa: PLR0913 - what may be chosen, each with a default at
         StoreFull, StoreUnavailable: the compaction was accepted or not, but is not acknowledged.
         SessionDeleted, UnsavedLimit, InvalidMessage: the compaction was not accepted.
     """
+    if not journal.home.store.keeps_entries:
+        detail = "the store `none:` keeps no transcript: what was summarised would be lost"
+        return CompactionOutcome(status=CompactionStatus.SKIPPED, detail=detail)
     branch = await journal.reader.branch()
     plan: SummaryPlan | None
     if keep_tokens > 0:
@@ -163,7 +166,7 @@ async def append_compaction(journal: Journal, first_kept: Callable[[Branch], str
         leaf_id = journal.conversation.leaf_id
         branch = await journal.reader.branch()
         kept_id = first_kept(branch)
-        _check_cut(journal.session_id, branch, kept_id)
+        await _check_cut(journal, branch, kept_id)
     place = next((entry.sequence for entry in branch.entries if entry.id == kept_id), None)
     unit = Unit(journal)
     entry = unit.add(Compaction, first_kept_entry_id=kept_id, first_kept_sequence=place, **fields)
@@ -171,12 +174,19 @@ async def append_compaction(journal: Journal, first_kept: Callable[[Branch], str
     return entry.id
 
 
-def _check_cut(session_id: str, branch: Branch, first_kept_entry_id: str | None) -> None:
+async def _check_cut(journal: Journal, branch: Branch, first_kept_entry_id: str | None) -> None:
     if first_kept_entry_id is not None:
+        if branch.compaction is not None and all(entry.id != first_kept_entry_id for entry in branch.entries):
+            async for entry in journal.reader.walk():
+                if entry.id == first_kept_entry_id:
+                    raise UnsafeCompaction(
+                        f"cannot keep what follows {first_kept_entry_id!r}: compaction {branch.compaction.id} stands "
+                        "for it already; keep an entry that is still in the context"
+                    )
         check_cut(branch.entries, first_kept_entry_id)
     elif has_open_calls(branch.entries):
         raise UnsafeCompaction(
-            f"session {session_id} cannot be compacted now: a tool call has no result yet; wait for it"
+            f"session {journal.session_id} cannot be compacted now: a tool call has no result yet; wait for it"
         )
 
 

@@ -7,10 +7,12 @@ and nothing else; manager, flusher and turns work on the journal itself.
 
 from __future__ import annotations
 
+from asyncio import _get_running_loop
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
+from threading import get_ident
 from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import ref
 
@@ -18,7 +20,14 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.clock import Clock
-from miniclaw_sessions.errors import InvalidMessage, LeafMoved, SessionDeleted, TurnInProgress
+from miniclaw_sessions.errors import (
+    InvalidMessage,
+    LeafMoved,
+    SessionDeleted,
+    TranscriptNotKept,
+    TurnInProgress,
+    WrongThread,
+)
 from miniclaw_sessions.history.branch import Branch, summary_messages
 from miniclaw_sessions.history.conversation import REMEMBERED_KEYS, Conversation, Snapshot
 from miniclaw_sessions.history.placing import Places
@@ -29,6 +38,7 @@ from miniclaw_sessions.protocol.encoding import (
     decode_entry,
     decode_message,
     encode_entry,
+    encode_json,
     encode_message,
     in_utc,
 )
@@ -103,9 +113,43 @@ class Home(Protocol):
         """How large one message may be, as JSON."""
         ...
 
+    @property
+    def max_metadata_bytes(self) -> int:
+        """How large all metadata of a session may be together, as JSON."""
+        ...
+
+    @property
+    def owner(self) -> Owner:
+        """The thread and the event loop that its sessions may be used from."""
+        ...
+
     def new_journal(self, key: SessionKey, *, purpose: str) -> AbstractAsyncContextManager[Journal]:
         """A new session that nobody else sees until the block has ended well; else nothing of it is left."""
         ...
+
+
+class Owner:
+    """The thread, and the event loop if one runs, that it was made in."""
+
+    __slots__ = ("_loop", "_thread")
+
+    def __init__(self) -> None:
+        self._thread = get_ident()
+        self._loop = _get_running_loop()
+
+    def check(self) -> None:
+        """Raise unless called from the same thread, and from no other event loop.
+
+        Raises:
+            WrongThread: it is another one; nothing was done.
+        """
+        if get_ident() != self._thread:
+            raise WrongThread(
+                "sessions belong to the thread of their manager; call them there, for example with "
+                "anyio.from_thread.run, or asyncio.run_coroutine_threadsafe"
+            )
+        if self._loop is not None and _get_running_loop() not in (self._loop, None):
+            raise WrongThread("sessions belong to the event loop of their manager; open another manager in this one")
 
 
 class OpenTurn(Protocol):
@@ -354,6 +398,7 @@ class Journal:
             )
         for entry, encoded, _ in entries:
             self.check_entry(entry, len(encoded))
+        self._check_metadata([one.entry for one in entries])
         self.home.committer.check_room(sum(len(one.encoded) for one in entries))
         for one in entries:
             self._accept(*one)
@@ -407,6 +452,7 @@ class Journal:
 
     async def saved(self) -> None:
         """Return when everything accepted so far is acknowledged; see `Session.saved`."""
+        self.home.owner.check()
         await self.home.committer.wait(self.log, self.last_sequence)
 
     def check(self, message: Message | Mapping[str, Any]) -> None:
@@ -511,7 +557,17 @@ class Journal:
         self._changed()
         self.home.flusher.add(self)  # which had forgotten it, dirty or not
 
+    def require_transcript(self, what: str) -> None:
+        """Raise unless a transcript is kept.
+
+        Raises:
+            TranscriptNotKept: the store is `none`.
+        """
+        if not self.home.store.keeps_entries:
+            raise TranscriptNotKept(self.session_id, what)
+
     def _check_accepting(self) -> None:
+        self.home.owner.check()
         if self._retired:
             raise SessionDeleted(f"session {self.session_id} was deleted; get_or_create makes a new one")
         if self.log.rejected is not None:
@@ -526,6 +582,17 @@ class Journal:
         limit = self.home.max_message_bytes
         if size > limit:
             raise InvalidMessage(f"the message has {size} bytes as JSON, the limit is {limit} (max_message_bytes)")
+
+    def _check_metadata(self, entries: Sequence[Entry]) -> None:
+        known = self.conversation.metadata
+        changed = self.conversation.metadata_with(entries)
+        limit = self.home.max_metadata_bytes
+        size = 0 if changed == known else len(encode_json(changed))
+        if size > limit and size > len(encode_json(dict(known))):  # whatever makes it smaller is welcome
+            raise InvalidMessage(
+                f"the metadata of session {self.session_id} would have {size} bytes as JSON, the limit is {limit} "
+                "(max_metadata_bytes); remove some of it first, or keep it in custom entries"
+            )
 
     def _changed(self) -> None:
         if self._retired:  # its file is gone or another object's: nothing would ever make it clean again

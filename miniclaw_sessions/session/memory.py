@@ -13,7 +13,7 @@ from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.committer import SessionLog
 from miniclaw_sessions.persistence.flusher import Flushable
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.session.journal import Journal
+from miniclaw_sessions.session.journal import Journal, Owner
 from miniclaw_sessions.stores.base import Append, StoredEntry
 from miniclaw_sessions.stores.memory import MemoryStore
 
@@ -21,10 +21,11 @@ from miniclaw_sessions.stores.memory import MemoryStore
 class MemoryHome:
     """The home of sessions that belong to no manager; it is its own committer and flusher."""
 
-    max_message_bytes = 2**62
+    max_message_bytes = max_metadata_bytes = 2**62
 
     def __init__(self, clock: Clock, window: int) -> None:
         self.clock = clock
+        self.owner = Owner()
         self.store = MemoryStore()
         self._window = window
 

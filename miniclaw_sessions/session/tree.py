@@ -97,6 +97,7 @@ class SessionTree:
             EntryNotFound: the session has no such entry.
             StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.add_message`.
         """
+        self._journal.require_transcript("a label")
         await self.get_entry(target_id)
         return await self._append(Label, target_id=target_id, label=label)
 
@@ -126,6 +127,7 @@ class SessionTree:
                 call is still unanswered (document 003, section 8.2).
             StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.add_message`.
         """
+        self._journal.require_transcript("what a compaction replaces")
         if first_kept_entry_id is not None:
             await self.get_entry(first_kept_entry_id)
         return await append_compaction(
@@ -160,6 +162,7 @@ class SessionTree:
         Raises:
             EntryNotFound: the session has no such entry.
             LeafMoved: the leaf is not `if_leaf` any more; nothing was changed.
+            TranscriptNotKept: the store is `none`, which would forget the branch that is left.
             InvalidMessage: a message cannot be stored faithfully, or is too large.
             TurnInProgress: this very task holds the session's turn.
             StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.add_message`.
@@ -197,6 +200,7 @@ class SessionTree:
     ) -> list[Entry]:
         """Move the leaf and append what follows, all of it or nothing."""
         journal = self._journal
+        journal.require_transcript("the branch that is left")
         journal.home.committer.check_store()
         target = None if entry_id is None else await journal.reader.get(entry_id)
         found = await journal.reader.window_at(target)

@@ -11,9 +11,12 @@ from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     OWN_METADATA,
+    BranchSummary,
+    Compaction,
     Custom,
     Entry,
     EntryBase,
+    Label,
     MessageEntry,
     ModelChange,
     SessionInfo,
@@ -25,6 +28,14 @@ from miniclaw_sessions.session.journal import Encoded, Journal, encoded_once, ow
 E = TypeVar("E", bound=EntryBase)
 
 UNSET: Any = object()
+
+
+_IN_TRANSCRIPTS: Mapping[type[EntryBase], str] = {
+    Label: "a label",
+    Compaction: "what a compaction replaces",
+    BranchSummary: "the branch that is left",
+}
+"""What only a transcript can keep, or keeps whole."""
 
 
 class Unit:
@@ -58,7 +69,10 @@ class Unit:
 
         Raises:
             InvalidMessage: it cannot be stored faithfully.
+            TranscriptNotKept: the store is `none`, which would forget it.
         """
+        if kind in _IN_TRANSCRIPTS:
+            self.journal.require_transcript(_IN_TRANSCRIPTS[kind])
         entry = self.journal.next_entry(kind, self._entries, **fields)
         added = encoded_once(cast("Entry", entry))
         self._entries.append(added)
@@ -112,6 +126,7 @@ class Unit:
         """
         if custom_type == METADATA:
             raise InvalidMessage(f"custom_type {METADATA!r} is the session's own; use update(), or another type")
+        self.journal.require_transcript("a custom entry")
         return self.add(Custom, custom_type=custom_type, data=dict(data or {}))
 
     def add_metadata(

@@ -22,7 +22,7 @@ from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.persistence.snapshots import CHUNK, Snapshots
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Journal, Session
+from miniclaw_sessions.session import Journal, Owner, Session
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FakeClock, FaultyStore, sample_entries, sample_head
 
@@ -32,10 +32,11 @@ pytestmark = pytest.mark.anyio
 class Bench:
     """The home of sessions: a flusher and a committer at work on real files, without a manager around them."""
 
-    max_message_bytes = 1_000_000
+    max_message_bytes = max_metadata_bytes = 1_000_000
 
     def __init__(self, workspace: Path) -> None:
         self.clock = FakeClock()
+        self.owner = Owner()
         self.store = FaultyStore(MemoryStore())
         quarantine = Quarantine(workspace / "quarantine", max_files=10, max_bytes=10_000)
         self.snapshots = Snapshots(workspace / "sessions", quarantine, clock=self.clock, max_bytes=1_000_000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,19 @@ from typing import Any, TypeVar
 import anyio
 import pytest
 
-from miniclaw_sessions.errors import InvalidMessage, SessionsError, StoreUnavailable
+from miniclaw_sessions.errors import (
+    InvalidMessage,
+    SessionsError,
+    StoreUnavailable,
+    TranscriptNotKept,
+    UnsafeCompaction,
+    WrongThread,
+)
 from miniclaw_sessions.history.conversation import REMEMBERED_KEYS
+from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import MAX_TOKENS, Message, OtherPart, Role, ToolCall, Usage
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.compacting import CompactionStatus
 from tests.session.bench import Bench, texts_of
 
 pytestmark = pytest.mark.anyio
@@ -257,3 +266,107 @@ async def test_what_is_read_or_returned_cannot_change_what_is_kept(bench: Bench)
         assert (await manager.check()).problems == []
     async with bench.opened() as session:
         assert everywhere(session) == before
+
+
+# --- metadata has a bound --------------------------------------------------------------------------------------------
+
+
+async def test_metadata_has_a_bound_as_a_whole(bench: Bench) -> None:
+    async with bench.opened(max_metadata_bytes=1_000) as session:
+        session.update(one="x" * 600)
+        for change in ({"two": "x" * 600}, {"title": "x" * 600}, {"model": "x" * 600}):
+            with pytest.raises(InvalidMessage, match="max_metadata_bytes"):
+                session.update(**change)
+        assert session.metadata == {"one": "x" * 600}
+        session.update(one=None, two="x" * 600)
+        await session.saved()
+    async with bench.opened(max_metadata_bytes=100) as session:  # the limit was lowered: it can shrink, and not grow
+        with pytest.raises(InvalidMessage):
+            session.update(three="x")
+        session.update(two="x" * 300)
+        session.update(two=None)
+        assert session.metadata == {}
+
+
+# --- the store `none` ------------------------------------------------------------------------------------------------
+
+
+async def test_without_a_transcript_what_only_a_transcript_keeps_is_refused(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "none", "none")
+
+    async def in_short(messages: Sequence[Message]) -> str:
+        return f"{len(messages)} messages"
+
+    async with bench.opened() as session:
+        entry = await session.add_message(Message.user("q"))
+        await session.add_message(Message.assistant("a"))
+        tree, before = session.tree, session.entries()
+        attempts: list[Awaitable[Any]] = [
+            tree.set_label(entry.id, "here"),
+            tree.append_custom_entry("note", {"a": 1}),
+            tree.branch(entry.id),
+            tree.branch_with_summary(entry.id, "they talked"),
+            tree.append_compaction("in short", None),
+        ]
+        for attempt in attempts:
+            with pytest.raises(TranscriptNotKept, match="none:"):
+                await attempt
+        outcome = await session.compact(in_short)
+        assert (outcome.status, "none:" in outcome.detail) == (CompactionStatus.SKIPPED, True)
+        assert session.entries() == before
+    async with bench.opened() as session:
+        assert texts_of(session.messages()) == ["q", "a"]
+
+
+# --- one thread, one loop --------------------------------------------------------------------------------------------
+
+
+async def test_another_thread_or_event_loop_is_refused(session: Session) -> None:
+    await session.add_message(Message.user("q"))
+
+    async def add() -> None:
+        await session.add_message(Message.user("from another loop"))
+
+    for attempt in (partial(session.append, Message.user("x")), partial(session.update, a=1), session.clear):
+        with pytest.raises(WrongThread):
+            await anyio.to_thread.run_sync(attempt)
+    with pytest.raises(WrongThread):
+        await anyio.to_thread.run_sync(partial(anyio.run, add))
+    with pytest.raises(WrongThread):
+        await anyio.to_thread.run_sync(partial(anyio.run, session.saved))
+    assert texts_of(session.messages()) == ["q"]
+
+
+# --- what is told of a tree ------------------------------------------------------------------------------------------
+
+
+async def test_bookkeeping_is_no_root_of_a_fork_s_tree(bench: Bench) -> None:
+    async with bench.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await session.add_message(Message.user("q"))
+        fork = await session.fork()
+        [root] = await fork.tree.get_tree()
+        assert isinstance(root.entry, MessageEntry)
+        assert await fork.tree.get_children(None) == [root.entry]
+
+
+async def test_the_reason_why_a_cut_is_refused_is_the_right_one(session: Session) -> None:
+    old, left = [await session.tree.append_message(Message.user(text)) for text in ("old", "left")]
+    await session.tree.branch(old)
+    kept = await session.tree.append_message(Message.user("kept"))
+    await session.tree.append_compaction("short", kept)
+    with pytest.raises(UnsafeCompaction, match="stands for it already"):
+        await session.tree.append_compaction("shorter", old)
+    with pytest.raises(UnsafeCompaction, match="not on the current branch"):
+        await session.tree.append_compaction("shorter", left)
+
+
+async def test_every_reading_of_a_window_shows_the_summary(bench: Bench) -> None:
+    async with bench.manager() as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await session.add_messages([Message.user("q"), Message.assistant("a")])
+        await session.tree.append_compaction("they greeted", None)
+        assert await manager.get_session_history("telegram", "1") == session.messages()
+        await session.add_message(Message.user("more"))
+        assert await manager.get_session_history("telegram", "1") == session.messages()
+        assert texts_of(await manager.get_session_history("telegram", "1", limit=1)) == ["more"]
