@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from miniclaw_sessions.adapters import openai_agents as adapter
 from miniclaw_sessions.adapters.openai_agents import KEPT, MiniclawSession
 from miniclaw_sessions.config import SessionSettings as Limits
-from miniclaw_sessions.errors import InvalidMessage, SessionDeleted, StoreUnavailable
+from miniclaw_sessions.errors import InvalidMessage, SessionDeleted, StoreUnavailable, TranscriptNotKept
 from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import MessageEntry
@@ -261,7 +261,7 @@ async def test_pop_takes_one_item_and_leaves_the_rest_of_its_message(adapted: Mi
     assert await adapted.pop_item() is None
 
 
-@pytest.mark.parametrize("store", ["none:", "memory:", "sqlite:", "jsonl:"])
+@pytest.mark.parametrize("store", ["memory:", "sqlite:", "jsonl:"])
 async def test_every_store_takes_back_and_forgets(tmp_path: Path, store: str) -> None:
     async with SessionManager(tmp_path, store=store) as manager:
         adapted = MiniclawSession(await manager.get_or_create("telegram", 1))
@@ -271,6 +271,15 @@ async def test_every_store_takes_back_and_forgets(tmp_path: Path, store: str) ->
         await adapted.clear_session()
         assert await adapted.get_items() == []
         assert await adapted.pop_item() is None
+
+
+async def test_without_a_transcript_nothing_is_taken_back(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path, store="none:") as manager:
+        adapted = MiniclawSession(await manager.get_or_create("telegram", 1))
+        await add(adapted, user("hi"), *RESPONSE)
+        with pytest.raises(TranscriptNotKept, match="none:"):
+            await adapted.pop_item()
+        assert await adapted.get_items() == [user("hi"), *RESPONSE]
 
 
 async def test_what_was_popped_stays_in_the_transcript(adapted: MiniclawSession) -> None:

@@ -84,7 +84,7 @@ async def test_a_summary_stands_for_everything_and_nothing_is_lost(session: Sess
     assert (entry.reason, entry.tokens_before, entry.tokens_after) == ("manual", 3, outcome.tokens_after)
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "none"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_a_compaction_survives_a_restart(tmp_path: Path, kind: Any) -> None:
     bench = Bench(tmp_path / "workspace", kind)
     async with bench.opened() as session:
@@ -94,11 +94,10 @@ async def test_a_compaction_survives_a_restart(tmp_path: Path, kind: Any) -> Non
         assert await told_by(session) == ["summary of 2", "c", "d"]
     async with bench.opened() as session:
         assert await told_by(session) == texts_of(session.messages()) == ["summary of 2", "c", "d"]
-    if kind != "none":
-        bench.lose_snapshots()
-        async with bench.opened() as session:
-            assert await told_by(session) == texts_of(session.messages()) == ["summary of 2", "c", "d"]
-            assert session.event_count == 5
+    bench.lose_snapshots()
+    async with bench.opened() as session:
+        assert await told_by(session) == texts_of(session.messages()) == ["summary of 2", "c", "d"]
+        assert session.event_count == 5
 
 
 async def test_the_newest_part_is_kept_and_call_and_result_stay_together(session: Session) -> None:

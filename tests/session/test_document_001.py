@@ -32,7 +32,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path / "workspace", "sqlite")
 
 
-@pytest.fixture(params=["memory", "sqlite", "none", "detached"])
+@pytest.fixture(params=["memory", "sqlite", "detached"])
 async def session(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Session]:
     if request.param == "detached":
         yield Session.new("telegram_1", clock=FakeClock())

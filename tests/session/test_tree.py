@@ -382,46 +382,6 @@ async def test_a_compaction_that_keeps_what_is_not_on_the_branch_is_refused(sess
     assert await told_by(session) == ["a"]
 
 
-# --- the store `none` ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def storeless(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "workspace", "none")
-
-
-async def test_without_a_store_a_branch_keeps_what_the_window_has_of_it(storeless: Bench) -> None:
-    async with storeless.opened() as session:
-        await say(session, "a", "b")
-        await session.tree.append_model_change("p", "m")
-        await session.tree.append_session_info("title")
-        ids = await say(session, "c", "d")
-        await session.tree.branch(ids[0])
-        assert texts_of(session.messages()) == await told_by(session) == ["a", "b", "c"]
-        assert session.metadata == {"provider": "p", "model": "m", "title": "title"}
-    async with storeless.opened() as session:
-        assert await told_by(session) == ["a", "b", "c"]
-
-
-async def test_without_a_store_a_branch_keeps_the_summary(storeless: Bench) -> None:
-    async with storeless.opened(window=4) as session:
-        ids = await say(session, "a", "b", "c", "d")
-        await session.tree.append_compaction("summary", ids[2])
-        later = await say(session, "e", "f", "g")
-        await session.tree.branch(later[1])
-        assert await told_by(session) == ["summary", "d", "e", "f"]
-        fork = await session.fork()
-        assert await told_by(fork) == ["summary", "d", "e", "f"]
-
-
-async def test_without_a_store_the_window_is_the_branch(storeless: Bench) -> None:
-    async with storeless.opened(window=2) as session:
-        await say(session, "a", "b", "c")
-        assert [entry.message.text for entry in await session.tree.get_branch()] == ["b", "c"]  # type: ignore[union-attr]
-        with pytest.raises(EntryNotFound):
-            await session.tree.branch("nobody")
-
-
 # --- one side is lost ------------------------------------------------------------------------------------------------
 
 
@@ -547,27 +507,6 @@ async def test_check_finds_a_session_with_the_summary_of_a_branch_sound(bench: B
         await session.tree.branch_with_summary(ids[0], "what happened")
         await manager.flush()
         assert (await manager.check()).problems == []
-
-
-# --- the list (S3.58) ------------------------------------------------------------------------------------------------
-
-
-async def test_a_list_tells_name_times_and_how_many_messages(bench: Bench) -> None:
-    async with bench.manager() as manager:
-        session = await manager.get_or_create("telegram", "1")
-        created = bench.clock.now()
-        ids = await say(session, "a", "b", "c")
-        await session.tree.branch(ids[0])
-        await bench.clock.advance(5)
-        await session.tree.append_session_info("Greetings")
-        [summary] = await manager.list()
-        assert (summary.session_id, summary.title) == ("telegram_1", "Greetings")
-        assert (summary.created_at, summary.updated_at) == (created, bench.clock.now())
-        assert (summary.message_count, summary.messages, summary.entries) == (3, 1, 5)
-    async with bench.manager() as manager:
-        [again] = await manager.list()
-        assert (again.title, again.message_count, again.created_at) == ("Greetings", 3, created)
-        assert again.updated_at == summary.updated_at
 
 
 async def test_what_follows_a_move_is_said_together_with_it(tmp_path: Path) -> None:
