@@ -7,12 +7,10 @@ and nothing else; manager, flusher and turns work on the journal itself.
 
 from __future__ import annotations
 
-from asyncio import _get_running_loop
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from threading import get_ident
 from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import ref
 
@@ -26,13 +24,11 @@ from miniclaw_sessions.errors import (
     SessionDeleted,
     TranscriptNotKept,
     TurnInProgress,
-    WrongThread,
 )
 from miniclaw_sessions.history.branch import Branch, summary_messages
 from miniclaw_sessions.history.conversation import REMEMBERED_KEYS, Conversation, Snapshot
 from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.persistence.committer import SessionLog, anew
-from miniclaw_sessions.persistence.flusher import Flushable
 from miniclaw_sessions.protocol.encoding import (
     as_message,
     decode_entry,
@@ -45,8 +41,9 @@ from miniclaw_sessions.protocol.encoding import (
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, EntryBase, LeafMove, MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session.home import Commits, Flushes, Owner
 from miniclaw_sessions.session.reading import TreeReader
-from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry, stored_entry
+from miniclaw_sessions.stores.base import SessionHead, Store, stored_entry
 
 ACCESS_RESOLUTION = timedelta(hours=1)
 """An access that changes nothing is written to disk at most this often."""
@@ -55,34 +52,6 @@ MAX_IDEMPOTENCY_KEY = 512
 """Characters that an idempotency key may have: a session remembers hundreds of them."""
 
 E = TypeVar("E", bound=EntryBase)
-
-
-class Commits(Protocol):
-    """What a session needs of the committer."""
-
-    def check_room(self, size: int) -> None:
-        """Raise if `size` more bytes may not be accepted."""
-        ...
-
-    def check_store(self) -> None:
-        """Raise if the store did not take what it was given last."""
-        ...
-
-    def submit(self, session: SessionLog, entry: StoredEntry) -> None:
-        """Accept an entry."""
-        ...
-
-    async def wait(self, session: SessionLog, sequence: int) -> None:
-        """Return when the entries up to this one are acknowledged."""
-        ...
-
-
-class Flushes(Protocol):
-    """What a session needs of the flusher."""
-
-    def add(self, session: Flushable) -> None:
-        """The session changed."""
-        ...
 
 
 class Home(Protocol):
@@ -126,30 +95,6 @@ class Home(Protocol):
     def new_journal(self, key: SessionKey, *, purpose: str) -> AbstractAsyncContextManager[Journal]:
         """A new session that nobody else sees until the block has ended well; else nothing of it is left."""
         ...
-
-
-class Owner:
-    """The thread, and the event loop if one runs, that it was made in."""
-
-    __slots__ = ("_loop", "_thread")
-
-    def __init__(self) -> None:
-        self._thread = get_ident()
-        self._loop = _get_running_loop()
-
-    def check(self) -> None:
-        """Raise unless called from the same thread, and from no other event loop.
-
-        Raises:
-            WrongThread: it is another one; nothing was done.
-        """
-        if get_ident() != self._thread:
-            raise WrongThread(
-                "sessions belong to the thread of their manager; call them there, for example with "
-                "anyio.from_thread.run, or asyncio.run_coroutine_threadsafe"
-            )
-        if self._loop is not None and _get_running_loop() not in (self._loop, None):
-            raise WrongThread("sessions belong to the event loop of their manager; open another manager in this one")
 
 
 class OpenTurn(Protocol):
