@@ -33,6 +33,7 @@ from miniclaw_sessions.api.shapes import (
     TurnReply,
 )
 from miniclaw_sessions.errors import InvalidMessage, StoreCorrupt
+from miniclaw_sessions.history.window import Kept
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry, message_from_dict, message_to_dict
 from miniclaw_sessions.protocol.entries import (
     METADATA,
@@ -85,7 +86,8 @@ async def show_messages(context: Context, request: ShowMessages) -> Stream:
     if request.after is not None:
         entries, more = await _messages_after(session, request.after, request.limit)
         return _messages_reply(map(entry_document, entries), earlier=request.after > 0, later=more)
-    shown: list[Message | MessageEntry] = [*session.journal.summary(), *session.entries()]
+    # As they are kept, and decoded one by one while they are sent: readers that stall would each hold a copy of them.
+    shown: list[Message | Kept] = [*session.journal.summary(), *session.journal.conversation.window.kept]
     documents = (_document(one) for one in shown[-request.limit :])
     return _messages_reply(documents, earlier=len(shown) > request.limit or session.journal.evicted > 0, later=False)
 
@@ -95,9 +97,9 @@ def _messages_reply(documents: Iterator[dict[str, Any]], *, earlier: bool, later
     return Stream(document_in_pieces(about, "messages", map(msgspec.json.encode, documents)))
 
 
-def _document(shown: Message | MessageEntry) -> dict[str, Any]:
-    if isinstance(shown, MessageEntry):
-        return entry_document(shown)
+def _document(shown: Message | Kept) -> dict[str, Any]:
+    if isinstance(shown, Kept):
+        return entry_document(shown.entry)
     return {**message_document(shown), "summary": True}
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
 import pytest
 
+from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.gateway.server import MAX_HEAD_BYTES
 
 pytestmark = pytest.mark.anyio
@@ -155,3 +158,36 @@ async def test_an_open_chat_hears_that_it_is_cut_off_when_it_must_be_quick(serve
     await response.aclose()
     assert lines[-2] == "event: error"
     assert '"type":"turn_cut_off"' in lines[-1]
+
+
+# --- replies that nobody reads ---------------------------------------------------------------------------------------
+
+
+async def stalled_reader(served: Any, tasks: Any) -> None:
+    """Ask for everything, and read nothing until the server breaks the connection off."""
+    stream = await anyio.connect_unix(str(served.socket))
+    tasks.push_async_callback(stream.aclose)
+    await stream.send(b"GET /v1/sessions/a_1/messages HTTP/1.1\r\nhost: x\r\n\r\n")
+
+
+@pytest.mark.parametrize("limits", [ListenSettings(max_body_bytes=300_000, request_timeout_s=1.0)])
+async def test_replies_that_nobody_reads_are_bounded_and_end(served: Any) -> None:
+    window = 40 * 250_000
+    for _ in range(40):
+        body = {"role": "user", "content": "x" * 250_000}
+        assert (await served.unix.post("/v1/sessions/a_1/messages", json=body)).status_code == 201
+    tracemalloc.start()
+    try:
+        async with AsyncExitStack() as readers:
+            for _ in range(20):
+                await stalled_reader(served, readers)
+            with anyio.fail_after(60):
+                while len(served.server.server_state.tasks) < 20:  # noqa: ASYNC110 - nobody tells of its requests
+                    await anyio.sleep(0.01)
+                while served.server.server_state.tasks:  # noqa: ASYNC110 - same
+                    await anyio.sleep(0.01)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 3 * window, f"{most / window:.1f} windows for 20 readers"
+    assert await served.is_alive()
