@@ -147,7 +147,7 @@ class _History:
     def answer_own(self, but_for: Container[str] = ()) -> None:
         """Say of the own calls that still wait that nobody recorded a result."""
         for call in self._waiting.values():
-            if call.id not in but_for:
+            if call.id and call.id not in but_for:
                 self.shown.append(Shown(Message.tool_result(call, NO_RESULT, is_error=True), None))
         self._waiting = {}
 

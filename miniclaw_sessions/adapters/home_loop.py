@@ -10,14 +10,28 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from miniclaw_sessions.client import ClientSession
+from miniclaw_sessions.session import Session
+
 T = TypeVar("T")
 
 
 class HomeLoop:
-    """The loop that runs where this is made; where none runs, calls are run wherever they come from."""
+    """The loop that runs where this is made; where none runs, calls are run wherever they come from.
 
-    def __init__(self) -> None:
-        self._loop = _running_loop()
+    Args:
+        loop: another one.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop or _running_loop()
+
+    @classmethod
+    def of(cls, session: Session | ClientSession) -> HomeLoop:
+        """The loop of a session's manager, or of its client; where a session is in memory only, there is none."""
+        return cls(
+            getattr(session.journal.home.committer, "loop", None) if isinstance(session, Session) else session.loop
+        )
 
     @property
     def is_elsewhere(self) -> bool:

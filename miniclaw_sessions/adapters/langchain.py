@@ -33,7 +33,7 @@ The synchronous methods work everywhere, and mean the most that is possible ther
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -49,8 +49,10 @@ from langchain_core.messages import (
 )
 from pydantic_core import PydanticSerializationError
 
-from miniclaw_sessions.adapters.histories import presented, read_messages
+from miniclaw_sessions.adapters.chats import chat_of
+from miniclaw_sessions.adapters.histories import traced
 from miniclaw_sessions.adapters.home_loop import HomeLoop
+from miniclaw_sessions.client import ClientSession
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.formats.foreign import kept_fields
 from miniclaw_sessions.formats.tool_calls import arguments_object, arguments_text
@@ -88,26 +90,30 @@ _CHAT_ROLES = {
 class MiniclawChatMessageHistory(BaseChatMessageHistory):
     """A session as LangChain's memory wants it. Any number of them may stand for the same session.
 
-    Made on the event loop of the session's manager; it may then be used from any thread and loop.
+    Made on the event loop of the session's manager or client; it may then be used from any thread and loop. A call
+    that nothing answered is told to have no result, unless it was added last and by this very object: then its result
+    may be on its way.
 
     Args:
-        session: whose conversation it is.
+        session: whose conversation it is: of a manager, or of a client.
 
     Attributes:
         session: the session itself.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session | ClientSession) -> None:
         super().__init__()
-        self.session = session
+        self.session: Any = session  # its class is the caller's affair
+        self._chat = chat_of(session)
         self._home = HomeLoop()
+        self._open_calls: set[str] = set()
 
     @property
     def messages(self) -> list[BaseMessage]:  # type: ignore[override]  # the base declares an attribute, or a property
-        """The conversation; on the session's own event loop, its window."""
-        if self._home.is_elsewhere:
-            return self._home.wait(self._read)
-        return to_langchain(self.session.messages())
+        """The conversation; on the session's own event loop, its window, which a client does not have."""
+        if not self._home.is_elsewhere and isinstance(self.session, Session):
+            return to_langchain(self.session.messages(), open_calls=self._open_calls)
+        return self._home.wait(self._read)
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Append messages, all or none; on the session's own event loop they are accepted, elsewhere acknowledged.
@@ -115,23 +121,26 @@ class MiniclawChatMessageHistory(BaseChatMessageHistory):
         Raises:
             InvalidMessage: a message is not JSON, or is too large.
             StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.add_messages`.
+            RuntimeError: it is a client's session, and this is the client's own event loop.
         """
         canonical = from_langchain(messages)
-        if self._home.is_elsewhere:
-            self._home.wait(lambda: self._add(canonical))
-        else:
+        if not self._home.is_elsewhere and isinstance(self.session, Session):
             self.session.extend(canonical)
+            self._note(canonical)
+        else:
+            self._home.wait(lambda: self._add(canonical))
 
     def clear(self) -> None:
         """Start over; on the session's own event loop that is accepted, elsewhere acknowledged.
 
         Raises:
             StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.clear` and `Session.saved`.
+            RuntimeError: as for `add_messages`.
         """
-        if self._home.is_elsewhere:
-            self._home.wait(self._clear)
-        else:
+        if not self._home.is_elsewhere and isinstance(self.session, Session):
             self.session.clear()
+        else:
+            self._home.wait(self._chat.clear)
 
     async def aget_messages(self) -> list[BaseMessage]:
         """The conversation, oldest first, behind the summary of what was compacted.
@@ -152,17 +161,22 @@ class MiniclawChatMessageHistory(BaseChatMessageHistory):
 
     async def aclear(self) -> None:
         """Start over, acknowledged. The transcript keeps what was said. Raises as `clear` does."""
-        await self._home.run(self._clear)
+        await self._home.run(self._chat.clear)
 
     async def _read(self) -> list[BaseMessage]:
-        return to_langchain(await read_messages(self.session))
+        return to_langchain(await self._chat.messages(), open_calls=self._open_calls)
 
     async def _add(self, messages: Sequence[Message]) -> None:
-        await self.session.add_messages(messages)
+        if messages:
+            await self._chat.append(messages)
+            self._note(messages)
 
-    async def _clear(self) -> None:
-        self.session.clear()
-        await self.session.saved()
+    def _note(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            if message.is_tool_result:
+                self._open_calls.discard(message.tool_call_id or "")
+            else:
+                self._open_calls = {call.id for call in message.tool_calls or ()}
 
 
 # --- from LangChain --------------------------------------------------------------------------------------------------
@@ -286,9 +300,14 @@ def _image_of_openai(url: str, kept: dict[str, Any]) -> ImagePart:
 # --- to LangChain ----------------------------------------------------------------------------------------------------
 
 
-def to_langchain(messages: Iterable[Message]) -> list[BaseMessage]:
-    """A history as LangChain's messages: those that came from it as they were, those of others made legal."""
-    return [as_langchain(message) for message in presented(messages, KEPT)]
+def to_langchain(messages: Iterable[Message], *, open_calls: Container[str] = ()) -> list[BaseMessage]:
+    """A history as LangChain's messages: those that came from it as they were, those of others made legal.
+
+    Args:
+        messages: the history.
+        open_calls: the ids of calls at its end that are still being answered; no others are left open.
+    """
+    return [as_langchain(message) for message, _ in traced(messages, KEPT, open_calls=open_calls)]
 
 
 def as_langchain(message: Message) -> BaseMessage:

@@ -34,8 +34,10 @@ import anyio
 import msgspec
 from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
 
-from miniclaw_sessions.adapters.histories import newest_entries, presented, read_messages
+from miniclaw_sessions.adapters.chats import chat_of
+from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.adapters.home_loop import HomeLoop
+from miniclaw_sessions.client import ClientSession
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved
 from miniclaw_sessions.formats.foreign import kept_fields
 from miniclaw_sessions.formats.openai_items import ItemsRequest, from_items, to_items
@@ -55,10 +57,11 @@ KEPT = "openai-agents"
 class MiniclawSession:
     """A session as the Agents SDK wants it. Any number of them may stand for the same session.
 
-    Made on the event loop of the session's manager; it may then be used from any thread and loop (`Runner.run_sync`).
+    Made on the event loop of the session's manager or client; it may then be used from any thread and loop
+    (`Runner.run_sync`).
 
     Args:
-        session: whose conversation it is.
+        session: whose conversation it is: of a manager, or of a client.
         session_settings: `limit`, how many items `get_items` gives where its caller does not say; all by default.
 
     Attributes:
@@ -67,8 +70,13 @@ class MiniclawSession:
         session_settings: as given.
     """
 
-    def __init__(self, session: Session, session_settings: SessionSettings | dict[str, Any] | None = None) -> None:
-        self.session = session
+    def __init__(
+        self,
+        session: Session | ClientSession,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+    ) -> None:
+        self.session: Any = session  # its class is the caller's affair
+        self._chat = chat_of(session)
         self.session_id = session.session_id
         self.session_settings: SessionSettings | None = coerce_session_settings(
             SessionSettings() if session_settings is None else session_settings
@@ -95,7 +103,7 @@ class MiniclawSession:
         messages = _to_messages(cast("list[Any]", items))
 
         async def add() -> None:
-            await self.session.add_messages(messages)
+            await self._chat.append(messages)
 
         if messages:
             await self._home.run(add)
@@ -117,22 +125,16 @@ class MiniclawSession:
         Raises:
             StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.saved` and `Session.clear`.
         """
-
-        async def clear() -> None:
-            self.session.clear()
-            await self.session.saved()
-
-        await self._home.run(clear)
+        await self._home.run(self._chat.clear)
 
     async def _read(self, limit: int | None) -> list[dict[str, Any]]:
         if limit is None:
-            return _to_items(presented(await read_messages(self.session), KEPT))
+            return _to_items(presented(await self._chat.messages(), KEPT))
         if limit <= 0:
             return []
-        newest = [entry.message for entry in newest_entries(self.session)]
-        items = _to_items(presented(newest, KEPT, is_beginning=False))
+        items = _to_items(presented(self._chat.newest(), KEPT, is_beginning=False))
         if len(items) <= limit:  # also where they are just enough: what answers the first call may stand before it
-            items = _to_items(presented(await read_messages(self.session), KEPT))
+            items = _to_items(presented(await self._chat.messages(), KEPT))
         return items[-limit:]
 
     async def _pop(self) -> dict[str, Any] | None:
@@ -151,8 +153,8 @@ class MiniclawSession:
                 continue
 
     async def _take_newest(self) -> dict[str, Any] | None:
-        leaf_id = self.session.leaf_id
-        branch = await self.session.tree.read_branch()
+        leaf_id = (await self._chat.state()).leaf_id
+        branch = await self._chat.branch()
         items = _to_items(presented(branch.messages(), KEPT))
         if not items:
             return None
@@ -174,9 +176,9 @@ class MiniclawSession:
         compaction = branch.compaction
         if first_dropped is None or (compaction is not None and first_dropped.sequence < compaction.sequence):
             # a leaf before the compaction would undo it: what is left is said again, from the root
-            await self.session.tree.branch(None, then=[*kept, *again], if_leaf=leaf_id)
+            await self._chat.go_to(None, then=[*kept, *again], if_leaf=leaf_id or "")
         else:
-            await self.session.tree.branch(first_dropped.parent_id, then=again, if_leaf=leaf_id)
+            await self._chat.go_to(first_dropped.parent_id, then=again, if_leaf=leaf_id or "")
 
 
 def _without_newest(branch: Branch, items: Sequence[dict[str, Any]]) -> tuple[list[Message], Entry | None]:

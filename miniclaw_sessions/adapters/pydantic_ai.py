@@ -39,8 +39,10 @@ from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.conversation import Conversation, ConversationTypeAdapter
 from pydantic_ai.messages import ModelMessage
 
-from miniclaw_sessions.adapters.histories import read_messages
+from miniclaw_sessions.adapters.chats import Data, New, chat_of
+from miniclaw_sessions.adapters.home_loop import HomeLoop
 from miniclaw_sessions.adapters.pydantic_ai_messages import from_model_messages, to_model_messages
+from miniclaw_sessions.client import ClientSession
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.protocol.encoding import parse_json
 from miniclaw_sessions.protocol.entries import Custom
@@ -50,20 +52,23 @@ STATE = "pydantic-ai"
 """The `custom_type` of the entries that hold what a conversation has beside its messages."""
 
 
-async def load_messages(session: Session) -> list[ModelMessage]:
+async def load_messages(session: Session | ClientSession) -> list[ModelMessage]:
     """The conversation, oldest first, as a run takes it for its `message_history`.
+
+    Args:
+        session: whose conversation it is: of a manager, which may live on another event loop, or of a client.
 
     Raises:
         StoreUnavailable: the store cannot be read.
     """
-    return to_model_messages(await read_messages(session))
+    return to_model_messages(await HomeLoop.of(session).run(chat_of(session).messages))
 
 
-async def save(session: Session, messages: Sequence[ModelMessage]) -> None:
+async def save(session: Session | ClientSession, messages: Sequence[ModelMessage]) -> None:
     """Append a run's new messages as one turn, and return when they are acknowledged: the store has committed them.
 
     Args:
-        session: whose conversation it is.
+        session: as for `load_messages`.
         messages: usually `result.new_messages()`.
 
     Raises:
@@ -71,17 +76,22 @@ async def save(session: Session, messages: Sequence[ModelMessage]) -> None:
         StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.save_turn`; nothing, or all, was
             accepted.
     """
-    await session.save_turn(from_model_messages(messages))
+    await _save(session, from_model_messages(messages))
 
 
-async def load_conversation(session: Session) -> Conversation:
+async def _save(session: Session | ClientSession, new: Sequence[New]) -> None:
+    if new:
+        await HomeLoop.of(session).run(lambda: chat_of(session).append(new, one_turn=True))
+
+
+async def load_conversation(session: Session | ClientSession) -> Conversation:
     """The conversation as a run takes it for its `conversation`: the messages and what was saved beside them.
 
     Raises:
         StoreUnavailable: the store cannot be read.
         InvalidMessage: what was saved beside them is not what this version of pydantic-ai reads.
     """
-    branch = await session.tree.read_branch()
+    branch = await HomeLoop.of(session).run(chat_of(session).branch)
     states = (e.data for e in reversed(branch.entries) if isinstance(e, Custom) and e.custom_type == STATE)
     state = next(states, {"conversation_id": session.session_id})
     try:
@@ -95,17 +105,16 @@ async def load_conversation(session: Session) -> Conversation:
     return dataclasses.replace(conversation, messages=messages, new_message_index=len(messages))
 
 
-async def save_conversation(session: Session, result: AgentRunResult[Any]) -> None:
-    """`save` for a run's result, and what its conversation has beside the messages in a custom entry.
+async def save_conversation(session: Session | ClientSession, result: AgentRunResult[Any]) -> None:
+    """`save` for a run's result, together with what its conversation has beside the messages, in a custom entry.
 
     Raises:
         InvalidMessage, StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for `save`.
     """
-    await save(session, result.new_messages())
     beside = dataclasses.replace(result.conversation, messages=[], new_message_index=None)
     state = parse_json(ConversationTypeAdapter.dump_json(beside))
     del state["messages"], state["new_message_index"]
-    await session.tree.append_custom_entry(STATE, state)
+    await _save(session, [*from_model_messages(result.new_messages()), Data(STATE, state)])
 
 
 class SaveRuns(AbstractCapability[Any]):
@@ -114,10 +123,10 @@ class SaveRuns(AbstractCapability[Any]):
         agent = Agent(model, capabilities=[SaveRuns(session)])
 
     Args:
-        session: whose conversation it is.
+        session: whose conversation it is, as for `load_messages`.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session | ClientSession) -> None:
         self.session = session
 
     async def after_run(self, ctx: RunContext[Any], *, result: AgentRunResult[Any]) -> AgentRunResult[Any]:

@@ -101,7 +101,10 @@ def _read_said(part: Any, fields: dict[str, Any]) -> Message:
             message = Message(Role.TOOL_RESULT, returned, moment, tool_call_id=call_id, name=name, is_error=is_error)
         case _:
             return _keeping(_told_of(part, fields, moment), {"whole": fields})
-    kept["part"] = _differing(part, fields, _plain_said(_keeping(message, kept)))
+    plain = _plain_said(_keeping(message, kept))
+    kept["part"] = _differing(part, fields, plain)
+    if fields.get("tool_kind") is not None:  # the default of the class that it alone makes the part be
+        kept["part"]["tool_kind"] = fields["tool_kind"]
     return _keeping(message, kept)
 
 
@@ -194,7 +197,7 @@ def _read_item(item: Any) -> Part:
         return TextPart(item)
     part: Part | None = None
     if isinstance(item, dict):
-        match {name: value for name, value in item.items() if value is not None}:
+        match item:
             case {"kind": "text-content", "content": str(text), **rest}:
                 part = TextPart(text, extra={KEPT: {"kind": "text-content", **rest}})
             case {"kind": "image-url", "url": str(url), "media_type": str(media_type), **rest}:
@@ -202,13 +205,9 @@ def _read_item(item: Any) -> Part:
             case {"kind": "binary", "data": str(data), "media_type": str(media_type), **rest}:
                 if media_type.startswith("image/"):
                     part = ImagePart(media_type, data.translate(_DATA), extra={KEPT: rest})
-    if part is None or not _is_same(_write_item(part), item):
+    if part is None or _write_item(part) != item:
         return OtherPart({"type": WHOLE_PART, "part": item})
     return part
-
-
-def _is_same(written: Any, item: Mapping[str, Any]) -> bool:
-    return bool(written == {name: value for name, value in item.items() if value is not None})
 
 
 def _differing(value: Any, fields: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:

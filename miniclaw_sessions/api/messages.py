@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from miniclaw_sessions.api.error_table import invalid
 from miniclaw_sessions.api.operation import PIECE_BYTES, Stream, document_in_pieces, operation, shaped
-from miniclaw_sessions.api.sessions import ONE, OneSession
+from miniclaw_sessions.api.sessions import ONE, OneSession, checked_metadata
 from miniclaw_sessions.api.shapes import (
     MAX_MESSAGES_PER_REQUEST,
     AppendedEntry,
@@ -26,6 +26,7 @@ from miniclaw_sessions.api.shapes import (
     NewEntry,
     NewLabel,
     NewMessage,
+    NewMetadata,
     NewModelChange,
     NewSessionInfo,
     NewThinkingLevel,
@@ -339,7 +340,7 @@ def _new_entries(body: dict[str, Any]) -> list[NewEntry]:
     return [one]
 
 
-def _made(wanted: NewEntry) -> tuple[type[Entry], dict[str, Any]]:
+def _made(wanted: NewEntry) -> tuple[type[Entry], dict[str, Any]]:  # noqa: PLR0911 - one for each kind
     match wanted:
         case NewMessage():
             return MessageEntry, {"message": checked_message(wanted.message), "continues": wanted.continues}
@@ -355,6 +356,8 @@ def _made(wanted: NewEntry) -> tuple[type[Entry], dict[str, Any]]:
             if wanted.custom_type == METADATA:
                 raise InvalidMessage(f"custom_type {METADATA!r} is the session's own; change metadata with PATCH")
             return Custom, {"custom_type": wanted.custom_type, "data": wanted.data}
+        case NewMetadata():
+            return Custom, {"custom_type": METADATA, "data": checked_metadata(wanted.metadata)}
 
 
 def incoming_messages(data: dict[str, Any], header_key: str | None) -> list[tuple[Message, str | None]]:

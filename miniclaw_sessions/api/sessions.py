@@ -136,7 +136,7 @@ class CreateSessionRequest(msgspec.Struct, frozen=True):
 async def create_session(context: Context, request: CreateSessionRequest) -> OpenedReply:
     """The session of a key, made if there is none; renews its time to live. A refused request makes nothing."""
     wanted = request.body
-    metadata = _checked_metadata(wanted.metadata)
+    metadata = checked_metadata(wanted.metadata)
     is_new = not await _exists(context, wanted.channel, wanted.chat_id)
     given = metadata if wanted.title is None else {"title": wanted.title, **metadata}
     session = await context.manager.get_or_create(
@@ -158,7 +158,7 @@ class UpdateSessionRequest(msgspec.Struct, frozen=True):
 async def update_session(context: Context, request: UpdateSessionRequest) -> SessionReply:
     """Change title, model and other metadata."""
     session = await context.find(request.session_id)
-    changes = {**request.body.changes(), **_checked_metadata(request.body.metadata)}
+    changes = {**request.body.changes(), **checked_metadata(request.body.metadata)}
     if changes:
         session.update(**changes)
         await session.saved()
@@ -281,7 +281,7 @@ async def _exists(context: Context, channel: str, chat_id: str | int) -> bool:
     return True
 
 
-def _checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+def checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """Free metadata, which must not use the names of real fields."""
     if taken := sorted(_NOT_METADATA & metadata.keys()):
         raise invalid(f"{taken[0]!r} is not free metadata", param=f"metadata.{taken[0]}")

@@ -265,7 +265,13 @@ class NewCustom(Body, kw_only=True, tag="custom", tag_field="type"):
     data: dict[str, Any] = {}
 
 
-NewEntry = NewMessage | NewModelChange | NewThinkingLevel | NewSessionInfo | NewLabel | NewCustom
+class NewMetadata(Body, kw_only=True, tag="metadata", tag_field="type"):
+    """Metadata that is set together with other entries; null removes."""
+
+    metadata: dict[str, Any]
+
+
+NewEntry = NewMessage | NewModelChange | NewThinkingLevel | NewSessionInfo | NewLabel | NewCustom | NewMetadata
 
 
 class NewEntries(Body, kw_only=True):

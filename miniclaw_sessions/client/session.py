@@ -6,6 +6,7 @@ so that it can be sent again over a broken connection without being doubled.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -92,11 +93,13 @@ class ClientSession:
     Attributes:
         session_id: its id.
         tree: the words of document 003 for its tree.
+        loop: the event loop that its requests belong to.
     """
 
     def __init__(self, transport: Transport, session_id: str, info: SessionReply | None = None) -> None:
         self.session_id = session_id
         self.tree = ClientTree(self, transport)
+        self.loop = asyncio.get_running_loop()
         self._transport = transport
         self._info = info
 

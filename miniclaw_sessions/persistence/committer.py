@@ -122,7 +122,11 @@ class CommitCounts(NamedTuple):
 
 
 class Committer:
-    """Carries the accepted entries of all sessions to one store."""
+    """Carries the accepted entries of all sessions to one store.
+
+    Attributes:
+        loop: the event loop that it runs on, where its sessions live; None before `run`.
+    """
 
     def __init__(self, store: Store, *, clock: Clock, max_unsaved_bytes: int) -> None:
         self.failure: StoreUnavailable | None = None
@@ -130,6 +134,7 @@ class Committer:
         """Why what is appended would go where nobody looks for it, as `drain` has found it."""
         self.accepting = True
         self.busy_since: float | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._store = store
         self._clock = clock
         self._max_unsaved_bytes = max_unsaved_bytes
@@ -242,6 +247,7 @@ class Committer:
 
     async def run(self) -> None:
         """Commit until `close`; never raises for what the store does. Nobody waits for it in vain when it ends."""
+        self.loop = asyncio.get_running_loop()
         try:
             await self._commit_until_closed()
         finally:

@@ -30,7 +30,13 @@ from langchain_core.messages import (
 )
 
 from miniclaw_sessions.adapters import langchain as adapter
-from miniclaw_sessions.adapters.langchain import KEPT, MiniclawChatMessageHistory, from_langchain, to_langchain
+from miniclaw_sessions.adapters.langchain import (
+    KEPT,
+    MiniclawChatMessageHistory,
+    as_langchain,
+    from_langchain,
+    to_langchain,
+)
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
 from miniclaw_sessions.manager import SessionManager
@@ -55,7 +61,9 @@ async def history(manager: SessionManager) -> MiniclawChatMessageHistory:
 
 
 def through_the_store(messages: list[BaseMessage]) -> list[BaseMessage]:
-    return to_langchain([decode_message(encode_message(message)) for message in from_langchain(messages)])
+    """As they come back while all of their calls are being answered."""
+    canonical = [decode_message(encode_message(message)) for message in from_langchain(messages)]
+    return [as_langchain(message) for message in canonical]
 
 
 # --- the example, and the base class ---------------------------------------------------------------------------------
@@ -146,12 +154,53 @@ def test_a_message_of_every_kind_comes_back_exactly(message: BaseMessage) -> Non
     assert json.loads(back.model_dump_json()) == json.loads(message.model_dump_json())
 
 
+@pytest.mark.parametrize("is_followed", [True, False])
+async def test_own_calls_that_a_kill_left_unanswered_are_answered(tmp_path: Path, *, is_followed: bool) -> None:
+    asked = AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": call} for call in ("functions.weather:0", "c2")])
+    async with SessionManager(tmp_path) as manager:
+        history = MiniclawChatMessageHistory(await manager.get_or_create("telegram", 1))
+        await history.aadd_messages([HumanMessage("hi"), asked])
+        assert await history.aget_messages() == [HumanMessage("hi"), asked]  # the results may be on their way
+        await history.aadd_messages([ToolMessage("done", tool_call_id="c2")])
+    async with SessionManager(tmp_path) as manager:
+        history = MiniclawChatMessageHistory(await manager.get_or_create("telegram", 1))
+        if is_followed:
+            await history.aadd_messages([HumanMessage("well?")])
+        back = await history.aget_messages()
+        results = [(message.tool_call_id, message.status) for message in back if isinstance(message, ToolMessage)]
+        assert results == [("c2", "success"), ("functions.weather:0", "error")]
+        assert [message.type for message in back] == ["human", "ai", "tool", "tool", *["human"] * is_followed]
+        assert len(history.session.messages()) == 3 + is_followed
+
+
+async def test_what_a_history_hands_out_cannot_change_the_session(tmp_path: Path) -> None:
+    block = {"no type": {"deep": [1]}}
+    said = HumanMessage([block], additional_kwargs={"note": {"deep": [1]}})
+    expected = said.model_copy(deep=True)
+    async with SessionManager(tmp_path) as manager:
+        history = MiniclawChatMessageHistory(await manager.get_or_create("telegram", 1))
+        await history.aadd_messages([said])
+        said.additional_kwargs["note"]["deep"].append(2)
+        block["no type"]["deep"].append(2)
+        for messages in (await history.aget_messages(), history.messages):
+            assert messages == [expected]
+            messages[0].additional_kwargs["note"]["deep"].append(3)
+            messages[0].content[0]["no type"].clear()  # type: ignore[index, union-attr]
+        assert (await manager.check()).problems == []
+    async with SessionManager(tmp_path) as manager:
+        history = MiniclawChatMessageHistory(await manager.get_or_create("telegram", 1))
+        assert await history.aget_messages() == [expected]
+
+
 async def test_all_of_them_come_back_from_a_real_store(tmp_path: Path) -> None:
     async with SessionManager(tmp_path) as manager:
         await MiniclawChatMessageHistory(await manager.get_or_create("telegram", 1)).aadd_messages(EVERY_KIND)
     async with SessionManager(tmp_path) as manager:
         history = MiniclawChatMessageHistory(await manager.get_or_create("telegram", 1))
-        assert await history.aget_messages() == EVERY_KIND
+        back = await history.aget_messages()
+        made_up = [message for message in back if message.content == NO_RESULT]
+        assert [message for message in back if message not in made_up] == EVERY_KIND
+        assert [message.tool_call_id for message in made_up if isinstance(message, ToolMessage)] == ["z"]
         assert is_legal((await history.session.get_context()).messages) == []
 
 

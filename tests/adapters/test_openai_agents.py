@@ -402,3 +402,35 @@ async def test_its_messages_are_marked_as_its_own(adapted: MiniclawSession) -> N
     await add(adapted, user("hi"))
     (message,) = adapted.session.messages()
     assert message.extra == {KEPT: {}}
+
+
+async def test_what_a_session_hands_out_cannot_change_it(tmp_path: Path) -> None:
+    items: list[Any] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "hi", "extra": {"deep": [1]}}]},
+        {"type": "mcp_call", "id": "m1", "arguments": "{}", "name": "f", "server_label": "s", "more": {"deep": [1]}},
+    ]
+    expected = json.loads(json.dumps(items))
+    async with SessionManager(tmp_path) as manager:
+        memory = MiniclawSession(await manager.get_or_create("telegram", 1))
+        await memory.add_items(items)
+        items[1]["more"]["deep"].append(2)
+        for _ in range(2):
+            found: list[Any] = await memory.get_items()
+            assert found == expected
+            found[0]["content"][0]["extra"]["deep"].append(3)
+            found[1]["more"].clear()
+        assert (await manager.check()).problems == []
+
+
+async def test_an_own_call_with_an_odd_id_is_answered_under_that_id_once_others_went_on(tmp_path: Path) -> None:
+    call = {"type": "function_call", "call_id": "functions.weather:0", "name": "weather", "arguments": "{}"}
+    other: Any = {"type": "a new kind", "n": 1}
+    async with SessionManager(tmp_path) as manager:
+        session = await manager.get_or_create("telegram", 1)
+        memory = MiniclawSession(session)
+        await memory.add_items([{"role": "user", "content": "weather?"}, cast("Any", call)])
+        await memory.add_items([other])
+        await session.add_message(Message.user("well?"))
+        found: list[Any] = await memory.get_items()
+    results = [item["call_id"] for item in found if item.get("type") == "function_call_output"]
+    assert results in ([], ["functions.weather:0"])  # something else of its own came in between

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from anyio import to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_ai import Agent, BinaryContent, DeferredToolRequests, DeferredToolResults, ImageUrl, ModelRetry, messages
@@ -18,6 +22,7 @@ from pydantic_ai.messages import (
     CompactionPart,
     FilePart,
     InstructionDeltaPart,
+    LoadCapabilityReturnPart,
     ModelMessage,
     ModelMessagesTypeAdapter,
     ModelRequest,
@@ -34,6 +39,7 @@ from pydantic_ai.messages import (
     ToolAvailabilityDeltaPart,
     ToolCallPart,
     ToolReturnPart,
+    ToolSearchReturnPart,
     UserPromptPart,
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
@@ -460,3 +466,45 @@ async def test_a_model_gets_what_others_said(session: Session) -> None:
         "ToolReturnPart",
         "UserPromptPart",
     ]
+
+
+# --- what the attack found -------------------------------------------------------------------------------------------
+
+
+async def test_discovered_tools_and_loaded_capabilities_come_back_as_what_they_are() -> None:
+    found = ToolSearchReturnPart(content={"discovered_tools": [], "message": "none"}, tool_call_id="c1")
+    loaded = LoadCapabilityReturnPart(content={"instructions": "be kind"}, tool_call_id="c2")
+    said: list[ModelMessage] = [ModelRequest(parts=[found, loaded])]
+    (back,) = to_model_messages(stored(from_model_messages(said)))
+    assert [type(part) for part in back.parts] == [ToolSearchReturnPart, LoadCapabilityReturnPart]
+    assert ModelMessagesTypeAdapter.dump_python([back]) == ModelMessagesTypeAdapter.dump_python(said)
+
+
+async def test_an_image_is_stored_once() -> None:
+    image = BinaryContent(b"x" * 30_000, media_type="image/png")
+    for part in (UserPromptPart(["look", image]), ToolReturnPart("camera", ["here", image], "c1")):
+        (message,) = from_model_messages([ModelRequest(parts=[part])])
+        assert len(encode_message(message)) < 1.1 * len(b64encode(image.data)) + 1_000
+        (back,) = to_model_messages(stored([message]))
+        assert ModelMessagesTypeAdapter.dump_python([back]) == ModelMessagesTypeAdapter.dump_python(
+            [ModelRequest(parts=[part])]
+        )
+
+
+async def test_runs_are_saved_from_a_thread_and_from_another_loop(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        session = await manager.get_or_create("telegram", 1)
+        agent = Agent(TestModel(custom_output_text="hello"), capabilities=[SaveRuns(session)])
+
+        def run() -> None:
+            agent.run_sync("one")
+            asyncio.get_event_loop_policy().get_event_loop().close()  # that pydantic-ai made for this thread
+
+        with anyio.fail_after(30):
+            await to_thread.run_sync(run)
+            result = await Agent(TestModel(custom_output_text="hello")).run("two")
+            await to_thread.run_sync(lambda: asyncio.run(save(session, result.new_messages())))
+            history = await to_thread.run_sync(lambda: asyncio.run(load_messages(session)))
+        assert [message.text for message in session.messages()] == ["one", "hello", "two", "hello"]
+        assert len(history) == 4
+        assert session.journal.committed_sequence == session.last_sequence

@@ -22,6 +22,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from miniclaw_sessions.adapters.chats import Chat, Chats, Data
 from miniclaw_sessions.adapters.langgraph.channel import MessagesChannel
 from miniclaw_sessions.adapters.langgraph.index import CheckpointId, Index, Indexes, StoredValue, ordered
 from miniclaw_sessions.adapters.langgraph.messages import is_message_list
@@ -37,10 +38,8 @@ from miniclaw_sessions.adapters.langgraph.records import (
     written,
 )
 from miniclaw_sessions.errors import SessionNotFound, StoreCorrupt
-from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
 
 BEGINNING = "00000000-0000-6000-8000-000000000000"
 """The id of the checkpoint that is made up for a session in which only others have spoken; it is never stored."""
@@ -54,10 +53,10 @@ class Shared(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of a manager's sessions; `MiniclawSaver` says what its methods mean, and what they raise.
+    """The checkpoints of sessions; `MiniclawSaver` says what its methods mean, and what they raise.
 
     Args:
-        manager: the sessions.
+        chats: the sessions.
         channel: the channel of the sessions.
         messages_channel: the graph's channel whose messages are those of the session.
         shared: where the checkpoints stand, and what was read last.
@@ -66,26 +65,26 @@ class Checkpoints:
 
     def __init__(
         self,
-        manager: SessionManager,
+        chats: Chats,
         channel: str,
         messages_channel: str | None,
         *,
         shared: Shared,
         serde: SerializerProtocol,
     ) -> None:
-        self.manager = manager
+        self.chats = chats
         self.channel = channel
         self.messages_channel = messages_channel
         self.serde = serde
         self._shared = shared
-        self._messages = MessagesChannel(serde, manager.settings.max_message_bytes)
+        self._messages = MessagesChannel(serde, chats.max_message_bytes)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     async def get(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The checkpoint that a config names, or the newest on the current branch with what others said since."""
         try:
-            session = await self.manager.find(self._key(config).session_id)
+            session = await self.chats.find(self._key(config).session_id)
         except SessionNotFound:
             return None
         async with self._open(session) as (index, reading):
@@ -105,13 +104,13 @@ class Checkpoints:
             return found
 
     @asynccontextmanager
-    async def _open(self, session: Session) -> AsyncGenerator[tuple[Index, Reading], None]:
+    async def _open(self, session: Chat) -> AsyncGenerator[tuple[Index, Reading], None]:
         """A session's index, up to its end and to oneself, and a way to its entries."""
         async with self._shared.indexes.of(session) as index:
-            yield index, Reading(session, self._shared.memory)
+            yield index, Reading(session, index.incarnation, self._shared.memory)
 
     async def _beginning(
-        self, session: Session, reading: Reading, index: Index, config: RunnableConfig
+        self, session: Chat, reading: Reading, index: Index, config: RunnableConfig
     ) -> CheckpointTuple | None:
         """For a graph that is new to a session where others have spoken: a checkpoint that holds what they said."""
         name = self.messages_channel
@@ -134,7 +133,7 @@ class Checkpoints:
 
     async def _load(
         self,
-        session: Session,
+        session: Chat,
         reading: Reading,
         index: Index,
         checkpoint: CheckpointId,
@@ -190,7 +189,7 @@ class Checkpoints:
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Append a checkpoint, the channels that changed, and what the graph said."""
-        session = await self.manager.get_or_create(*self._key(config))
+        session = await self.chats.get_or_create(self._key(config))
         namespace, parent = _namespace(config), get_checkpoint_id(config)
         stored: dict[str, Any] = {**checkpoint}
         channel_values = dict(stored.pop("channel_values"))
@@ -225,7 +224,7 @@ class Checkpoints:
 
     async def _append(  # noqa: PLR0913, PLR0917 - the parts of one record
         self,
-        session: Session,
+        session: Chat,
         reading: Reading,
         index: Index,
         kind: str,
@@ -234,25 +233,23 @@ class Checkpoints:
         said: Sequence[Message] = (),
     ) -> list[str]:
         """Append a record with what the graph said, and return the ids of its messages when it is acknowledged."""
-        header, entries = written(header, values, limit=self.manager.settings.max_message_bytes)
-        unit = session.unit()
-        entry_ids = [unit.add_message(message).id for message in said]
-        for data in entries:
-            unit.add_custom(kind if data is entries[-1] else PIECE, data)
-        saved = await unit.save()
+        header, entries = written(header, values, limit=self.chats.max_message_bytes)
+        records = [Data(kind if data is entries[-1] else PIECE, data) for data in entries]
+        saved = await session.append([*said, *records])
+        entry_ids = [entry.id for entry in saved[: len(said)]]
         index.add(saved[0].sequence, entry_ids, kind, header)
         reading.remember(Place(saved[-1].sequence, header.pieces), list(values))
         return entry_ids
 
-    async def _go_back_to(self, session: Session, index: Index, parent: str) -> None:
+    async def _go_back_to(self, session: Chat, index: Index, parent: str) -> None:
         """A graph that goes on from an older checkpoint takes the session back to it, to a branch of its own."""
         stored = index.checkpoints.get(("", parent))
         if stored is None or parent == index.latest(""):
             return
-        found = await session.tree.read_at([stored.place.sequence])
+        found = await session.read_at([stored.place.sequence])
         if stored.place.sequence in found:
-            await session.tree.branch(found[stored.place.sequence].entry_id)
-            await index.catch_up(session)
+            await session.go_to(found[stored.place.sequence].entry_id)
+            await index.catch_up(session, (await session.state()).last_sequence)
 
     def _mirrored(self, namespace: str, versions: ChannelVersions, values: Mapping[str, Any]) -> str | None:
         """The channel of messages, if it changed: a subgraph's are its own affair."""
@@ -264,7 +261,7 @@ class Checkpoints:
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
     ) -> None:
         """Append what a task wrote."""
-        session = await self.manager.get_or_create(*self._key(config))
+        session = await self.chats.get_or_create(self._key(config))
         namespace, checkpoint_id = _namespace(config), config["configurable"]["checkpoint_id"]
         async with self._open(session) as (index, reading):
             known = index.writes.get((namespace, checkpoint_id), {})
@@ -304,11 +301,11 @@ class Checkpoints:
             found += [(session.session_id, checkpoint) for checkpoint in own]
         return found
 
-    async def _sessions(self, config: RunnableConfig | None) -> Sequence[Session]:
+    async def _sessions(self, config: RunnableConfig | None) -> Sequence[Chat]:
         if config is None:
-            return [await self.manager.find(one.session_id) for one in await self.manager.list(channel=self.channel)]
+            return [await self.chats.find(session_id) for session_id in await self.chats.ids(self.channel)]
         try:
-            return [await self.manager.find(self._key(config).session_id)]
+            return [await self.chats.find(self._key(config).session_id)]
         except SessionNotFound:
             return []
 
@@ -322,7 +319,7 @@ class Checkpoints:
         loaded: list[CheckpointTuple] = []
         for session_id, group in groupby(page, key=lambda one: one[0]):
             try:
-                session = await self.manager.find(session_id)
+                session = await self.chats.find(session_id)
             except SessionNotFound:
                 continue
             async with self._open(session) as (index, reading):
@@ -349,10 +346,10 @@ class Checkpoints:
     async def copy_thread(self, source: str, target: str) -> None:
         """Copy a session, if there is one."""
         try:
-            session = await self.manager.find(SessionKey.of(self.channel, source).session_id)
+            session = await self.chats.find(SessionKey.of(self.channel, source).session_id)
         except SessionNotFound:
             return
-        await session.fork(SessionKey.of(self.channel, target))
+        await session.fork(SessionKey.of(self.channel, target).session_id)
 
     async def prune(self, thread_ids: Sequence[str], strategy: str) -> None:
         """Forget the checkpoints of threads, all or but the newest.
@@ -373,7 +370,7 @@ class Checkpoints:
                             session, reading, index, [id_ for id_ in index.checkpoints if id_ not in kept]
                         )
 
-    async def _kept(self, session: Session, reading: Reading, index: Index) -> set[CheckpointId]:
+    async def _kept(self, session: Chat, reading: Reading, index: Index) -> set[CheckpointId]:
         """The newest checkpoint of each namespace, and those that it cannot be put together without."""
         kept: set[CheckpointId] = set()
         for namespace in {namespace for namespace, _ in index.checkpoints}:
@@ -391,7 +388,7 @@ class Checkpoints:
         return kept
 
     async def _forget(
-        self, session: Session, reading: Reading, index: Index, checkpoints: Sequence[CheckpointId] | None
+        self, session: Chat, reading: Reading, index: Index, checkpoints: Sequence[CheckpointId] | None
     ) -> None:
         if checkpoints is None or checkpoints:
             header = Header(checkpoints=None if checkpoints is None else tuple(checkpoints))
@@ -404,7 +401,7 @@ class Checkpoints:
         return SessionKey.of(configurable.get("channel") or self.channel, configurable["thread_id"])
 
     def _config(
-        self, session: Session, config: RunnableConfig | None, namespace: str, checkpoint_id: str
+        self, session: Chat, config: RunnableConfig | None, namespace: str, checkpoint_id: str
     ) -> RunnableConfig:
         """The config that names a checkpoint, the thread as the caller named it."""
         configurable = {} if config is None else config["configurable"]

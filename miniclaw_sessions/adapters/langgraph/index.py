@@ -15,6 +15,7 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
+from miniclaw_sessions.adapters.chats import Chat
 from miniclaw_sessions.adapters.langgraph.messages import Known
 from miniclaw_sessions.adapters.langgraph.records import (
     CHECKPOINT,
@@ -27,9 +28,7 @@ from miniclaw_sessions.adapters.langgraph.records import (
     Version,
 )
 from miniclaw_sessions.protocol.entries import METADATA
-from miniclaw_sessions.session import Session
 from miniclaw_sessions.stores.base import StoredEntry
-from miniclaw_sessions.stores.reading import PAGE
 
 Channel = tuple[str, str, Version]
 """A channel at one version: its namespace, its name, the version."""
@@ -143,14 +142,18 @@ class Index:
         """About how many things it holds."""
         return len(self.checkpoints) + len(self.values) + len(self.writes) + len(self.lists) + len(self.messages)
 
-    async def catch_up(self, session: Session) -> None:
+    async def catch_up(self, chat: Chat, last_sequence: int) -> None:
         """Fold in what was appended since; hold the lock.
+
+        Args:
+            chat: the session.
+            last_sequence: its newest entry's.
 
         Raises:
             StoreUnavailable: the store cannot be read.
         """
-        while self._folded < session.last_sequence:
-            page = await session.tree.read_after(self._folded, PAGE)
+        while self._folded < last_sequence:
+            page = await chat.read_after(self._folded)
             if not page:
                 break
             for stored in page:
@@ -345,23 +348,24 @@ class Indexes:
         return len(self._indexes)
 
     @asynccontextmanager
-    async def of(self, session: Session) -> AsyncGenerator[Index, None]:
+    async def of(self, chat: Chat) -> AsyncGenerator[Index, None]:
         """A session's index, up to its end, and to oneself.
 
         Raises:
             StoreUnavailable: the store cannot be read.
         """
-        index = self._indexes.get(session.session_id)
-        if index is None or index.incarnation != session.journal.incarnation:
+        state = await chat.state()
+        index = self._indexes.get(chat.session_id)
+        if index is None or index.incarnation != state.incarnation:
             self._size -= 0 if index is None else index.counted
-            index = self._indexes[session.session_id] = Index(session.journal.incarnation)
-        self._indexes.move_to_end(session.session_id)
+            index = self._indexes[chat.session_id] = Index(state.incarnation)
+        self._indexes.move_to_end(chat.session_id)
         async with index.lock:
             try:
-                await index.catch_up(session)
+                await index.catch_up(chat, state.last_sequence)
                 yield index
             finally:
-                self._count(session.session_id, index)
+                self._count(chat.session_id, index)
 
     def _count(self, session_id: str, index: Index) -> None:
         if self._indexes.get(session_id) is not index:

@@ -56,12 +56,12 @@ def digest_of(message: BaseMessage) -> bytes:
 
 def fresh(message: BaseMessage) -> BaseMessage:
     """A message that is the same and shares nothing that can be changed; its fields are JSON."""
-    copied = copy(message)
-    for fields in (copied.__dict__, copied.__pydantic_extra__ or {}):
+    another = copy(message)
+    for fields in (another.__dict__, another.__pydantic_extra__ or {}):
         for name, value in fields.items():
             if (kind := type(value)) is dict or kind is list:
                 fields[name] = _fresh_json(value) if value else kind()
-    return copied
+    return another
 
 
 def _fresh_json(value: Any) -> Any:

@@ -9,13 +9,13 @@ from typing import Generic, TypeVar
 import msgspec
 from langchain_core.messages import BaseMessage
 
+from miniclaw_sessions.adapters.chats import Chat
 from miniclaw_sessions.adapters.langchain import as_langchain
 from miniclaw_sessions.adapters.langgraph.messages import Known, digest_of
 from miniclaw_sessions.adapters.langgraph.records import Place, Typed, values_of
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.session import Session
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -67,14 +67,15 @@ class Reading:
     """The entries of one session.
 
     Args:
-        session: whose entries.
+        chat: whose entries.
+        incarnation: which session of that name it is.
         memory: what was read last.
     """
 
-    def __init__(self, session: Session, memory: Memory) -> None:
-        self._session = session
+    def __init__(self, chat: Chat, incarnation: str, memory: Memory) -> None:
+        self._chat = chat
         self._memory = memory
-        self._incarnation = session.journal.incarnation
+        self._incarnation = incarnation
 
     async def records(self, places: Collection[Place]) -> dict[Place, list[Typed]]:
         """The values of the records at these places; one that is damaged is left out.
@@ -86,7 +87,7 @@ class Reading:
         found = {place: held.get((self._incarnation, place)) for place in places}
         missing = [place for place, values in found.items() if values is None]
         sequences = {each for place in missing for each in range(place.sequence - place.pieces, place.sequence + 1)}
-        stored = await self._session.tree.read_at(sequences) if sequences else {}
+        stored = await self._chat.read_at(sequences) if sequences else {}
         for place in missing:
             values = found[place] = values_of(place, stored)
             if values is not None:
@@ -130,7 +131,7 @@ class Reading:
 
     async def _entries(self, sequences: Collection[int]) -> dict[int, tuple[MessageEntry, int]]:
         found: dict[int, tuple[MessageEntry, int]] = {}
-        for sequence, stored in (await self._session.tree.read_at(sequences)).items():
+        for sequence, stored in (await self._chat.read_at(sequences)).items():
             if sequence not in sequences:
                 continue
             try:

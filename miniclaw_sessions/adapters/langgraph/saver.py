@@ -16,10 +16,12 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from miniclaw_sessions.adapters.chats import chats_of
 from miniclaw_sessions.adapters.home_loop import HomeLoop
 from miniclaw_sessions.adapters.langgraph.checkpoints import Checkpoints, Shared
 from miniclaw_sessions.adapters.langgraph.index import Indexes
 from miniclaw_sessions.adapters.langgraph.reading import Memory
+from miniclaw_sessions.client import Client
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
 
@@ -36,11 +38,11 @@ MAX_INDEXED = 500_000
 class MiniclawSaver(BaseCheckpointSaver[str]):
     """Checkpoints as custom entries of sessions; thread `42` is the session of chat 42.
 
-    Made on the event loop of the session manager. The asynchronous methods may then be awaited on any loop, and the
-    synchronous ones called from any other thread.
+    Made on the event loop of the manager, or of the client. The asynchronous methods may then be awaited on any loop,
+    and the synchronous ones called from any other thread.
 
     Args:
-        manager: the sessions.
+        manager: the sessions: a manager, or a client of a daemon that holds them.
         channel: the channel of the sessions; a config may name another one as `configurable["channel"]`.
         messages_channel: the graph's channel whose messages are those of the session; None: the two are apart.
         serde: LangGraph's serializer for all other values.
@@ -53,7 +55,7 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
 
     def __init__(
         self,
-        manager: SessionManager,
+        manager: SessionManager | Client,
         *,
         channel: str = "langgraph",
         messages_channel: str | None = "messages",
@@ -61,6 +63,7 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
     ) -> None:
         super().__init__(serde=serde)
         self.manager = manager
+        self._chats = chats_of(manager)
         self.channel = channel
         self.messages_channel = messages_channel
         self._home = HomeLoop()
@@ -69,7 +72,8 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
     @property
     def _checkpoints(self) -> Checkpoints:
         """Made anew each time: LangGraph copies savers and gives the copies another serializer."""
-        return Checkpoints(self.manager, self.channel, self.messages_channel, shared=self._shared, serde=self.serde)
+        chats, shared = self._chats, self._shared
+        return Checkpoints(chats, self.channel, self.messages_channel, shared=shared, serde=self.serde)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -150,19 +154,19 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
     def get_next_version(self, current: str | float | None, channel: None) -> str:  # noqa: ARG002 - LangGraph's
         """Versions grow, and those of two branches differ: a number, and an id."""
         number = int(str(current).split(".")[0]) if current is not None else 0
-        return f"{number + 1:032}.{self.manager.clock.new_id()}"
+        return f"{number + 1:032}.{self._chats.clock.new_id()}"
 
     # --- deleting and copying ----------------------------------------------------------------------------------------
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete the thread's session with everything in it, messages too: nothing of it is left on the disk."""
         session_id = SessionKey.of(self.channel, thread_id).session_id
-        await self._home.run(lambda: self.manager.delete(session_id))
+        await self._home.run(lambda: self._chats.delete(session_id))
 
     def delete_thread(self, thread_id: str) -> None:
         """`adelete_thread`, from another thread than the sessions' own."""
         session_id = SessionKey.of(self.channel, thread_id).session_id
-        self._home.wait(lambda: self.manager.delete(session_id))
+        self._home.wait(lambda: self._chats.delete(session_id))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Forget the checkpoints and writes of these runs, in all threads of the channel; their messages stay."""

@@ -1,0 +1,346 @@
+"""What an adapter needs of sessions, the same whether this process holds them or a daemon does.
+
+`chat_of` takes a session of a `SessionManager` or one of a client (`miniclaw_sessions.client.connect`), `chats_of` the
+manager or the client itself. An adapter is written against `Chat` and `Chats` and does not know which it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple, Protocol
+
+from miniclaw_sessions.adapters.histories import newest_entries, read_messages
+from miniclaw_sessions.api.shapes import NewCustom, NewMessage, NewMetadata, SessionReply
+from miniclaw_sessions.client import Client, ClientSession
+from miniclaw_sessions.clock import Clock, SystemClock
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.history.branch import Branch, BranchCollector
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.encoding import message_to_dict
+from miniclaw_sessions.protocol.entries import Entry
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.stores.base import StoredEntry, stored_entry
+
+PAGE = 256
+"""How many entries are read at a time."""
+
+
+class Data(NamedTuple):
+    """A custom entry that is to be appended: it never reaches a model."""
+
+    custom_type: str
+    data: Mapping[str, Any]
+
+
+class Changes(NamedTuple):
+    """Metadata that is to be set together with other entries; null removes."""
+
+    metadata: Mapping[str, Any]
+
+
+New = Message | Data | Changes
+"""Something that is to be appended. A message that is not a user's belongs to the turn of the one before it."""
+
+
+class Appended(NamedTuple):
+    """An acknowledged entry."""
+
+    id: str
+    sequence: int
+
+
+class State(NamedTuple):
+    """A session at one moment.
+
+    Attributes:
+        incarnation: what a deleted and recreated session does not share with its predecessor.
+        last_sequence: of the newest entry.
+        leaf_id: where the conversation goes on; None at the root.
+        metadata: what was set.
+    """
+
+    incarnation: str
+    last_sequence: int
+    leaf_id: str | None
+    metadata: Mapping[str, Any]
+
+
+class Chat(Protocol):
+    """One session. What is appended is acknowledged when the call returns.
+
+    Attributes:
+        session_id: its id.
+        key: the pair (channel, chat_id).
+    """
+
+    session_id: str
+    key: SessionKey
+
+    async def state(self) -> State:
+        """As it is now."""
+        ...
+
+    async def append(self, new: Sequence[New], *, if_leaf: str | None = None, one_turn: bool = False) -> list[Appended]:
+        """Append all of them or none.
+
+        Args:
+            new: in order.
+            if_leaf: only if this is the leaf; the empty text stands for the root. None: whatever it is.
+            one_turn: whether all of the messages are one turn; else a user's begins another one.
+
+        Raises:
+            LeafMoved: the leaf is another one; nothing was appended.
+            InvalidMessage, StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.add_messages`.
+        """
+        ...
+
+    async def go_to(self, entry_id: str | None, *, then: Sequence[Message] = (), if_leaf: str | None = None) -> None:
+        """Go back to an entry, None is the root, and say something there; see `SessionTree.branch`."""
+        ...
+
+    async def clear(self) -> None:
+        """Start over; the transcript keeps what was said."""
+        ...
+
+    async def fork(self, session_id: str) -> None:
+        """Copy everything into a new session."""
+        ...
+
+    async def messages(self) -> list[Message]:
+        """Everything that a model is told of the current branch, not made legal: compacted parts as their summary."""
+        ...
+
+    def newest(self) -> list[Message]:
+        """The newest messages that are in this process's memory; none where it does not hold the session."""
+        ...
+
+    async def branch(self) -> Branch:
+        """The current branch as far as a model is told of it, with the entries that are no messages."""
+        ...
+
+    def walk(self) -> AsyncIterator[Entry]:
+        """The entries of the current branch, newest first."""
+        ...
+
+    async def read_after(self, sequence: int) -> list[StoredEntry]:
+        """A page of the entries behind a place, oldest first."""
+        ...
+
+    async def read_at(self, sequences: Collection[int]) -> dict[int, StoredEntry]:
+        """At least the entries at these places."""
+        ...
+
+
+class Chats(Protocol):
+    """The sessions of a workspace.
+
+    Attributes:
+        clock: time and ids.
+        max_message_bytes: how large an entry may be.
+    """
+
+    clock: Clock
+    max_message_bytes: int
+
+    async def get_or_create(self, key: SessionKey) -> Chat:
+        """The session of this key, made if there is none."""
+        ...
+
+    async def find(self, session_id: str) -> Chat:
+        """The session with this id. Raises SessionNotFound where there is none."""
+        ...
+
+    async def ids(self, channel: str | None = None) -> list[str]:
+        """The ids of all sessions, or of those of a channel."""
+        ...
+
+    async def delete(self, session_id: str) -> bool:
+        """Delete a session with everything in it; whether there was one."""
+        ...
+
+
+def chat_of(session: Session | ClientSession) -> Chat:
+    """A session as adapters use it."""
+    return _HeldChat(session) if isinstance(session, Session) else _RemoteChat(session)
+
+
+def chats_of(sessions: SessionManager | Client) -> Chats:
+    """A manager, or a client, as adapters use it."""
+    return _HeldChats(sessions) if isinstance(sessions, SessionManager) else _RemoteChats(sessions)
+
+
+# --- held by this process --------------------------------------------------------------------------------------------
+
+
+class _HeldChat(Chat):
+    """A session of a manager of this process."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.session_id = session.session_id
+        self.key = session.key
+
+    async def state(self) -> State:
+        session = self.session
+        return State(session.journal.incarnation, session.last_sequence, session.leaf_id, session.metadata)
+
+    async def append(self, new: Sequence[New], *, if_leaf: str | None = None, one_turn: bool = False) -> list[Appended]:
+        unit = self.session.unit()
+        for place, one in enumerate(new):
+            if isinstance(one, Message):
+                unit.add_message(one, continues=_continues(one, place, one_turn=one_turn))
+            elif isinstance(one, Data):
+                unit.add_custom(one.custom_type, one.data)
+            else:
+                unit.add_metadata(**one.metadata)
+        return [Appended(entry.id, entry.sequence) for entry in await unit.save(if_leaf=if_leaf)]
+
+    async def go_to(self, entry_id: str | None, *, then: Sequence[Message] = (), if_leaf: str | None = None) -> None:
+        await self.session.tree.branch(entry_id, then=then, if_leaf=if_leaf)
+
+    async def clear(self) -> None:
+        self.session.clear()
+        await self.session.saved()
+
+    async def fork(self, session_id: str) -> None:
+        await self.session.fork(session_id)
+
+    async def messages(self) -> list[Message]:
+        return await read_messages(self.session)
+
+    def newest(self) -> list[Message]:
+        return [entry.message for entry in newest_entries(self.session)]
+
+    async def branch(self) -> Branch:
+        return await self.session.tree.read_branch()
+
+    def walk(self) -> AsyncIterator[Entry]:
+        return self.session.tree.walk()
+
+    async def read_after(self, sequence: int) -> list[StoredEntry]:
+        return await self.session.tree.read_after(sequence, PAGE)
+
+    async def read_at(self, sequences: Collection[int]) -> dict[int, StoredEntry]:
+        return await self.session.tree.read_at(sequences)
+
+
+class _HeldChats(Chats):
+    """The sessions of a manager of this process."""
+
+    def __init__(self, manager: SessionManager) -> None:
+        self._manager = manager
+        self.clock = manager.clock
+        self.max_message_bytes = manager.settings.max_message_bytes
+
+    async def get_or_create(self, key: SessionKey) -> Chat:
+        return _HeldChat(await self._manager.get_or_create(*key))
+
+    async def find(self, session_id: str) -> Chat:
+        return _HeldChat(await self._manager.find(session_id))
+
+    async def ids(self, channel: str | None = None) -> list[str]:
+        return [summary.session_id for summary in await self._manager.list(channel=channel)]
+
+    async def delete(self, session_id: str) -> bool:
+        return await self._manager.delete(session_id)
+
+
+# --- held by a daemon ------------------------------------------------------------------------------------------------
+
+
+class _RemoteChat(Chat):
+    """A session of a client. What was known of it when it was found is not asked for again by the first `state`."""
+
+    def __init__(self, session: ClientSession, info: SessionReply | None = None) -> None:
+        self.session = session
+        self.session_id = session.session_id
+        self.key = session.key
+        self._info = info
+
+    async def state(self) -> State:
+        info, self._info = self._info or await self.session.info(), None
+        return State(info.incarnation, info.entries, info.leaf_id, info.metadata)
+
+    async def append(self, new: Sequence[New], *, if_leaf: str | None = None, one_turn: bool = False) -> list[Appended]:
+        wire = [_wire(one, place, one_turn=one_turn) for place, one in enumerate(new)]
+        reply = await self.session.append(wire, if_leaf=if_leaf)
+        return [Appended(entry.id, entry.sequence) for entry in reply.entries]
+
+    async def go_to(self, entry_id: str | None, *, then: Sequence[Message] = (), if_leaf: str | None = None) -> None:
+        await self.session.tree.branch(entry_id, then=then, if_leaf=if_leaf)
+
+    async def clear(self) -> None:
+        await self.session.clear()
+
+    async def fork(self, session_id: str) -> None:
+        await self.session.fork(session_id)
+
+    async def messages(self) -> list[Message]:
+        return (await self.branch()).messages()
+
+    def newest(self) -> list[Message]:
+        return []
+
+    async def branch(self) -> Branch:
+        collector = BranchCollector()
+        async with aclosing(self.session.tree.walk()) as entries:
+            async for entry in entries:
+                collector.feed(entry)
+                if collector.has_enough:
+                    break
+        return collector.branch()
+
+    def walk(self) -> AsyncIterator[Entry]:
+        return self.session.tree.walk()
+
+    async def read_after(self, sequence: int) -> list[StoredEntry]:
+        return [stored_entry(entry) for entry in await self.session.read_after(sequence, limit=PAGE)]
+
+    async def read_at(self, sequences: Collection[int]) -> dict[int, StoredEntry]:
+        found: dict[int, StoredEntry] = {}
+        wanted = sorted(sequences, reverse=True)
+        while wanted:
+            first = last = wanted.pop()
+            while wanted and wanted[-1] < first + PAGE:
+                last = wanted.pop()
+            page = await self.session.read_after(first - 1, limit=last - first + 1)
+            found.update((entry.sequence, stored_entry(entry)) for entry in page)
+        return found
+
+
+class _RemoteChats(Chats):
+    """The sessions of a client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.clock: Clock = SystemClock()
+        self.max_message_bytes = SessionSettings().max_message_bytes
+
+    async def get_or_create(self, key: SessionKey) -> Chat:
+        return _RemoteChat(await self._client.get_or_create(*key))
+
+    async def find(self, session_id: str) -> Chat:
+        session = self._client.session(session_id)
+        return _RemoteChat(session, await session.info())
+
+    async def ids(self, channel: str | None = None) -> list[str]:
+        return [summary.session_id for summary in await self._client.list(channel=channel)]
+
+    async def delete(self, session_id: str) -> bool:
+        return await self._client.delete(session_id)
+
+
+def _continues(message: Message, place: int, *, one_turn: bool) -> bool:
+    """Whether a message belongs to the turn of the one before it."""
+    return place > 0 if one_turn else not message.is_user
+
+
+def _wire(new: New, place: int, *, one_turn: bool) -> NewMessage | NewCustom | NewMetadata:
+    if isinstance(new, Message):
+        return NewMessage(message=message_to_dict(new), continues=_continues(new, place, one_turn=one_turn))
+    if isinstance(new, Data):
+        return NewCustom(custom_type=new.custom_type, data=dict(new.data))
+    return NewMetadata(metadata=dict(new.metadata))
