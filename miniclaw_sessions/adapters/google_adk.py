@@ -63,7 +63,7 @@ from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.adapters.home_loop import HomeLoop
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
 from miniclaw_sessions.errors import InvalidMessage, SessionNotFound, StoreCorrupt
-from miniclaw_sessions.formats.foreign import kept_fields
+from miniclaw_sessions.formats.codec import kept_fields
 from miniclaw_sessions.formats.google import from_google, from_google_reply, to_google
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.encoding import parse_json

@@ -54,7 +54,7 @@ from miniclaw_sessions.adapters.histories import traced
 from miniclaw_sessions.adapters.home_loop import HomeLoop
 from miniclaw_sessions.client import ClientSession
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import kept_fields
+from miniclaw_sessions.formats.codec import kept_fields
 from miniclaw_sessions.formats.tool_calls import arguments_object, arguments_text
 from miniclaw_sessions.protocol.encoding import parse_json
 from miniclaw_sessions.protocol.messages import (

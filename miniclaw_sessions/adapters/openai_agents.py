@@ -39,7 +39,7 @@ from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.adapters.home_loop import HomeLoop
 from miniclaw_sessions.client import ClientSession
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved
-from miniclaw_sessions.formats.foreign import kept_fields
+from miniclaw_sessions.formats.codec import kept_fields
 from miniclaw_sessions.formats.openai_items import ItemsRequest, from_items, to_items
 from miniclaw_sessions.history.branch import Branch, summary_messages, told
 from miniclaw_sessions.protocol.encoding import decode_message, encode_message

@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.usage import RequestUsage
 
 from miniclaw_sessions.adapters.histories import is_own, presented
-from miniclaw_sessions.formats.foreign import kept_fields
+from miniclaw_sessions.formats.codec import kept_fields
 from miniclaw_sessions.formats.tool_calls import arguments_object, arguments_text, in_order, taken_apart
 from miniclaw_sessions.protocol.encoding import instant, parse_json
 from miniclaw_sessions.protocol.messages import (

@@ -67,7 +67,7 @@ from miniclaw_sessions.adapters.strands_messages import KEPT, from_strands, to_s
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionNotFound, StoreCorrupt
-from miniclaw_sessions.formats.foreign import kept_fields
+from miniclaw_sessions.formats.codec import kept_fields
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import METADATA, Custom, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey

@@ -11,7 +11,7 @@ from typing import Any
 
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import kept_fields
+from miniclaw_sessions.formats.codec import kept_fields
 from miniclaw_sessions.formats.tool_calls import arguments_object, arguments_text, in_order, taken_apart
 from miniclaw_sessions.protocol.messages import (
     ImagePart,

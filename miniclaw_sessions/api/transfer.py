@@ -23,7 +23,7 @@ from miniclaw_sessions.protocol.keys import MAX_SESSION_ID_LENGTH, SessionKey
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
-    from miniclaw_sessions.formats.foreign import Format
+    from miniclaw_sessions.formats.codec import Format
 
 DEFAULT_FORMAT = "jsonl"
 UNNAMED = "upload"

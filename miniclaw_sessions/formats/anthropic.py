@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_apart, kept_fields
+from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts, kept_apart, kept_fields
 from miniclaw_sessions.formats.message_list import (
     MessageList,
     MessageListReader,
@@ -452,7 +452,7 @@ def _find(document: Any) -> MessageList | None:
     return list_in(document, ["messages"], {"system": _system_message})
 
 
-def _recognise(sample: Sample) -> bool:
+def _recognize(sample: Sample) -> bool:
     """Whether the file has what only this service's messages have: its blocks, or a system text beside the messages."""
     found = _find(sample.document)
     if found is None or not found.messages:
@@ -485,7 +485,7 @@ ANTHROPIC = Format(
     about="Anthropic Messages API: a list of messages or a request with one; times, and the places of system messages "
     "behind the first, are lost",
     suffix=".json",
-    recognise=_recognise,
+    recognize=_recognize,
     reader=_reader,
     by_line=False,
     message_writer=_writer,

@@ -34,7 +34,7 @@ from miniclaw_sessions.formats.claude_messages import (
     read_result,
     read_usage,
 )
-from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, text_of
+from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts, text_of
 from miniclaw_sessions.formats.json_lines import JsonLines
 from miniclaw_sessions.protocol.encoding import instant
 from miniclaw_sessions.protocol.entries import Compaction, Custom, Entry, MessageEntry
@@ -54,7 +54,7 @@ _SIGNS = {"summary": "leafUuid", "file-history-snapshot": "snapshot", "queue-ope
 _REASONS = {"auto": "threshold"}
 
 
-def _recognise(sample: Sample) -> bool:
+def _recognize(sample: Sample) -> bool:
     return any(isinstance(line, dict) and _is_ours(line) for line in sample.lines)
 
 
@@ -432,6 +432,6 @@ CLAUDE_CODE = Format(
     name=NAME,
     about="Claude Code's transcript, with its branches, compactions and subagents; read only",
     suffix=".jsonl",
-    recognise=_recognise,
+    recognize=_recognize,
     reader=_Reader,
 )

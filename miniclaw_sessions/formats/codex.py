@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts, kept_apart, text_of
 from miniclaw_sessions.formats.codex_items import (
     ITEMS,
     KEPT,
@@ -27,7 +28,6 @@ from miniclaw_sessions.formats.codex_items import (
     reasoning_texts,
     texts_of,
 )
-from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_apart, text_of
 from miniclaw_sessions.formats.json_lines import JsonLines
 from miniclaw_sessions.protocol.encoding import instant
 from miniclaw_sessions.protocol.entries import (
@@ -59,7 +59,7 @@ _NOT_A_TURN = (  # user messages that Codex writes itself; a rollback does not c
 )
 
 
-def _recognise(sample: Sample) -> bool:
+def _recognize(sample: Sample) -> bool:
     lines = [line for line in sample.lines if isinstance(line, dict)]
     if any(line.get("type") in _LINES and isinstance(line.get("payload"), dict) for line in lines):
         return True
@@ -310,6 +310,6 @@ CODEX = Format(
     name=NAME,
     about="Codex's rollout, of either generation, with its rollbacks and compactions; read only",
     suffix=".jsonl",
-    recognise=_recognise,
+    recognize=_recognize,
     reader=_Reader,
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from miniclaw_sessions.formats.foreign import kept_apart
+from miniclaw_sessions.formats.codec import kept_apart
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
     Message,

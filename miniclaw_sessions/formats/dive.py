@@ -21,8 +21,7 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.formats.dive_message import KEPT, read_message, read_usage, written_messages, written_usage
-from miniclaw_sessions.formats.foreign import (
+from miniclaw_sessions.formats.codec import (
     Chain,
     Finding,
     Format,
@@ -32,6 +31,7 @@ from miniclaw_sessions.formats.foreign import (
     kept_fields,
     moment_of,
 )
+from miniclaw_sessions.formats.dive_message import KEPT, read_message, read_usage, written_messages, written_usage
 from miniclaw_sessions.formats.json_lines import JsonLines
 from miniclaw_sessions.protocol.entries import BranchSummary, Compaction, Custom, Entry, EntryBase, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Role
@@ -41,7 +41,7 @@ _LINE = "line"  # in the data of a custom entry: the line that it keeps
 _BEGINNING = re.compile(rb'\{"line_type": ?"')
 
 
-def _recognise(sample: Sample) -> bool:
+def _recognize(sample: Sample) -> bool:
     """Whether the first line has Dive's envelope.
 
     Raises:
@@ -292,7 +292,7 @@ DIVE = Format(
         "authors and models of messages, and other services' parts"
     ),
     suffix=".jsonl",
-    recognise=_recognise,
+    recognize=_recognize,
     reader=_Reader,
     writer=_Writer,
     branch_only=True,

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import kept_apart, kept_fields
+from miniclaw_sessions.formats.codec import kept_apart, kept_fields
 from miniclaw_sessions.formats.tool_calls import NOT_AN_OBJECT, arguments_text, in_order, taken_apart
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.protocol.encoding import parse_json

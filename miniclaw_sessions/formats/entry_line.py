@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
+from miniclaw_sessions.formats.codec import Chain, Finding, Format, Outcome, Sample, SessionFacts
 from miniclaw_sessions.formats.entry_message import KEPT, joined, piece_ids, read_messages, written_message
-from miniclaw_sessions.formats.foreign import Chain, Finding, Format, Outcome, Sample, SessionFacts
 from miniclaw_sessions.formats.json_lines import JsonLines
 from miniclaw_sessions.protocol.encoding import STORED_DEPTH, decode_entry, encode_entry, instant
 from miniclaw_sessions.protocol.entries import Entry, LeafMove, MessageEntry, OtherEntry, moves_leaf
@@ -48,7 +48,7 @@ _KINDS = list(_ALWAYS)  # a list, because a type that is no text cannot be looke
 _BEGINNING = re.compile(rb'\{"type": ?"[a-z_]+", ?"id": ?"[^"\\]*", ?"parent_id": ?')
 
 
-def _recognise(sample: Sample) -> bool:
+def _recognize(sample: Sample) -> bool:
     lines = [line for line in sample.lines if isinstance(line, dict)]
     if any("parentId" in line for line in lines):
         return False  # pi's
@@ -385,7 +385,7 @@ ENTRY_LINE = Format(
     name=KEPT,
     about="JSON Lines as in document 003, and our own way of taking a session elsewhere; nothing is lost",
     suffix=".jsonl",
-    recognise=_recognise,
+    recognize=_recognize,
     reader=_Reader,
     writer=_Writer,
 )

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_but, kept_fields
+from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts, kept_but, kept_fields
 from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, RequestWriter, all_of, list_in
 from miniclaw_sessions.formats.tool_calls import (
     CallIds,
@@ -515,7 +515,7 @@ def _find(document: Any) -> MessageList | None:
     return list_in(document, ["contents"], before)
 
 
-def _recognise(sample: Sample) -> bool:
+def _recognize(sample: Sample) -> bool:
     found = _find(sample.document)
     return (
         found is not None
@@ -538,7 +538,7 @@ GOOGLE = Format(
     about="Google Gemini API: a list of contents or a request with one; times, and the places of system messages "
     "behind the first, are lost",
     suffix=".json",
-    recognise=_recognise,
+    recognize=_recognize,
     reader=_reader,
     by_line=False,
     message_writer=_writer,

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import MAX_ELEMENTS, Finding, Outcome
+from miniclaw_sessions.formats.codec import MAX_ELEMENTS, Finding, Outcome
 from miniclaw_sessions.protocol.encoding import MAX_DEPTH, check_json, parse_json
 
 LINE_DEPTH = MAX_DEPTH - 8

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from miniclaw_sessions.formats.codec import Format, SessionFacts
 from miniclaw_sessions.formats.first_words import first_words, speaker
-from miniclaw_sessions.formats.foreign import Format, SessionFacts
 from miniclaw_sessions.protocol.encoding import in_utc
 from miniclaw_sessions.protocol.entries import (
     METADATA,

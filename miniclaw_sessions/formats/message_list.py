@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.formats.foreign import Chain, Finding, Outcome, SessionFacts
+from miniclaw_sessions.formats.codec import Chain, Finding, Outcome, SessionFacts
 from miniclaw_sessions.protocol.encoding import MAX_DEPTH, check_json, encode_message
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message

@@ -20,7 +20,7 @@ import orjson
 from msgspec.structs import replace
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import (
+from miniclaw_sessions.formats.codec import (
     Chain,
     Format,
     Sample,
@@ -45,7 +45,7 @@ _PART_TYPES = frozenset({"text", "image", "thinking"})
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
-def _recognise(sample: Sample) -> bool:
+def _recognize(sample: Sample) -> bool:
     return any(
         isinstance(line, dict) and line.get("_type") == _METADATA and ("created_at" in line or "key" in line)
         for line in sample.lines
@@ -267,7 +267,7 @@ NANOBOT = Format(
     name=NAME,
     about="nanobot's session file, of any generation; its times, which name no zone, are taken to be UTC",
     suffix=".jsonl",
-    recognise=_recognise,
+    recognize=_recognize,
     reader=_Reader,
     message_writer=_Writer,
 )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts
+from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts
 from miniclaw_sessions.formats.message_list import (
     MessageList,
     MessageListReader,
@@ -247,7 +247,7 @@ def _find(document: Any) -> MessageList | None:
     return list_in(document, ["messages"], {})
 
 
-def _recognise(sample: Sample) -> bool:
+def _recognize(sample: Sample) -> bool:
     """Whether all messages have this service's roles, and none has what only another service's messages have."""
     found = _find(sample.document)
     if found is None or not found.messages or found.header.keys() & _FIELDS_OF_ANTHROPIC:
@@ -280,7 +280,7 @@ OPENAI_CHAT = Format(
     about="OpenAI chat completions, which most model servers speak: a list of messages or a request with one; times, "
     "thinking, and that a result is an error, are lost",
     suffix=".json",
-    recognise=_recognise,
+    recognize=_recognize,
     reader=_reader,
     by_line=False,
     message_writer=_writer,

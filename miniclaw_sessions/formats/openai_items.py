@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts, kept_but, kept_fields
+from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts, kept_but, kept_fields
 from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, RequestWriter, all_of, list_in
 from miniclaw_sessions.formats.tool_calls import CallIds, fitting_name, in_order, taken_apart
 from miniclaw_sessions.protocol.messages import (
@@ -449,7 +449,7 @@ def _instructions(text: Any) -> Any:
     return {"role": "system", "content": text}
 
 
-def _recognise(sample: Sample) -> bool:
+def _recognize(sample: Sample) -> bool:
     """Whether the file has what only items have: a type on each that is no message, or their names of content parts."""
     found = _find(sample.document)
     if found is None or not found.messages or not all(isinstance(item, dict) for item in found.messages):
@@ -483,7 +483,7 @@ OPENAI_ITEMS = Format(
     about="OpenAI Responses and Conversations items: a list of them, a request or a response; times, and that a result "
     "is an error, are lost",
     suffix=".json",
-    recognise=_recognise,
+    recognize=_recognize,
     reader=_reader,
     by_line=False,
     message_writer=_writer,

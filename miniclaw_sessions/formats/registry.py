@@ -5,10 +5,10 @@ from __future__ import annotations
 from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.formats.anthropic import ANTHROPIC
 from miniclaw_sessions.formats.claude_code import CLAUDE_CODE
+from miniclaw_sessions.formats.codec import Format, Sample
 from miniclaw_sessions.formats.codex import CODEX
 from miniclaw_sessions.formats.dive import DIVE
 from miniclaw_sessions.formats.entry_line import ENTRY_LINE
-from miniclaw_sessions.formats.foreign import Format, Sample
 from miniclaw_sessions.formats.google import GOOGLE
 from miniclaw_sessions.formats.html import HTML
 from miniclaw_sessions.formats.markdown import MARKDOWN
@@ -38,14 +38,14 @@ READABLE = tuple(form for form in FORMATS if form.reader is not None)
 WRITABLE = tuple(form for form in FORMATS if form.is_written)
 
 
-def recognise(sample: Sample) -> Format:
+def recognize(sample: Sample) -> Format:
     """The format of a file that begins like this.
 
     Raises:
         ImportRefused: it is none of them, or something that is known not to be a session.
     """
     for form in READABLE:
-        if form.recognise(sample):
+        if form.recognize(sample):
             return form
     names = ", ".join(form.name for form in READABLE)
     raise ImportRefused(f"this is not a session in any known format ({names}); --format says which one is meant")

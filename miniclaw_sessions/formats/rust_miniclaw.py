@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.formats.foreign import Chain, Finding, Format, Outcome, Sample, SessionFacts, moment_of
+from miniclaw_sessions.formats.codec import Chain, Finding, Format, Outcome, Sample, SessionFacts, moment_of
 from miniclaw_sessions.formats.message_list import RequestWriter
 from miniclaw_sessions.formats.snapshot import OWN_FIELDS, SCHEMA_VERSION
 from miniclaw_sessions.protocol.encoding import check_json, in_utc, message_from_dict
@@ -29,7 +29,7 @@ _NOT_KEPT = OWN_FIELDS - {"last_accessed"}  # what facts and entries say, and wh
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
-def _recognise(sample: Sample) -> bool:
+def _recognize(sample: Sample) -> bool:
     document = sample.document
     return isinstance(document, dict) and document.keys() >= _REQUIRED and isinstance(document["messages"], list)
 
@@ -194,7 +194,7 @@ RUST_MINICLAW = Format(
     name=NAME,
     about="the Rust miniclaw's session file; it keeps one branch as text: no images, thinking, usage, names or errors",
     suffix=".json",
-    recognise=_recognise,
+    recognize=_recognize,
     reader=_Reader,
     by_line=False,
     message_writer=_writer,

@@ -56,7 +56,7 @@ from miniclaw_sessions.stores.base import Store
 if TYPE_CHECKING:
     from aiofiles.threadpool.binary import AsyncBufferedReader
 
-    from miniclaw_sessions.formats.foreign import Format
+    from miniclaw_sessions.formats.codec import Format
     from miniclaw_sessions.transfer.importing import ImportReport
 
 DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")

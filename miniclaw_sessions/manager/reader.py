@@ -21,7 +21,7 @@ from miniclaw_sessions.session import Session
 from miniclaw_sessions.statistics import SessionSummary
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.formats.foreign import Format
+    from miniclaw_sessions.formats.codec import Format
 
 FEW = 10_000
 """Up to this many sessions on disk are put in order on the event loop; more would hold it up."""

@@ -15,7 +15,7 @@ import msgspec
 from anyio import from_thread, to_thread
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.formats.foreign import ForesightedWriter, Format, MessageWriter, PageWriter, SessionFacts, Writer
+from miniclaw_sessions.formats.codec import ForesightedWriter, Format, MessageWriter, PageWriter, SessionFacts, Writer
 from miniclaw_sessions.history.branch import told
 from miniclaw_sessions.history.context import ContextInParts, is_told_as_user
 from miniclaw_sessions.protocol.encoding import decode_entry

@@ -19,7 +19,7 @@ from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import EntryNotFound, ImportRefused, InvalidKey, InvalidMessage
-from miniclaw_sessions.formats.foreign import (
+from miniclaw_sessions.formats.codec import (
     MAX_DOCUMENT_BYTES,
     MAX_ELEMENTS,
     Chain,
@@ -30,7 +30,7 @@ from miniclaw_sessions.formats.foreign import (
     Sample,
     SessionFacts,
 )
-from miniclaw_sessions.formats.registry import recognise
+from miniclaw_sessions.formats.registry import recognize
 from miniclaw_sessions.persistence.recovery import Progress, ids_for
 from miniclaw_sessions.protocol.encoding import encode_entry, has_more_elements, parse_in_pieces, parse_json
 from miniclaw_sessions.protocol.entries import OWN_METADATA, SOURCE, Custom, Entry, MessageEntry
@@ -40,7 +40,7 @@ from miniclaw_sessions.session.copying import adopt_all
 from miniclaw_sessions.session.journal import Journal
 
 HEAD_BYTES = 262_144
-"""How much of a file is looked at to recognise it."""
+"""How much of a file is looked at to recognize it."""
 
 SAMPLE_LINES = 50
 MAX_LINE_BYTES = 67_108_864
@@ -64,7 +64,7 @@ class ImportReport(msgspec.Struct, kw_only=True):
 
     Attributes:
         session_id: the session that it became, or would become.
-        format: what it was recognised as.
+        format: what it was recognized as.
         entries, messages: how many were taken in.
         repaired, set_aside: how many pieces were not as they should be; `findings` tells of the first of them.
         bytes_read: the size of the file.
@@ -121,7 +121,7 @@ class Import:
         Args:
             chunks: the file's bytes, in pieces of any size.
             name: the file's name without its suffix; the session's, where the file says none.
-            form: the format, where it is known; None: it is recognised.
+            form: the format, where it is known; None: it is recognized.
             clock: time, for what has none.
             on_progress: told how many bytes are done, and how many there are.
             size: how many bytes there are, where that is known.
@@ -163,7 +163,7 @@ class Import:
         """
         head = await self._bytes.head(HEAD_BYTES)
         sample = await self._sample(head)
-        form: Format = await to_thread.run_sync(recognise, sample) if self._form is None else self._form
+        form: Format = await to_thread.run_sync(recognize, sample) if self._form is None else self._form
         self._form = form
         if form.reader is None:
             raise ImportRefused(f"{self._name} cannot be read as {form.name}: that format is only written")
@@ -208,7 +208,7 @@ class Import:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     async def _sample(self, head: bytes) -> Sample:
-        """What the file's format is recognised by: its first lines, and all of it where it is one document."""
+        """What the file's format is recognized by: its first lines, and all of it where it is one document."""
         while b"\n" not in head and not self._bytes.at_end and len(head) < MAX_LINE_BYTES:
             head = await self._bytes.head(2 * len(head))  # the first line is long: it may hold an image
         lines = await to_thread.run_sync(partial(_parsed_lines, head, is_whole=self._bytes.at_end))

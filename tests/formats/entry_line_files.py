@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
+from miniclaw_sessions.formats.codec import Chain, Finding, Outcome, SessionFacts
 from miniclaw_sessions.formats.entry_line import ENTRY_LINE
-from miniclaw_sessions.formats.foreign import Chain, Finding, Outcome, SessionFacts
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 

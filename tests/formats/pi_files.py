@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from miniclaw_sessions.formats.foreign import SessionFacts
+from miniclaw_sessions.formats.codec import SessionFacts
 from miniclaw_sessions.formats.pi import PI
 from miniclaw_sessions.protocol.entries import (
     Entry,
 )
-from tests.formats.foreign_files import Read
+from tests.formats.codec_files import Read
 
 DATA = Path(__file__).parents[1] / "data"
 LARGE = (DATA / "pi-v1-large-session.jsonl").read_bytes().splitlines()

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.formats.anthropic import ANTHROPIC, NOTHING_TO_SHOW, from_anthropic, to_anthropic
-from miniclaw_sessions.formats.foreign import Chain, Outcome, Sample, SessionFacts
+from miniclaw_sessions.formats.codec import Chain, Outcome, Sample, SessionFacts
 from miniclaw_sessions.formats.google import to_google
 from miniclaw_sessions.formats.openai_chat import to_openai
 from miniclaw_sessions.formats.openai_items import to_items
@@ -34,7 +34,7 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
-from tests.formats.foreign_files import dumped
+from tests.formats.codec_files import dumped
 from tests.formats.legal_contexts import (
     SYSTEM_IN_THE_MIDDLE,
     everything_consumed,
@@ -360,7 +360,7 @@ def test_a_request_is_imported_and_exported_with_its_other_fields() -> None:
             {"role": "assistant", "content": [{"type": "text", "text": "x"}]},
         ],
     }
-    assert ANTHROPIC.recognise(Sample(document=document))
+    assert ANTHROPIC.recognize(Sample(document=document))
     reader, entries = read_file(document)
     assert [entry.parent_id for entry in entries] == [None, "e1", "e2"]
     assert orjson.loads(dumped(ANTHROPIC, [entry.message for entry in entries], reader.facts)) == document

@@ -22,7 +22,7 @@ from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.session import Session
 from tests.formats import test_claude_code as claude
 from tests.formats import test_codex as codex
-from tests.formats.foreign_files import NOW
+from tests.formats.codec_files import NOW
 
 pytestmark = pytest.mark.anyio
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 
 from miniclaw_sessions.formats.claude_code import CLAUDE_CODE
-from miniclaw_sessions.formats.foreign import Outcome
+from miniclaw_sessions.formats.codec import Outcome
 from miniclaw_sessions.history.context import NO_RESULT
 from miniclaw_sessions.protocol.entries import Compaction, Custom, MessageEntry
 from miniclaw_sessions.protocol.messages import ImagePart, OtherPart, Role, TextPart, ThinkingPart, Usage
-from tests.formats.foreign_files import Read, check, damaged, prefixes, read, sample
+from tests.formats.codec_files import Read, check, damaged, prefixes, read, sample
 
 COMMON = {"isSidechain": False, "userType": "external", "cwd": "/home/ada/ship", "sessionId": "s-1", "version": "2.1.0"}
 
@@ -428,11 +428,11 @@ def test_fields_of_a_wrong_type_lose_nothing(fields: dict[str, Any]) -> None:
 # --- recognition -----------------------------------------------------------------------------------------------------
 
 
-def test_a_transcript_is_recognised_by_any_of_its_lines() -> None:
+def test_a_transcript_is_recognized_by_any_of_its_lines() -> None:
     for fields in PARALLEL:
-        assert CLAUDE_CODE.recognise(sample([fields])) == (fields["type"] != "last-prompt")
-    assert CLAUDE_CODE.recognise(sample(["?", 5, None, *COMPACTED]))
-    assert CLAUDE_CODE.recognise(sample([{"type": "summary", "summary": "x", "leafUuid": "y"}]))
+        assert CLAUDE_CODE.recognize(sample([fields])) == (fields["type"] != "last-prompt")
+    assert CLAUDE_CODE.recognize(sample(["?", 5, None, *COMPACTED]))
+    assert CLAUDE_CODE.recognize(sample([{"type": "summary", "summary": "x", "leafUuid": "y"}]))
 
 
 @pytest.mark.parametrize(
@@ -449,7 +449,7 @@ def test_a_transcript_is_recognised_by_any_of_its_lines() -> None:
     ],
 )
 def test_files_of_others_are_not_claimed(other: dict[str, Any]) -> None:
-    assert not CLAUDE_CODE.recognise(sample([other]))
+    assert not CLAUDE_CODE.recognize(sample([other]))
 
 
 def test_it_is_read_only_and_entries_are_message_entries() -> None:

@@ -9,12 +9,12 @@ import orjson
 import pytest
 from hypothesis import given
 
+from miniclaw_sessions.formats.codec import Outcome
 from miniclaw_sessions.formats.codex import CODEX
-from miniclaw_sessions.formats.foreign import Outcome
 from miniclaw_sessions.history.context import NO_RESULT
 from miniclaw_sessions.protocol.entries import Compaction, Custom, ModelChange, ThinkingLevelChange
 from miniclaw_sessions.protocol.messages import ImagePart, Message, OtherPart, Role, TextPart, ThinkingPart
-from tests.formats.foreign_files import Read, check, damaged, prefixes, read, sample
+from tests.formats.codec_files import Read, check, damaged, prefixes, read, sample
 
 _seconds = count()
 
@@ -435,11 +435,11 @@ def test_fields_of_a_wrong_type_lose_no_neighbour(fields: dict[str, Any]) -> Non
 # --- recognition -----------------------------------------------------------------------------------------------------
 
 
-def test_a_rollout_is_recognised_by_its_lines_and_an_old_one_by_its_header() -> None:
-    assert CODEX.recognise(sample(TURNS))
-    assert CODEX.recognise(sample(["?", None, *TURNS[4:6]]))
-    assert CODEX.recognise(sample(OLD))
-    assert CODEX.recognise(sample([orjson.loads(orjson.dumps(OLD[0]))]))
+def test_a_rollout_is_recognized_by_its_lines_and_an_old_one_by_its_header() -> None:
+    assert CODEX.recognize(sample(TURNS))
+    assert CODEX.recognize(sample(["?", None, *TURNS[4:6]]))
+    assert CODEX.recognize(sample(OLD))
+    assert CODEX.recognize(sample([orjson.loads(orjson.dumps(OLD[0]))]))
 
 
 @pytest.mark.parametrize(
@@ -454,4 +454,4 @@ def test_a_rollout_is_recognised_by_its_lines_and_an_old_one_by_its_header() -> 
     ],
 )
 def test_files_of_others_are_not_claimed(other: dict[str, Any]) -> None:
-    assert not CODEX.recognise(sample([other]))
+    assert not CODEX.recognize(sample([other]))

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import ImportRefused
+from miniclaw_sessions.formats.codec import Chain, Finding, ForesightedWriter, Outcome, Sample, SessionFacts
 from miniclaw_sessions.formats.dive import DIVE
-from miniclaw_sessions.formats.foreign import Chain, Finding, ForesightedWriter, Outcome, Sample, SessionFacts
 from miniclaw_sessions.formats.pi import PI
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
@@ -42,8 +42,8 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
-from tests.formats import foreign_files
-from tests.formats.foreign_files import check, damaged
+from tests.formats import codec_files
+from tests.formats.codec_files import check, damaged
 
 REAL = Path(__file__).parents[1] / "data" / "pi-v1-large-session.jsonl"
 NOW = datetime(2026, 2, 14, 10, 30, tzinfo=UTC)
@@ -383,12 +383,12 @@ def test_any_file_of_dive_comes_back_as_it_was(lines: list[dict[str, Any]]) -> N
     assert there_and_back(HEADER, *lines) == [HEADER, *lines]
 
 
-# --- recognising -----------------------------------------------------------------------------------------------------
+# --- recognizing -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lines", [[HEADER], [HEADER, HELLO], [HELLO], [5, HEADER]])
-def test_dive_s_files_are_recognised(lines: list[Any]) -> None:
-    assert DIVE.recognise(Sample(lines=lines))
+def test_dive_s_files_are_recognized(lines: list[Any]) -> None:
+    assert DIVE.recognize(Sample(lines=lines))
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_dive_s_files_are_recognised(lines: list[Any]) -> None:
     ],
 )
 def test_the_files_of_others_are_not(lines: list[Any]) -> None:
-    assert not DIVE.recognise(Sample(lines=lines))
+    assert not DIVE.recognize(Sample(lines=lines))
 
 
 UNKNOWN = {"line_type": "manifest", "data": {"id": "x"}}
@@ -415,7 +415,7 @@ UNKNOWN = {"line_type": "manifest", "data": {"id": "x"}}
 def test_file_store_unrecognized_header_not_overwritten() -> None:
     """Nothing is written, because nothing is read; who holds the file leaves it as it is."""
     with pytest.raises(ImportRefused, match="neither header nor event"):
-        DIVE.recognise(Sample(lines=[UNKNOWN, HELLO]))
+        DIVE.recognize(Sample(lines=[UNKNOWN, HELLO]))
     with pytest.raises(ImportRefused, match="neither header nor event"):
         read(UNKNOWN, HELLO)
 
@@ -525,7 +525,7 @@ SESSION = [
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_a_damaged_file_gives_what_is_left_of_it(lines: list[bytes]) -> None:
     with suppress(ImportRefused):  # of the first line, not enough may be left
-        check(foreign_files.read(DIVE, lines))
+        check(codec_files.read(DIVE, lines))
 
 
 @given(st.lists(noise | wrong_events, max_size=6))
@@ -676,7 +676,7 @@ def test_the_header_of_a_session_of_ours() -> None:
 
 
 def test_a_real_session_of_another_program_means_the_same_to_dive() -> None:
-    session = foreign_files.read(PI, REAL.read_bytes().splitlines())
+    session = codec_files.read(PI, REAL.read_bytes().splitlines())
     again = read(*written(session.entries))
     assert again.findings == []
     assert [(message.role, message.text) for message in again.messages if message.text] == [

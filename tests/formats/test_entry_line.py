@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import ImportRefused
+from miniclaw_sessions.formats.codec import Outcome, Sample, SessionFacts
 from miniclaw_sessions.formats.entry_line import ENTRY_LINE
-from miniclaw_sessions.formats.foreign import Outcome, Sample, SessionFacts
 from miniclaw_sessions.formats.pi import PI
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.history.transcript import Transcript
@@ -43,7 +43,7 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
-from tests.formats import foreign_files
+from tests.formats import codec_files
 from tests.formats.entry_line_files import (
     BASE,
     FLAT,
@@ -502,7 +502,7 @@ def test_the_lines_of_our_stores_are_read_too(entries: list[Entry]) -> None:
 
 
 def test_a_real_session_of_another_program_comes_back_equal() -> None:
-    session = foreign_files.read(PI, REAL.read_bytes().splitlines())
+    session = codec_files.read(PI, REAL.read_bytes().splitlines())
     assert len(session.entries) == 1_018
     again = read(*written(session.entries))
     assert again.findings == []
@@ -570,11 +570,11 @@ def test_the_deepest_that_we_store_comes_back() -> None:
     assert read(*lines).entries == entries
 
 
-# --- recognising -----------------------------------------------------------------------------------------------------
+# --- recognizing -----------------------------------------------------------------------------------------------------
 
 
-def recognised(*lines: Any) -> bool:
-    return ENTRY_LINE.recognise(Sample(lines=lines))
+def recognized(*lines: Any) -> bool:
+    return ENTRY_LINE.recognize(Sample(lines=lines))
 
 
 ENTRY = said("e1", None)
@@ -596,8 +596,8 @@ ENTRY = said("e1", None)
         objects(WALKTHROUGH),
     ],
 )
-def test_our_files_are_recognised(lines: Sequence[Any]) -> None:
-    assert recognised(*lines)
+def test_our_files_are_recognized(lines: Sequence[Any]) -> None:
+    assert recognized(*lines)
 
 
 PI_HEADER = {"type": "session", "version": 3, "id": "x", "timestamp": "2026-01-01T00:00:00.000Z", "cwd": "/x"}
@@ -619,14 +619,14 @@ PI_HEADER = {"type": "session", "version": 3, "id": "x", "timestamp": "2026-01-0
         [{"type": ["message"], "id": "m", "parent_id": None}],
     ],
 )
-def test_the_files_of_others_are_not_recognised(lines: Sequence[Any]) -> None:
-    assert not recognised(*lines)
+def test_the_files_of_others_are_not_recognized(lines: Sequence[Any]) -> None:
+    assert not recognized(*lines)
 
 
 @pytest.mark.parametrize("name", ["pi-v1-large-session", "pi-v3-json-mode-stdout", "pi-v3-resumed-session"])
-def test_pi_s_files_are_not_recognised(name: str) -> None:
+def test_pi_s_files_are_not_recognized(name: str) -> None:
     lines = (REAL.parent / f"{name}.jsonl").read_bytes().splitlines()[:50]
-    assert not recognised(*objects(lines))
+    assert not recognized(*objects(lines))
 
 
 @pytest.mark.parametrize("lines", [[], [b""], [b"", b"  "], [b"not json"], [b"[]"], [b"\0" * 4096], [{"type": "x"}]])

@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import ImportRefused
+from miniclaw_sessions.formats.codec import Outcome, SessionFacts
 from miniclaw_sessions.formats.entry_line import ENTRY_LINE
-from miniclaw_sessions.formats.foreign import Outcome, SessionFacts
 from miniclaw_sessions.history.transcript import Transcript
 from miniclaw_sessions.protocol.encoding import STORED_DEPTH, encode_entry
-from tests.formats import foreign_files
+from tests.formats import codec_files
+from tests.formats.codec_files import check, damaged
 from tests.formats.entry_line_files import (
     FLAT,
     HEADER,
@@ -31,7 +32,6 @@ from tests.formats.entry_line_files import (
     use,
     written,
 )
-from tests.formats.foreign_files import check, damaged
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(-1e300, 1e300) | texts
@@ -250,7 +250,7 @@ LABELLESS = [*SEVERAL[:-1], *(entry(kind, kind, "m1", **payload) for kind, paylo
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_a_damaged_file_gives_what_is_left_of_it(lines: list[bytes]) -> None:
     with suppress(ImportRefused):  # of the version, or because nothing is left
-        check(foreign_files.read(ENTRY_LINE, lines))
+        check(codec_files.read(ENTRY_LINE, lines))
 
 
 def test_depth_is_limited_before_the_line_is_parsed() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.formats.foreign import Chain, Sample
+from miniclaw_sessions.formats.codec import Chain, Sample
 from miniclaw_sessions.formats.google import (
     GOOGLE,
     NOTHING_TO_SHOW,
@@ -35,7 +35,7 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
-from tests.formats.foreign_files import dumped
+from tests.formats.codec_files import dumped
 from tests.formats.legal_contexts import SYSTEM_IN_THE_MIDDLE, legal_contexts, rejects_google
 
 CALL = ToolCall("call_1", "weather", '{"city":  "Paris"}')
@@ -338,7 +338,7 @@ def read_file(document: Any) -> Any:
 @pytest.mark.parametrize("system", ["system_instruction", "systemInstruction"])
 def test_a_request_is_imported_and_exported_with_its_other_fields(system: str) -> None:
     document = {"model": "gemini-x", system: {"parts": [{"text": "be kind"}]}, "contents": [HI]}
-    assert GOOGLE.recognise(Sample(document=document))
+    assert GOOGLE.recognize(Sample(document=document))
     reader, entries = read_file(document)
     assert [entry.message.role for entry in entries] == [Role.SYSTEM, Role.USER]
     assert orjson.loads(dumped(GOOGLE, [entry.message for entry in entries], reader.facts)) == {

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from miniclaw_sessions.formats.foreign import SessionFacts
+from miniclaw_sessions.formats.codec import SessionFacts
 from miniclaw_sessions.formats.html import HTML
 from miniclaw_sessions.formats.html.articles import anchor
 from miniclaw_sessions.formats.html.page import HtmlPage

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from miniclaw_sessions.formats.foreign import SessionFacts
+from miniclaw_sessions.formats.codec import SessionFacts
 from miniclaw_sessions.formats.markdown import MARKDOWN, MarkdownWriter, render_entry, render_head
 from miniclaw_sessions.protocol.entries import (
     METADATA,

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniclaw_sessions.formats.foreign import Outcome, SessionFacts
+from miniclaw_sessions.formats.codec import Outcome, SessionFacts
 from miniclaw_sessions.formats.nanobot import NANOBOT
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.protocol.entries import Compaction, Custom
 from miniclaw_sessions.protocol.messages import ImagePart, Message, OtherPart, Role, TextPart, ThinkingPart, ToolCall
-from tests.formats.foreign_files import Read, check, damaged, dumped, prefixes, read, sample
+from tests.formats.codec_files import Read, check, damaged, dumped, prefixes, read, sample
 
 OLDEST: list[dict[str, Any]] = [
     {"_type": "metadata", "created_at": "2026-02-01T10:00:00.5", "updated_at": "2026-02-01T10:00:09", "metadata": {}},
@@ -279,9 +279,9 @@ def test_what_is_written_is_read_as_a_legal_context(history: list[Message]) -> N
 # --- recognition -----------------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_recognised_by_its_metadata_line() -> None:
-    assert NANOBOT.recognise(sample(OLDEST))
-    assert NANOBOT.recognise(sample(["?", None, *NEWEST]))
+def test_a_file_is_recognized_by_its_metadata_line() -> None:
+    assert NANOBOT.recognize(sample(OLDEST))
+    assert NANOBOT.recognize(sample(["?", None, *NEWEST]))
     found: Read = read(NANOBOT, [])
     assert found.entries == []
 
@@ -298,4 +298,4 @@ def test_a_file_is_recognised_by_its_metadata_line() -> None:
     ],
 )
 def test_files_of_others_are_not_claimed(other: dict[str, Any]) -> None:
-    assert not NANOBOT.recognise(sample([other]))
+    assert not NANOBOT.recognize(sample([other]))

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.formats.anthropic import ANTHROPIC
-from miniclaw_sessions.formats.foreign import Chain, Sample
+from miniclaw_sessions.formats.codec import Chain, Sample
 from miniclaw_sessions.formats.google import GOOGLE
 from miniclaw_sessions.formats.openai_chat import OPENAI_CHAT, from_openai, to_openai
 from miniclaw_sessions.formats.openai_items import OPENAI_ITEMS
@@ -32,7 +32,7 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
-from tests.formats.foreign_files import dumped
+from tests.formats.codec_files import dumped
 from tests.formats.legal_contexts import (
     everything_consumed,
     legal_contexts,
@@ -362,6 +362,6 @@ def test_a_document_without_messages_is_refused() -> None:
         (None, None),
     ],
 )
-def test_each_file_is_recognised_by_its_own_format_alone(document: Any, name: str | None) -> None:
+def test_each_file_is_recognized_by_its_own_format_alone(document: Any, name: str | None) -> None:
     formats = (OPENAI_CHAT, OPENAI_ITEMS, ANTHROPIC, GOOGLE)
-    assert [form.name for form in formats if form.recognise(Sample(document=document))] == ([name] if name else [])
+    assert [form.name for form in formats if form.recognize(Sample(document=document))] == ([name] if name else [])

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.formats.anthropic import to_anthropic
-from miniclaw_sessions.formats.foreign import Chain, Sample
+from miniclaw_sessions.formats.codec import Chain, Sample
 from miniclaw_sessions.formats.google import to_google
 from miniclaw_sessions.formats.openai_items import OPENAI_ITEMS, from_items, from_response, to_items
 from miniclaw_sessions.history.context import build_context, is_legal
@@ -31,7 +31,7 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
-from tests.formats.foreign_files import dumped
+from tests.formats.codec_files import dumped
 from tests.formats.legal_contexts import (
     everything_consumed,
     legal_contexts,
@@ -399,7 +399,7 @@ def read_file(document: Any) -> Any:
 def test_a_request_is_imported_and_exported_with_its_other_fields() -> None:
     call = {"type": "function_call", "call_id": "1", "name": "x", "arguments": "{}"}
     document = {"model": "gpt-x", "input": [{"role": "user", "content": "hi"}, call], "instructions": "be kind"}
-    assert OPENAI_ITEMS.recognise(Sample(document=document))
+    assert OPENAI_ITEMS.recognize(Sample(document=document))
     reader, entries = read_file(document)
     assert [entry.message.role for entry in entries] == [Role.SYSTEM, Role.USER, Role.ASSISTANT]
     assert orjson.loads(dumped(OPENAI_ITEMS, [entry.message for entry in entries], reader.facts)) == {

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.formats.foreign import SessionFacts
+from miniclaw_sessions.formats.codec import SessionFacts
 from miniclaw_sessions.formats.pi import PI
 from miniclaw_sessions.history.branch import resolve
 from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
@@ -35,7 +35,7 @@ from miniclaw_sessions.protocol.messages import (
     TextPart,
     ThinkingPart,
 )
-from tests.formats.foreign_files import Read, check, prefixes, read, sample
+from tests.formats.codec_files import Read, check, prefixes, read, sample
 from tests.formats.pi_files import (
     AT,
     EVENTS,
@@ -424,8 +424,8 @@ SNAKE_MESSAGE = {
         [old_user("no header")],
     ],
 )
-def test_sessions_of_pi_are_recognised(lines: list[Any]) -> None:
-    assert PI.recognise(sample(lines))
+def test_sessions_of_pi_are_recognized(lines: list[Any]) -> None:
+    assert PI.recognize(sample(lines))
 
 
 @pytest.mark.parametrize(
@@ -444,12 +444,12 @@ def test_sessions_of_pi_are_recognised(lines: list[Any]) -> None:
     ],
 )
 def test_other_files_are_not(lines: list[Any]) -> None:
-    assert not PI.recognise(sample(lines))
+    assert not PI.recognize(sample(lines))
 
 
 def test_an_event_stream_is_refused_at_once() -> None:
     with pytest.raises(ImportRefused, match="event stream"):
-        PI.recognise(sample([orjson.loads(line) for line in EVENTS]))
+        PI.recognize(sample([orjson.loads(line) for line in EVENTS]))
 
 
 def test_an_event_stream_is_refused_by_the_reader() -> None:

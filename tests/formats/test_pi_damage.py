@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 
 from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.formats.foreign import Chain, Outcome, SessionFacts
+from miniclaw_sessions.formats.codec import Chain, Outcome, SessionFacts
 from miniclaw_sessions.formats.pi import PI
 from miniclaw_sessions.formats.pi.reading import PiReader
 from miniclaw_sessions.protocol.entries import METADATA, Compaction, Custom, LeafMove, MessageEntry, ModelChange
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall
-from tests.formats.foreign_files import NOW, Read, check, damaged, read
+from tests.formats.codec_files import NOW, Read, check, damaged, read
 from tests.formats.pi_files import (
     AT,
     HEADER,

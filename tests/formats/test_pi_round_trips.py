@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from miniclaw_sessions.formats.foreign import Outcome, SessionFacts
+from miniclaw_sessions.formats.codec import Outcome, SessionFacts
 from miniclaw_sessions.formats.pi import PI
 from miniclaw_sessions.history.transcript import Transcript
 from miniclaw_sessions.protocol.entries import (
@@ -38,7 +38,7 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
-from tests.formats.foreign_files import check, read
+from tests.formats.codec_files import check, read
 from tests.formats.pi_files import (
     AT,
     HEADER,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.formats.foreign import Finding, Outcome, Sample, SessionFacts
+from miniclaw_sessions.formats.codec import Finding, Outcome, Sample, SessionFacts
 from miniclaw_sessions.formats.rust_miniclaw import RUST_MINICLAW
 from miniclaw_sessions.formats.snapshot import encode_snapshot
 from miniclaw_sessions.history.context import build_context, is_legal
@@ -21,7 +21,7 @@ from miniclaw_sessions.history.window import keep
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall, Usage
-from tests.formats.foreign_files import NOW, Read, check, dumped, json_values, prefixes, read
+from tests.formats.codec_files import NOW, Read, check, dumped, json_values, prefixes, read
 
 DOCUMENT: dict[str, Any] = {
     "session_id": "telegram_123456789",
@@ -118,7 +118,7 @@ def test_one_of_our_own_snapshots_keeps_its_ids_and_its_idempotency_keys() -> No
         extra={"theirs": 1},
     )
     document = orjson.loads(encode_snapshot(snapshot))
-    assert RUST_MINICLAW.recognise(Sample(document=document))
+    assert RUST_MINICLAW.recognize(Sample(document=document))
     found = read_document(document)
     assert [(e.id, e.parent_id) for e in found.entries] == [("e1", None), ("e2", "e1")]
     assert found.messages == [entry.message for entry in entries]
@@ -261,7 +261,7 @@ def test_the_keys_are_exactly_those_of_the_original() -> None:
         ["role", "content", "timestamp"],
     ]
     assert written["messages"][1]["tool_calls"] == DOCUMENT["messages"][1]["tool_calls"]
-    assert RUST_MINICLAW.recognise(Sample(document=written))
+    assert RUST_MINICLAW.recognize(Sample(document=written))
 
 
 def test_every_message_has_text_and_a_time_because_the_original_refuses_others() -> None:
@@ -291,6 +291,6 @@ def test_every_message_has_text_and_a_time_because_the_original_refuses_others()
     ],
 )
 def test_files_of_others_are_not_claimed(other: Any) -> None:
-    assert RUST_MINICLAW.recognise(Sample(document=DOCUMENT))
-    assert not RUST_MINICLAW.recognise(Sample(document=other))
-    assert not RUST_MINICLAW.recognise(Sample(lines=[DOCUMENT]))
+    assert RUST_MINICLAW.recognize(Sample(document=DOCUMENT))
+    assert not RUST_MINICLAW.recognize(Sample(document=other))
+    assert not RUST_MINICLAW.recognize(Sample(lines=[DOCUMENT]))

@@ -1,4 +1,4 @@
-"""The snapshot file: document 004's keys exactly, other programs' files welcome, damage always recognised."""
+"""The snapshot file: document 004's keys exactly, other programs' files welcome, damage always recognized."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def test_times_in_the_future_are_accepted_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3, 99, 2**63])
-def test_a_file_of_a_newer_version_is_recognised_whatever_else_it_holds(version: int) -> None:
+def test_a_file_of_a_newer_version_is_recognized_whatever_else_it_holds(version: int) -> None:
     for fields in (fields_of(REAL), {"format": "new", "messages": {"a": 1}}, {**fields_of(SAMPLE), "channel": [1]}):
         with pytest.raises(SchemaTooNew, match=r"telegram_123456789\.json has schema_version") as refused:
             load({**fields, "schema_version": version})

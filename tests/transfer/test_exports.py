@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from miniclaw_sessions import Message, SessionKey, SessionManager, ToolCall
-from miniclaw_sessions.formats.foreign import Format
+from miniclaw_sessions.formats.codec import Format
 from miniclaw_sessions.formats.openai_chat import to_openai
 from miniclaw_sessions.formats.pi import PI
 from miniclaw_sessions.formats.registry import WRITABLE, format_named

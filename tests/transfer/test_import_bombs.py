@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from miniclaw_sessions import SessionManager
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.formats.foreign import MAX_ELEMENTS
+from miniclaw_sessions.formats.codec import MAX_ELEMENTS
 from miniclaw_sessions.protocol.encoding import has_more_elements, parse_json
 
 BOMB = b"[" + b"{}," * MAX_ELEMENTS + b"{}]"

@@ -14,7 +14,7 @@ import pytest
 from miniclaw_sessions import Message, SessionKey, SessionManager
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.formats import registry
-from miniclaw_sessions.formats.foreign import Chain, Format, Sample, SessionFacts
+from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts
 from miniclaw_sessions.protocol.encoding import parse_in_pieces, parse_json
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 
@@ -43,7 +43,7 @@ class Recorder:
         return []
 
 
-def recognise(sample: Sample) -> bool:
+def recognize(sample: Sample) -> bool:
     Recorder.threads.add(threading.get_ident())
     return bool(sample.lines)
 
@@ -52,7 +52,7 @@ def recognise(sample: Sample) -> bool:
 async def test_nothing_of_a_file_is_looked_at_on_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, by_line: bool
 ) -> None:
-    form = Format(name="x", about="", suffix=".x", recognise=recognise, reader=Recorder, by_line=by_line)
+    form = Format(name="x", about="", suffix=".x", recognize=recognize, reader=Recorder, by_line=by_line)
     monkeypatch.setattr(registry, "READABLE", (form,))
     monkeypatch.setattr(Recorder, "threads", set())
     path = tmp_path / "s"

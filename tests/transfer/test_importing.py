@@ -1,4 +1,4 @@
-"""Files come in whole or not at all: recognised, streamed, reported, and written out again."""
+"""Files come in whole or not at all: recognized, streamed, reported, and written out again."""
 
 from __future__ import annotations
 
@@ -368,7 +368,7 @@ async def talked(manager: SessionManager) -> Session:
 
 
 @pytest.mark.parametrize("form", [f for f in WRITABLE if f.reader is not None], ids=lambda form: form.name)
-async def test_a_session_written_in_any_format_is_recognised_and_says_the_same(tmp_path: Path, form: object) -> None:
+async def test_a_session_written_in_any_format_is_recognized_and_says_the_same(tmp_path: Path, form: object) -> None:
     name = getattr(form, "name", "")
     async with opened(tmp_path / "w") as manager:
         session = await talked(manager)
@@ -452,7 +452,7 @@ async def test_a_dry_run_refuses_what_an_import_would(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [300_000, 900_000])
-async def test_a_long_first_line_is_recognised_in_pieces_of_any_size(tmp_path: Path, size: int) -> None:
+async def test_a_long_first_line_is_recognized_in_pieces_of_any_size(tmp_path: Path, size: int) -> None:
     lines = pi_lines("after")
     header = json.loads(lines[0])
     header["cwd"] = "x" * size

@@ -8,7 +8,7 @@ head lets no other script run than its own, whatever a text might contain.
 
 from __future__ import annotations
 
-from miniclaw_sessions.formats.foreign import Format
+from miniclaw_sessions.formats.codec import Format
 from miniclaw_sessions.formats.html.page import HtmlPage
 
 HTML = Format(

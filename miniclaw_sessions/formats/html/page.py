@@ -15,8 +15,8 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 
+from miniclaw_sessions.formats.codec import SessionFacts
 from miniclaw_sessions.formats.first_words import first_words, speaker
-from miniclaw_sessions.formats.foreign import SessionFacts
 from miniclaw_sessions.formats.html.articles import anchor, article, tokens_and_cost
 from miniclaw_sessions.formats.html.prose import escaped
 from miniclaw_sessions.formats.html.tree import tree_list
@@ -25,7 +25,7 @@ from miniclaw_sessions.protocol.encoding import in_utc
 from miniclaw_sessions.protocol.entries import Entry, LeafMove, MessageEntry, SessionInfo, moves_leaf
 from miniclaw_sessions.protocol.messages import Usage
 
-_HELD = 16
+_HELD = 32
 """How many entries are read at a time; the last two lots are held."""
 
 

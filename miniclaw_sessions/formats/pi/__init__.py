@@ -12,7 +12,7 @@ Other things that pi calls sessions, such as the event stream of its JSON mode, 
 
 from __future__ import annotations
 
-from miniclaw_sessions.formats.foreign import Format
+from miniclaw_sessions.formats.codec import Format
 from miniclaw_sessions.formats.pi.reading import PiReader
 from miniclaw_sessions.formats.pi.recognition import is_pi
 from miniclaw_sessions.formats.pi.writing import PiWriter
@@ -24,7 +24,7 @@ PI = Format(
         "spelling of numbers, our entries but for other formats' `extra` and for microseconds in a message's time"
     ),
     suffix=".jsonl",
-    recognise=is_pi,
+    recognize=is_pi,
     reader=PiReader,
     writer=PiWriter,
 )

@@ -18,7 +18,7 @@ import msgspec
 import orjson
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import kept_fields
+from miniclaw_sessions.formats.codec import kept_fields
 from miniclaw_sessions.formats.pi.messages import Setting, read_message, write_message
 from miniclaw_sessions.formats.pi.parts import read_content, write_parts
 from miniclaw_sessions.formats.pi.shapes import (

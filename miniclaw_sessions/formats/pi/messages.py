@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from miniclaw_sessions.formats.foreign import kept_fields
+from miniclaw_sessions.formats.codec import kept_fields
 from miniclaw_sessions.formats.pi.parts import read_content, write_parts
 from miniclaw_sessions.formats.pi.shapes import (
     KEPT,

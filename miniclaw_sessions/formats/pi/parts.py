@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import kept_fields
+from miniclaw_sessions.formats.codec import kept_fields
 from miniclaw_sessions.formats.pi.shapes import FORM, KEPT, Shape, Unusable, take_own, with_own
 from miniclaw_sessions.formats.tool_calls import in_order, taken_apart
 from miniclaw_sessions.protocol.encoding import MAX_DEPTH, check_json, parse_json

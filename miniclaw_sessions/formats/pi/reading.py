@@ -25,7 +25,7 @@ import orjson
 from msgspec.structs import replace
 
 from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.formats.foreign import Chain, Finding, Outcome, SessionFacts
+from miniclaw_sessions.formats.codec import Chain, Finding, Outcome, SessionFacts
 from miniclaw_sessions.formats.json_lines import JsonLines
 from miniclaw_sessions.formats.pi.entries import TYPES, VERSION, Place, read_entry, read_line
 from miniclaw_sessions.formats.pi.recognition import EVENTS, event_stream
@@ -49,7 +49,7 @@ _BEGINNING = re.compile(b'{"type":"(?:session|%s)"' % "|".join(sorted(TYPES)).en
 
 
 class PiReader:
-    """Reads one file; see `foreign.Reader`."""
+    """Reads one file; see `codec.Reader`."""
 
     def __init__(self, chain: Chain) -> None:
         self.facts = SessionFacts(format="pi")

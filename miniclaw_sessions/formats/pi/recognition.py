@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.formats.foreign import Sample
+from miniclaw_sessions.formats.codec import Sample
 from miniclaw_sessions.formats.pi.entries import TYPES
 
 EVENTS = frozenset(

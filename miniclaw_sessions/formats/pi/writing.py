@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.foreign import SessionFacts
+from miniclaw_sessions.formats.codec import SessionFacts
 from miniclaw_sessions.formats.pi.entries import VERSION, write_entry
 from miniclaw_sessions.formats.pi.messages import Setting
 from miniclaw_sessions.formats.pi.shapes import from_text, to_text

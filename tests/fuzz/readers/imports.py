@@ -8,8 +8,8 @@ from zlib import crc32
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import ImportRefused
+from miniclaw_sessions.formats.codec import Format
 from miniclaw_sessions.formats.entry_line import ENTRY_LINE
-from miniclaw_sessions.formats.foreign import Format
 from miniclaw_sessions.formats.registry import READABLE, WRITABLE
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.manager import SessionManager

@@ -12,7 +12,7 @@ import msgspec
 import orjson
 from hypothesis import strategies as st
 
-from miniclaw_sessions.formats.foreign import Chain, Finding, Format, Reader, Sample, SessionFacts
+from miniclaw_sessions.formats.codec import Chain, Finding, Format, Reader, Sample, SessionFacts
 from miniclaw_sessions.history.branch import Branch, resolve
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.history.transcript import Transcript

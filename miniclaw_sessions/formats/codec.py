@@ -1,6 +1,6 @@
-"""What a session file of another program is made of, for those who read and write one.
+"""What a codec is made of: reading and writing session files of other programs.
 
-A codec is one file in this package. It offers a `Format`, which is a record of functions: recognise a file by its
+A codec is one file in this package. It offers a `Format`, which is a record of functions: recognize a file by its
 beginning, read it, write one. Readers and writers are fed piece by piece, because a transcript may be larger than the
 memory; they do no I/O. Readers give entries with their own ids and parents where the file has them, and say what they
 repaired and what they set aside; whoever stores the entries gives them their sequence numbers.
@@ -80,7 +80,7 @@ class SessionFacts(msgspec.Struct, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """The beginning of a file, parsed: what a format is recognised by.
+    """The beginning of a file, parsed: what a format is recognized by.
 
     Attributes:
         lines: the JSON of its first lines, at most 50; a line that is not JSON is left out.
@@ -174,7 +174,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
         name: as the command line has it, such as `pi`.
         about: whose files these are, and what a round trip loses; one sentence.
         suffix: how such files are called.
-        recognise: whether a sample is the beginning of such a file. May raise `ImportRefused` to say that the file is
+        recognize: whether a sample is the beginning of such a file. May raise `ImportRefused` to say that the file is
             something else that only looks like one.
         reader: makes a reader; None: only written.
         by_line: whether the reader is fed lines; else the parsed document.
@@ -189,7 +189,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     about: str
     suffix: str
-    recognise: Callable[[Sample], bool] = lambda sample: False  # noqa: ARG005 - nothing to look at
+    recognize: Callable[[Sample], bool] = lambda sample: False  # noqa: ARG005 - nothing to look at
     reader: Callable[[Chain], Reader] | None = None
     by_line: bool = True
     writer: Callable[[SessionFacts], Writer] | None = None
