@@ -147,8 +147,9 @@ class Session:
         """Accept a message: in memory, in order, and on its way to the store. Returns at once.
 
         Accepted is not acknowledged: a crash can still lose it until `saved` returns. A message whose idempotency key
-        was seen before (among the last 256) is not appended again; its first entry is returned if the window still
-        has it, and an entry with the first one's id if not.
+        was seen before is not appended again; its first entry is returned if the window still has it, and an entry with
+        the first one's id if not. This call knows the last 256 keys; those that wait (`add_message`, `add_messages`,
+        `save_turn`, `turn`) ask the store for older ones.
 
         Raises:
             InvalidMessage: it cannot be stored faithfully, or is larger than `max_message_bytes`.
