@@ -75,10 +75,11 @@ class Path:
     async def _answer(self, operation: Operation[Any, Any], request: Request) -> Response:
         given = fields_given(operation, request)
         timeout_s, is_head = self._limits.request_timeout_s, request.method == "HEAD"
-        with anyio.move_on_after(timeout_s) as patience:  # one for both: making another takes a tenth of a request
+        with anyio.move_on_after(timeout_s) as patience:  # one for body and work: each takes a tenth of a request
             if BODY in operation.fields:
                 given[BODY] = shaped(await read_json(request, self._limits), operation.fields[BODY])
-            patience.deadline = math.inf if operation.patient else anyio.current_time() + timeout_s
+            if operation.patient:
+                patience.deadline = math.inf
             work = self._reply(operation, operation.request(**given), is_head=is_head)
             return await (while_client_waits(request, work) if operation.patient else work)
         if BODY in operation.fields and BODY not in given:
