@@ -38,7 +38,7 @@ _CHAT_PATH = "/v1/chat"
 _TIMEOUT = httpx2.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None)
 _PATIENT = httpx2.Timeout(PATIENT_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None)
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout)
-_ENDS = ("done", "stopped", "suspended")
+_ENDS = ("done", "stopped", "suspended", "stop")
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R")
