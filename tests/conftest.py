@@ -1,15 +1,56 @@
-"""What all tests share."""
+"""What all tests share: the backend, the proofs that the quick round leaves out, and the watch over the event loop."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")  # how fast a machine is proves nothing
+from tests.event_loop import watching_the_event_loop
+
+TESTS = Path(__file__).parent
+
+PROOFS = ("adapters", "crash", "systemd")
+"""Folders whose tests are proofs, all of them: they take long, or need root or what the round does not install."""
+
+_ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # how fast it is proves nothing
+settings.register_profile("proof", _ANY_MACHINE, max_examples=200)
+settings.register_profile("round", _ANY_MACHINE, max_examples=20)  # the proofs run the same properties at full length
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A few examples of each property in the round of minutes, hundreds in the proofs."""
+    settings.load_profile("round" if config.option.markexpr == "not proof" else "proof")
+
+
+def is_proof(path: Path) -> bool:
+    """Whether a file or folder holds nothing but proofs."""
+    return path.is_relative_to(TESTS) and path.relative_to(TESTS).parts[:1] in {(folder,) for folder in PROOFS}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import proofs for a round that leaves them out: what they import may not be installed."""
+    named = any(is_proof(Path(argument.partition("::")[0]).resolve()) for argument in config.args)
+    return True if config.option.markexpr == "not proof" and not named and is_proof(collection_path) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lies in a folder of proofs."""
+    for item in items:
+        if is_proof(item.path):
+            item.add_marker(pytest.mark.proof)
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     """aiofiles and uvicorn are asyncio only, so this is the backend that is tested."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _watch_the_event_loop() -> Iterator[None]:
+    """A coroutine of ours that blocks the event loop, by a file, a lock or a sleep, fails the test that ran it."""
+    with watching_the_event_loop():
+        yield

@@ -19,6 +19,8 @@ from benchmarks.daemon import Daemon
 from benchmarks.soak_samples import WARM_UP_S, Sample, common_slope, growth
 from benchmarks.soak_writers import faults, faults_in_database
 
+pytestmark = pytest.mark.proof
+
 
 def said(writer: int, *numbers: int) -> list[str]:
     return [f"w{writer} {number} and so on" for number in numbers]

@@ -15,6 +15,8 @@ from benchmarks.peers.environments import Environments, NotAvailable
 from benchmarks.peers.measurements import Bench, Measured, Plan
 from benchmarks.peers.report import BEGIN, END, Report, best_of, machine, show, write_markdown, writing
 
+pytestmark = pytest.mark.proof
+
 TINY = Plan(rounds=1, single=5, concurrent=2, append_limit_s=20.0, sizes=(50, 60), size_limit_s=0.0, many=3, imports=1)
 NUMBERS = {"appends_1", "appends_100", "latest_50", "latest_60", "append_50", "append_60", "open", "memory", "import"}
 

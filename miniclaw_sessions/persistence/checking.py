@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 import msgspec
+from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.disk import Found
@@ -70,7 +71,7 @@ class Check:
             await self._check_entries(session_id, None)
         if without_file:
             self._notes.append(f"{len(without_file)} sessions are in the store and have no snapshot yet")
-        if count := self._snapshots.quarantine.count():
+        if count := await to_thread.run_sync(self._snapshots.quarantine.count):
             self._notes.append(f"{count} damaged files are in {self._snapshots.quarantine.path}")
         return CheckReport(
             sessions=len(seen | heads.keys()), entries=self._entries, problems=self._problems, notes=self._notes

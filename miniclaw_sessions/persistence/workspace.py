@@ -167,15 +167,15 @@ class Workspace:
         try:
             return await self._recover(stack)
         except StoreCorrupt:
-            await to_thread.run_sync(_read_through, self._new_store().files)
+            await to_thread.run_sync(lambda: _read_through(self._new_store().files))
         try:  # again, for SQLite calls a read that the disk refused damage, and the disk may have thought better of it
             return await self._recover(stack)
         except StoreCorrupt as error:
-            store = self._new_store()
-            if not store.files:
+            files = await to_thread.run_sync(lambda: self._new_store().files)
+            if not files:
                 raise
             log.error("the store is damaged and was set aside", action="recovery.store_quarantined", error=str(error))
-            await to_thread.run_sync(self._set_aside, store.files, str(error))
+            await to_thread.run_sync(self._set_aside, files, str(error))
             return await self._recover(stack)
 
     async def _recover(self, stack: AsyncExitStack) -> Store:

@@ -278,6 +278,7 @@ async def cancelled_after(steps: int, agent_session: AgentSession) -> tuple[bool
     return not scope.cancelled_caught, events
 
 
+@pytest.mark.proof
 async def test_a_cancellation_at_any_moment_of_a_turn_with_everything_leaves_a_legal_session(tmp_path: Path) -> None:
     finished, steps, outcomes = False, 0, set()
     while not finished:

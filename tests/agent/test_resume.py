@@ -279,6 +279,7 @@ async def stored(workspace: Path, store: str) -> list[Message]:
     return found
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("unanswered", list(Unanswered))
 @pytest.mark.parametrize("store", ["sqlite:", "jsonl:"])
 async def test_a_process_that_is_killed_at_any_moment_loses_and_doubles_nothing(

@@ -33,7 +33,7 @@ from tests.agent.sixty_turns import WINDOW, calls_of, label, question
 from tests.crash.launcher import PROJECT, Launcher
 from tests.providers.all_providers import SERVICES
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.proof]
 
 TURNS = 60
 STRETCHES = ("openai", "anthropic", "google", "openai-responses", "anthropic")

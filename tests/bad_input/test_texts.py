@@ -171,6 +171,7 @@ async def test_all_of_them_side_by_side_in_a_database(place: Path) -> None:
         assert (await manager.check()).problems == []
 
 
+@pytest.mark.proof
 async def test_a_hundred_thousand_ids_at_once_meet_the_cap_and_cost_nobody_his_session(place: Path) -> None:
     settings = SessionSettings(store="none:", max_sessions=500)
     refused = 0

@@ -506,6 +506,7 @@ async def play_and_end(directory: Path, told: int, steps: int, *, hard: bool) ->
     return room, sent, unheard
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("hard", [False, True])
 async def test_ending_at_any_point_loses_nothing_that_was_accepted(tmp_path: Path, hard: bool) -> None:
     seen: set[tuple[bool, Any]] = set()

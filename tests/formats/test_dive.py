@@ -318,10 +318,10 @@ BLOCKS: list[Any] = [
 
 
 @pytest.mark.parametrize("role", ["user", "assistant", "system", "developer", "tool", "model", "narrator", "other"])
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: json.dumps(block)[:60])
-def test_every_block_is_written_back(role: str, block: Any) -> None:
-    alone, beside = event("e", said(role, block)), event("e", said(role, text("a"), block, text("b"), text("c")))
-    assert there_and_back(HEADER, alone, beside) == [HEADER, alone, beside]
+def test_every_block_is_written_back(role: str) -> None:
+    for block in BLOCKS:
+        alone, beside = event("e", said(role, block)), event("e", said(role, text("a"), block, text("b"), text("c")))
+        assert there_and_back(HEADER, alone, beside) == [HEADER, alone, beside]
 
 
 @pytest.mark.parametrize("message", [{"role": "assistant", "content": None}, {"role": "user"}, said("user")])

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.formats.codec import Chain, Outcome, SessionFacts
@@ -59,7 +59,6 @@ OURS = write(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(damaged(SESSION) | damaged([orjson.loads(line) for line in OURS]))
 def test_a_damaged_file_never_costs_more_than_its_damage(lines: list[bytes]) -> None:
     try:
@@ -74,7 +73,6 @@ def test_a_damaged_file_never_costs_more_than_its_damage(lines: list[bytes]) -> 
     assert written(again) == written(result)
 
 
-@settings(max_examples=100, deadline=None)
 @given(damaged([OLD_HEADER, old_user("one"), old("message", message=reply("-", None)["message"]), old_compaction(1)]))
 def test_a_damaged_old_file_can_be_read_too(lines: list[bytes]) -> None:
     try:

@@ -262,7 +262,6 @@ def trees(draw: st.DrawFn) -> list[Entry]:
     return entries
 
 
-@settings(max_examples=300, deadline=None)
 @given(trees())
 def test_any_tree_of_ours_comes_back_from_pi(tree: list[Entry]) -> None:
     lines = write(tree, SessionFacts(session_id="telegram_1", created_at=MOMENT))

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
@@ -164,7 +164,9 @@ def test_no_key_occurs_twice() -> None:
         json.loads(data, object_pairs_hook=refuse_twins)
 
 
-@pytest.mark.parametrize("metadata", [{"a": {1}}, {"a": 2**64}, {"a": "\ud800"}, {"a": object()}], ids=repr)
+@pytest.mark.parametrize(
+    "metadata", [{"a": {1}}, {"a": 2**64}, {"a": "\ud800"}, {"a": object()}], ids=["set", "int", "str", "object"]
+)
 def test_metadata_that_is_no_json_is_refused_with_our_own_error(metadata: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage, match="telegram_123456789"):
         encode_snapshot(real_snapshot(metadata=metadata))
@@ -336,11 +338,11 @@ def test_without_its_key_or_messages_it_is_damage(source: bytes | str, name: str
 WRONG: list[Any] = [None, True, 0, -1, 1.5, "", "text", [], [None], [[]], {}, {"a": 1}, 2**64, 2**63, [5, 5, 5, 5]]
 
 
-@pytest.mark.parametrize("name", list(fields_of(REAL)))
-@pytest.mark.parametrize("value", WRONG, ids=repr)
 @pytest.mark.parametrize("source", [REAL, SAMPLE], ids=["ours", "theirs"])
-def test_a_wrong_value_in_any_field_is_damage_or_harmless(source: bytes | str, name: str, value: Any) -> None:
-    check_outcome(json.dumps({**fields_of(source), name: value}).encode())
+def test_a_wrong_value_in_any_field_is_damage_or_harmless(source: bytes | str) -> None:
+    for name in fields_of(REAL):
+        for value in WRONG:
+            check_outcome(json.dumps({**fields_of(source), name: value}).encode())
 
 
 @pytest.mark.parametrize(
@@ -411,7 +413,6 @@ def check_outcome(data: bytes) -> None:
 
 
 @given(st.integers(0, len(REAL) - 1), st.integers(1, 255))
-@settings(max_examples=300)
 def test_a_flipped_byte_is_never_more_than_damage(place: int, flip: int) -> None:
     data = bytearray(REAL)
     data[place] ^= flip
@@ -419,7 +420,6 @@ def test_a_flipped_byte_is_never_more_than_damage(place: int, flip: int) -> None
 
 
 @given(st.data())
-@settings(max_examples=300)
 def test_a_mangled_file_is_never_more_than_damage(data: st.DataObject) -> None:
     source = data.draw(st.sampled_from([REAL, SAMPLE.encode(), RUST_FILE.replace("a_b", "123456789").encode()]))
     start = data.draw(st.integers(0, len(source)))
@@ -450,7 +450,6 @@ json_values = st.recursive(
 
 
 @given(st.sampled_from([REAL, SAMPLE.encode()]), st.data())
-@settings(max_examples=200)
 def test_any_json_in_any_field_is_never_more_than_damage(source: bytes, data: st.DataObject) -> None:
     fields = fields_of(source)
     names = [*fields, "incarnation", "ids", "sequences", "leaf_id", "schema_version", "$extra", "unknown"]

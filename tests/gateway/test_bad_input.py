@@ -376,6 +376,7 @@ async def test_a_million_empty_objects_are_refused_before_they_are_made(served: 
     assert await served.is_alive()
 
 
+@pytest.mark.proof
 async def test_a_flood_of_distinct_ids_meets_the_cap(served: Any) -> None:
     async def flood(worker: int) -> None:
         statuses = []

@@ -245,6 +245,7 @@ async def test_term_and_int_both_stop_it_cleanly(directory: Path, number: signal
             assert message["content"] == "only in memory"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("milliseconds", [0, 10, 50, 200, 500])
 async def test_a_signal_at_any_moment_of_the_start_is_harmless(directory: Path, milliseconds: int) -> None:
     with Daemon(directory) as daemon:
@@ -263,6 +264,7 @@ async def test_a_signal_at_any_moment_of_the_start_is_harmless(directory: Path, 
                 assert await texts(client, f"a_{number}") == [str(number)]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("store", ["sqlite:", "none:"])
 async def test_stopping_under_load_loses_nothing_acknowledged(directory: Path, store: str) -> None:
     with Daemon(directory, MINICLAW_SESSIONS_STORE=store, MINICLAW_SESSIONS_WINDOW="10000") as daemon:
@@ -276,6 +278,7 @@ async def test_stopping_under_load_loses_nothing_acknowledged(directory: Path, s
             await load.assert_nothing_is_lost(client)
 
 
+@pytest.mark.proof
 async def test_kill_9_under_load_loses_nothing_acknowledged(directory: Path) -> None:
     for _ in range(2):
         with Daemon(directory) as daemon:
@@ -293,6 +296,7 @@ async def test_kill_9_under_load_loses_nothing_acknowledged(directory: Path) -> 
                 assert (await client.post("/v1/check")).json()["problems"] == []
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("count", [2, 5])
 async def test_more_than_one_signal_never_loses_what_was_acknowledged(directory: Path, count: int) -> None:
     def signals() -> None:
@@ -331,6 +335,7 @@ async def test_the_second_signal_ends_the_wait_for_requests(directory: Path) -> 
     assert json.loads((daemon.workspace / "sessions" / "a_1.json").read_bytes())["messages"][0]["content"] == "hello"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_turn_whose_model_hangs_is_cut_off_in_time_and_its_question_kept(directory: Path, stream: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as model:  # takes connections and never answers
@@ -447,6 +452,7 @@ class Askers:
 
 
 @pytest.mark.timeout(900)  # four starts of a process, on a machine that may have much else to do
+@pytest.mark.proof
 async def test_an_inherited_socket_outlives_restarts_and_no_request_fails(directory: Path) -> None:
     path = directory / "activated"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
@@ -617,6 +623,7 @@ def as_sent(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sent.items() if value}
 
 
+@pytest.mark.proof
 async def test_a_real_session_over_twenty_chats_is_legal_at_every_step_and_complete(directory: Path) -> None:
     messages = real_messages()
     assert len(messages) == 914

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import orjson
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import ConfigError, UnsafeCompaction
@@ -594,7 +594,6 @@ def is_seamless(path: Sequence[Entry], first_kept: str) -> bool:
     return shown(whole[: len(whole) - len(rest)]) + shown(rest) == shown(whole)
 
 
-@settings(max_examples=300)
 @given(paths, budgets)
 def test_every_plan_is_safe(path: list[Entry], keep_tokens: int) -> None:
     plan = plan_compaction(path, keep_tokens=keep_tokens)
@@ -618,7 +617,6 @@ def told_apart(path: Sequence[Entry]) -> list[Entry]:
 BROKEN = Message.assistant("", (ToolCall("", "", ""), ToolCall("", "", ""), ToolCall("a", "read", "")))
 
 
-@settings(max_examples=300)
 @given(paths)
 @example(path_of(USER, calling("a"), calling("a"), result("a"), result("a")))
 @example(path_of(USER, calling("", "", "a"), result(None, ""), result("a", "")))
@@ -634,7 +632,6 @@ def test_a_cut_is_refused_exactly_when_it_parts_something(path: list[Entry]) -> 
             assert is_seamless(path, entry.id)
 
 
-@settings(max_examples=300)
 @given(paths, budgets)
 def test_the_context_behind_a_cut_is_legal_and_loses_nothing(path: list[Entry], keep_tokens: int) -> None:
     plan = plan_compaction(path, keep_tokens=keep_tokens)
@@ -647,7 +644,6 @@ def test_the_context_behind_a_cut_is_legal_and_loses_nothing(path: list[Entry], 
     assert after[1:] == before[len(before) - len(after) + 1 :]
 
 
-@settings(max_examples=200)
 @given(paths, budgets)
 def test_a_plan_says_where_every_message_goes(path: list[Entry], keep_tokens: int) -> None:
     plan = plan_compaction(path, keep_tokens=keep_tokens)
@@ -666,7 +662,6 @@ def test_a_plan_says_where_every_message_goes(path: list[Entry], keep_tokens: in
         )
 
 
-@settings(max_examples=200)
 @given(paths, budgets)
 def test_a_plan_keeps_enough_and_no_more_than_is_safe(path: list[Entry], keep_tokens: int) -> None:
     plan = plan_compaction(path, keep_tokens=keep_tokens)
@@ -680,7 +675,6 @@ def test_a_plan_keeps_enough_and_no_more_than_is_safe(path: list[Entry], keep_to
             assert count_tokens(kept(path, entry.id)) < keep_tokens
 
 
-@settings(max_examples=200)
 @given(paths, st.lists(budgets, min_size=2, max_size=6).map(sorted))
 def test_a_larger_budget_never_cuts_later(path: list[Entry], growing: list[int]) -> None:
     """And where a small one finds nothing to compact, a larger one does not either."""
@@ -690,7 +684,6 @@ def test_a_larger_budget_never_cuts_later(path: list[Entry], growing: list[int])
     assert all(later <= earlier for earlier, later in pairwise(cuts))
 
 
-@settings(max_examples=200)
 @given(paths, budgets)
 def test_a_plan_carried_out_leaves_nothing_to_compact(path: list[Entry], keep_tokens: int) -> None:
     plan = plan_compaction(path, keep_tokens=keep_tokens)
@@ -699,7 +692,6 @@ def test_a_plan_carried_out_leaves_nothing_to_compact(path: list[Entry], keep_to
         assert plan_compaction(compacted(path, plan), keep_tokens=keep_tokens) is None
 
 
-@settings(max_examples=200)
 @given(paths, budgets)
 def test_what_is_summarised_does_not_change_a_plan(path: list[Entry], keep_tokens: int) -> None:
     """A path may begin with the newest compaction's first kept entry: what stands before it does not matter."""
@@ -707,7 +699,6 @@ def test_what_is_summarised_does_not_change_a_plan(path: list[Entry], keep_token
     assert plan_compaction(resolve(path).entries, keep_tokens=keep_tokens) == of_all
 
 
-@settings(max_examples=200)
 @given(st.lists(good_turns, min_size=2, max_size=8), budgets, st.integers(50, 400))
 def test_compactions_in_a_chain_only_move_on(turns: list[list[Message]], keep_tokens: int, limit: int) -> None:
     path: list[Entry] = []
@@ -724,7 +715,6 @@ def test_compactions_in_a_chain_only_move_on(turns: list[list[Message]], keep_to
     assert all(later > earlier for earlier, later in pairwise(cuts))
 
 
-@settings(max_examples=200)
 @given(paths)
 def test_open_calls_are_closed_by_their_results_and_by_nothing_less(path: list[Entry]) -> None:
     if not has_open_calls(path):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.history.context import (
@@ -98,7 +98,6 @@ random_messages = st.builds(
 histories = st.lists(random_messages, max_size=14)
 
 
-@settings(max_examples=600)
 @given(histories)
 @example([])
 @example([result("a")])
@@ -107,14 +106,12 @@ def test_any_history_becomes_legal(history: list[Message]) -> None:
     assert is_legal(build_context(history)) == []
 
 
-@settings(max_examples=300)
 @given(histories)
 def test_making_it_legal_twice_changes_nothing_more(history: list[Message]) -> None:
     once = build_context(history)
     assert build_context(once) == once
 
 
-@settings(max_examples=300)
 @given(histories)
 def test_the_history_itself_is_not_touched(history: list[Message]) -> None:
     before = list(history)
@@ -128,7 +125,6 @@ def test_a_context_is_empty_only_when_the_history_is(history: list[Message]) -> 
     assert bool(build_context(history)) == bool(history)
 
 
-@settings(max_examples=300)
 @given(histories)
 def test_every_user_message_and_every_system_message_survives_in_order(history: list[Message]) -> None:
     kept = [message for message in build_context(history) if message.role in (Role.USER, Role.SYSTEM)]
@@ -137,7 +133,6 @@ def test_every_user_message_and_every_system_message_survives_in_order(history: 
     assert all(message.content in remaining for message in said)
 
 
-@settings(max_examples=300)
 @given(histories)
 def test_only_system_messages_are_sent_as_system_messages(history: list[Message]) -> None:
     def systems(messages: Sequence[Message]) -> list[object]:
@@ -146,7 +141,6 @@ def test_only_system_messages_are_sent_as_system_messages(history: list[Message]
     assert systems(build_context(history)) == systems(history)
 
 
-@settings(max_examples=300)
 @given(histories)
 def test_what_is_legal_already_is_passed_on_as_it_is(history: list[Message]) -> None:
     context = build_context(history)

@@ -475,7 +475,7 @@ def _settings(examples: int) -> settings:
     )
 
 
-Forest.TestCase.settings = _settings(60)
-ForestOnSQLite.TestCase.settings = _settings(10)
+Forest.TestCase.settings = _settings(settings().max_examples // 2)
+ForestOnSQLite.TestCase.settings = _settings(settings().max_examples // 10)
 TestForest = pytest.mark.timeout(300)(Forest.TestCase)
 TestForestOnSQLite = pytest.mark.timeout(300)(ForestOnSQLite.TestCase)

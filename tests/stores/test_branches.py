@@ -10,7 +10,7 @@ from typing import Any, Literal
 import anyio
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import StoreUnavailable
@@ -131,7 +131,6 @@ async def test_where_a_branch_jumps_no_id_is_looked_for() -> None:
 STEPS = st.lists(st.tuples(st.sampled_from(["say", "say", "say", "move", "metadata"]), st.integers(0, 40)), max_size=40)
 
 
-@settings(deadline=None, max_examples=60)
 @given(STEPS, st.booleans())
 async def test_the_path_is_the_trees_whatever_the_tree(steps: list[tuple[str, int]], has_places: bool) -> None:
     entries: list[Entry] = []
@@ -212,7 +211,6 @@ async def test_wrong_parents_never_run_in_a_circle_and_lose_no_more_than_they_mu
     assert bool(problems) == (entries[0].parent_id is not None or expected[0] != "1")
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     st.lists(
         st.tuples(st.none() | st.integers(0, 9), st.none() | st.integers(-3, 12), st.booleans()),

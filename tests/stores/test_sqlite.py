@@ -685,6 +685,7 @@ WRITER = """
 """
 
 
+@pytest.mark.proof
 async def test_kill_9_in_the_middle_of_appends_loses_nothing_that_was_acknowledged(path: Path) -> None:
     for round_number in range(1, 4):
         command = [sys.executable, "-c", textwrap.dedent(WRITER), str(path)]
