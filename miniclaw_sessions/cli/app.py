@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from miniclaw_sessions.cli import PROGRAM, print_version
 from miniclaw_sessions.cli.invocation import SHARED, merged, parameters_of
+from miniclaw_sessions.cli.parameters import lightened
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("serve", "Run the daemon until SIGTERM or Ctrl-C."),
@@ -47,6 +48,10 @@ class _Commands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = {name: TyperCommand(name, help=summary) for name, (_, summary) in COMMANDS.items()}
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options that may stand before the command's name."""
+        return lightened(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Load the command that the arguments begin with."""

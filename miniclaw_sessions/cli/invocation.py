@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from miniclaw_sessions.cli.output import Report, progress_on, unwatched
+from miniclaw_sessions.cli.parameters import LightCommand
 from miniclaw_sessions.config import LoadedSettings, config_path, load_settings
 from miniclaw_sessions.log import configure_when_used
 from miniclaw_sessions.protocol.printable import printable_json
@@ -208,7 +209,7 @@ def command(
         if group:
             app.callback(invoke_without_command=True, epilog=_epilog(examples))(run)
         else:
-            app.command(name, epilog=_epilog(examples))(run)
+            app.command(name, cls=LightCommand, epilog=_epilog(examples))(run)
         return function
 
     return register

@@ -37,7 +37,7 @@ async def find_session(client: Client, name: str) -> ClientSession:
 
 
 def complete_session(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """What the shell offers for a beginning or a part of an id or title; nothing where nobody can be asked."""
+    """What the shell offers for the beginning of a session's id; nothing where nobody can be asked."""
     import asyncio  # noqa: PLC0415 - only the shell asks for it
 
     invocation = Invocation()
@@ -55,10 +55,7 @@ async def _offers(invocation: Invocation, incomplete: str) -> list[tuple[str, st
     async with invocation.sessions(reads=True) as client:
         rows = await client.list(limit=_SEARCHED)
     wanted = incomplete.casefold()
-    beginning = [row for row in rows if row.session_id.casefold().startswith(wanted)]
-    found = beginning or [
-        row for row in rows if wanted in row.session_id.casefold() or wanted in (row.title or "").casefold()
-    ]
+    found = [row for row in rows if row.session_id.casefold().startswith(wanted)]
     return [(row.session_id, row.title or "") for row in found[:COMPLETIONS]]
 
 

@@ -103,9 +103,9 @@ def _connected(invocation: Invocation, *, in_process: bool) -> AbstractAsyncCont
     loaded = invocation.loaded
     if invocation.url is not None:
         token = read_secret(loaded.settings.listen.token_file, "token", os.environ)
-        return connect(invocation.url, token=None if token is None else token.reveal())
+        return connect(invocation.url, token=None if token is None else token.reveal(), patience_s=PATIENCE_S)
     if invocation.socket is not None:
-        return connect(f"unix:{Path(invocation.socket).expanduser()}")
+        return connect(f"unix:{Path(invocation.socket).expanduser()}", patience_s=PATIENCE_S)
 
     def wait(pid: int | None) -> None:
         holder = "another process" if pid is None else f"process {pid}"

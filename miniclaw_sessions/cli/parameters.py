@@ -1,0 +1,42 @@
+"""Commands whose parameters load nothing for what needs no conversion.
+
+typer converts through pydantic, which takes longer to load than most commands take to run: a text that is to be a text
+does without, and so does a flag.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from typer._coercion import RuntimeParam, build_runtime_param, resolve_type_descriptor
+from typer.core import TyperCommand
+
+
+class _Plain(RuntimeParam):
+    """A parameter that mostly is what it should be already."""
+
+    def _coerce_value(self, value: Any, param: Any, ctx: Any) -> Any:
+        if self.annotation is Path and isinstance(value, str):
+            return Path(value)
+        if isinstance(self.annotation, type) and isinstance(value, self.annotation):
+            return value
+        descriptor = resolve_type_descriptor(self.annotation, self.parameter_info)
+        return build_runtime_param(descriptor).coerce(value, param, ctx)
+
+
+def lightened(parameters: list[Any]) -> list[Any]:
+    """The same parameters, which load pydantic only for what must be converted."""
+    for parameter in parameters:
+        kind = getattr(parameter, "type_descriptor", None)
+        if kind is not None and not isinstance(parameter._runtime_param, _Plain):  # noqa: SLF001 - no other way in
+            parameter._runtime_param = _Plain(kind.parameter_info, kind.annotation)  # noqa: SLF001 - same
+    return parameters
+
+
+class LightCommand(TyperCommand):
+    """A command of this kind."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its parameters, with the option for help."""
+        return lightened(super().get_params(ctx))
