@@ -11,7 +11,8 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a list of sessions.
 
     `messages` counts those of the window, `message_count` all of the transcript; `updated_at` is when the content last
-    changed, `last_accessed` when the session was last used.
+    changed, `last_accessed` when the session was last used. `lost` is how many older messages a former store
+    has taken with it, until that is acknowledged.
     """
 
     session_id: str
@@ -25,6 +26,7 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
     last_accessed: datetime
     dirty: bool
+    lost: int = 0
 
 
 class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +61,13 @@ class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the promises are being kept, and which are not."""
+    """Whether the promises are being kept, and which are not.
+
+    `losses` tells what was lost with a former store and that nobody has acknowledged; it does not make `ok` false.
+    """
 
     ok: bool
     store: str
     store_state: str
     problems: list[str]
+    losses: list[str] = []

@@ -313,7 +313,7 @@ def _settle_memory() -> None:
 _FOR_GOOD = (errors.StoreCorrupt, errors.SchemaTooNew, errors.SnapshotUnreadable, errors.QuarantineFull)
 _BROKEN_DISK = {
     *(errno.EIO, errno.EROFS, errno.EUCLEAN, errno.ENODEV, errno.ENXIO),
-    *(errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP),
+    *(errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
 }
 
 
@@ -323,7 +323,8 @@ def status_of(error: Exception) -> ExitStatus:
         return ExitStatus.CONFIG
     if isinstance(error, errors.DirectoryInUse | AddressInUseError):
         return ExitStatus.DIRECTORY_IN_USE
-    is_disk = isinstance(error, OSError) and error.errno in _BROKEN_DISK  # not: out of descriptors, memory, space
+    cause = error.__cause__ if isinstance(error, errors.StoreUnavailable) else error
+    is_disk = isinstance(cause, OSError) and cause.errno in _BROKEN_DISK  # not: out of descriptors, memory, space
     return ExitStatus.STORE if is_disk or isinstance(error, _FOR_GOOD) else ExitStatus.FAILURE
 
 

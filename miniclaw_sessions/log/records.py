@@ -64,6 +64,7 @@ ACTIONS = {
     "recovery.done": "startup has loaded all sessions",
     "recovery.entry_damaged": "an entry in the store cannot be read and was passed over",
     "recovery.ignored": "something in the sessions directory is not a file",
+    "recovery.losses_damaged": "the record of what was lost cannot be read",
     "recovery.quarantined": "a damaged snapshot was set aside, whole",
     "recovery.renamed": "a snapshot got its canonical name",
     "recovery.store_quarantined": "a damaged store was set aside, whole",

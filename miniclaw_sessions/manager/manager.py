@@ -11,15 +11,15 @@ Opening takes the directory's lock, opens the store and recovers; closing commit
 
 from __future__ import annotations
 
-import errno
-import stat
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from itertools import islice
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
+import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock, SystemClock
@@ -34,35 +34,37 @@ from miniclaw_sessions.errors import (
     SessionExists,
     SessionNotFound,
     StoreError,
+    StoreUnavailable,
 )
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.background import Background
 from miniclaw_sessions.manager.cache import Listing, SessionCache
 from miniclaw_sessions.manager.expiry import Expiry, SweepReport
-from miniclaw_sessions.manager.reader import SessionReader
+from miniclaw_sessions.manager.reader import SessionReader, summarize
 from miniclaw_sessions.manager.registry import SessionRegistry
 from miniclaw_sessions.manager.saving import Saving, WatchedStore
+from miniclaw_sessions.manager.source_file import chunks_of, regular_file
 from miniclaw_sessions.persistence.archive import Archive
 from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.flusher import FlushReport
+from miniclaw_sessions.persistence.losses import NAME as LOSSES
+from miniclaw_sessions.persistence.losses import Loss
 from miniclaw_sessions.persistence.recovery import Progress, RecoveryReport
 from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.copying import copy_session
-from miniclaw_sessions.statistics import Health, ManagerStatistics
+from miniclaw_sessions.statistics import Health, ManagerStatistics, SessionSummary
 from miniclaw_sessions.stores.base import Store
 
 if TYPE_CHECKING:
-    from aiofiles.threadpool.binary import AsyncBufferedReader
-
     from miniclaw_sessions.formats.codec import Format
     from miniclaw_sessions.transfer.importing import ImportReport
 
 DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
 
-CHUNK_BYTES = 1_048_576
-"""How much of a file that is imported is read at a time."""
+LISTED_LOSSES = 20
+"""At most this many sessions that have lost something are named by `health`."""
 
 log = get_logger(__name__)
 
@@ -134,6 +136,11 @@ class SessionManager(SessionReader):
         self._require_open()
         journal = await self._registry.load(session_id)
         return None if journal is None else Session.of(journal)
+
+    def _summary(self, session: Session) -> SessionSummary:
+        loss = self.losses.get(session.session_id)
+        summary = summarize(session)
+        return summary if loss is None else msgspec.structs.replace(summary, lost=loss.messages)
 
     async def _listing(self) -> Listing:
         self._require_open()
@@ -279,9 +286,28 @@ class SessionManager(SessionReader):
         """Verify every snapshot against the store; changes nothing."""
         self._require_open()
         async with self._saving.flusher.lock:
-            return await Check(
-                self._workspace.snapshots, self._store, clock=self.clock, on_progress=self._progress
-            ).run()
+            files, losses = self._workspace.snapshots, self.losses
+            return await Check(files, self._store, clock=self.clock, on_progress=self._progress, losses=losses).run()
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """Sessions whose older messages were lost with a former store, until that is acknowledged; by session id."""
+        return MappingProxyType({} if self._stack is None else self._workspace.losses.known)
+
+    async def acknowledge_losses(self, session_id: str | None = None) -> int:
+        """Let `check`, `list` and `health` tell no more of what one session has lost, or all of them.
+
+        Returns how many sessions that were.
+
+        Raises:
+            StoreUnavailable: it could not be written down; they go on telling.
+            ManagerClosed: the manager is not open.
+        """
+        self._require_open()
+        try:
+            return await to_thread.run_sync(self._workspace.losses.acknowledge, session_id)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot write {self.workspace / LOSSES}: {error.strerror}") from error
 
     def statistics(self) -> ManagerStatistics:
         """The manager's numbers at this moment."""
@@ -316,7 +342,10 @@ class SessionManager(SessionReader):
         if self._stack is None or self._closed:
             return Health(ok=False, store=self._store_name, store_state="closed", problems=["the manager is not open"])
         problems = self._saving.problems
-        return Health(ok=not problems, store=self._store_name, store_state=self._store_state, problems=problems)
+        losses = [loss.sentence(session_id) for session_id, loss in islice(self.losses.items(), LISTED_LOSSES)]
+        return Health(
+            ok=not problems, store=self._store_name, store_state=self._store_state, problems=problems, losses=losses
+        )
 
     @property
     def progressed_at(self) -> float:
@@ -469,9 +498,9 @@ class SessionManager(SessionReader):
         import aiofiles  # noqa: PLC0415 - importing this package must stay light
 
         try:
-            found, size = await to_thread.run_sync(_regular_file, path)
+            found, size = await to_thread.run_sync(regular_file, path)
             async with aiofiles.open(found, "rb") as file:
-                chunks = _chunks(file)
+                chunks = chunks_of(file)
                 return await self.import_stream(
                     chunks, name=found.stem, key=key, form=form, dry_run=dry_run, on_progress=on_progress, size=size
                 )
@@ -560,30 +589,6 @@ class SessionManager(SessionReader):
         await self._archive.delete(file)
         log.info("restored from the archive", action="session.restored", session_id=report.session_id)
         return await self.find(report.session_id)
-
-
-async def fork_session(manager: SessionManager, from_id: str, to_id: str) -> Session:
-    """Fork a session under a new id, in the words of document 001: open, fork and put in one.
-
-    Raises:
-        SessionNotFound: there is no session `from_id`.
-        SessionExists, SessionLimit, InvalidKey, StoreError: as for `Session.fork`.
-    """
-    return await (await manager.find(from_id)).fork(to_id)
-
-
-def _regular_file(path: str | Path) -> tuple[Path, int]:
-    """Where the file is and its size, provided that it is one: a pipe would make us wait for ever."""
-    path = Path(path).expanduser()
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    return path, status.st_size
-
-
-async def _chunks(file: AsyncBufferedReader) -> AsyncIterator[bytes]:
-    while chunk := await file.read(CHUNK_BYTES):
-        yield chunk
 
 
 def _ignore(progress: Progress) -> None:

@@ -40,6 +40,9 @@ class SessionReader(ABC):
     async def _listing(self) -> Listing:
         """All sessions and when they were last used."""
 
+    def _summary(self, session: Session) -> SessionSummary:
+        return summarize(session)
+
     async def get(self, channel: str, chat_id: str | int) -> Session:
         """The session of this chat; does not renew its time to live.
 
@@ -108,7 +111,7 @@ class SessionReader(ABC):
         for session_id in reversed(chosen):  # so that the newest stays in memory longest
             session = await self._load(session_id)
             if session is not None and channel in (None, session.key.channel):
-                summaries.append(summarize(session))
+                summaries.append(self._summary(session))
         return summaries[::-1]
 
     async def _newest(self, **part: Any) -> builtins.list[str]:
@@ -162,3 +165,13 @@ def summarize(session: Session) -> SessionSummary:
         last_accessed=session.last_accessed,
         dirty=session.journal.is_dirty,
     )
+
+
+async def fork_session(manager: SessionReader, from_id: str, to_id: str) -> Session:
+    """Fork a session under a new id, in the words of document 001: open, fork and put in one.
+
+    Raises:
+        SessionNotFound: there is no session `from_id`.
+        SessionExists, SessionLimit, InvalidKey, StoreError: as for `Session.fork`.
+    """
+    return await (await manager.find(from_id)).fork(to_id)

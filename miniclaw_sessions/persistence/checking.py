@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from types import MappingProxyType
 
 import msgspec
 from anyio import to_thread
@@ -17,6 +18,7 @@ from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.branch import as_message_entry
 from miniclaw_sessions.history.conversation import Snapshot
+from miniclaw_sessions.persistence.losses import Loss
 from miniclaw_sessions.persistence.recovery import Progress, ids_for
 from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry
@@ -44,13 +46,19 @@ class Check:
     """One run of it."""
 
     def __init__(
-        self, snapshots: Snapshots, store: Store, *, clock: Clock, on_progress: Callable[[Progress], None]
+        self,
+        snapshots: Snapshots,
+        store: Store,
+        *,
+        clock: Clock,
+        on_progress: Callable[[Progress], None],
+        losses: Mapping[str, Loss] = MappingProxyType({}),
     ) -> None:
         self._snapshots = snapshots
         self._store = store
         self._clock = clock
         self._on_progress = on_progress
-        self._problems: list[str] = []
+        self._problems: list[str] = [loss.sentence(session_id) for session_id, loss in losses.items()]
         self._notes: list[str] = []
         self._entries = 0
 

@@ -24,7 +24,9 @@ SESSIONS = "sessions"
 _SUFFIX = ".json"
 _LARGEST = 1 << 30
 _A_PROCESS_ID = re.compile(rb"[0-9]{0,20}\n?")
-_OURS = re.compile(r"(sessions|transcripts|archive|quarantine|sessions\.db(-wal|-shm|-journal)?|\.lock|miniclaw\.sock)")
+_OURS = re.compile(
+    r"(sessions|transcripts|archive|quarantine|losses\.json|sessions\.db(-wal|-shm|-journal)?|\.lock|miniclaw\.sock)"
+)
 
 
 def recognize(path: Path, *, create: bool) -> None:

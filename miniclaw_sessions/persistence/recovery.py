@@ -20,11 +20,12 @@ import gc
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import anyio
 import msgspec
+from anyio import to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from miniclaw_sessions.clock import Clock, derived_id
@@ -35,9 +36,10 @@ from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.branch import rejoined
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
 from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.persistence.losses import Loss, Losses
 from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry
-from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, LeafMove, place_of_parent
+from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, LeafMove, MessageEntry, place_of_parent
 from miniclaw_sessions.protocol.keys import is_session_id
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredHead, stored_entry
 from miniclaw_sessions.stores.branches import bring_window_up
@@ -108,6 +110,7 @@ class Recovery:
         clock: Clock,
         capacity: int,
         max_cached: int,
+        losses: Losses,
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._snapshots = snapshots
@@ -115,11 +118,13 @@ class Recovery:
         self._clock = clock
         self._capacity = capacity
         self._max_cached = max_cached
+        self._losses = losses
         self._on_progress = on_progress
         self._damaged: list[tuple[str, str]] = []
         self._renamed: list[tuple[str, str]] = []
         self._loaded: dict[str, Snapshot] = {}
         self._missing: list[Append] = []
+        self._lost: dict[str, Loss] = {}
         self._others: frozenset[str] = frozenset()  # files that are there and not read
         self.sessions: dict[str, Recovered] = {}
         self.on_disk: dict[str, None] = {}
@@ -289,6 +294,11 @@ class Recovery:
         self.report.brought_up += snapshot is not None and joined.is_behind
         last = stored.last_sequence if stored is not None else 0
         if snapshot is not None and self._store.keeps_entries and last < conversation.last_sequence:
+            kept = sum(entry.sequence > last for entry in snapshot.entries) + await _count_messages(
+                session_id, self._store
+            )
+            if (lost := snapshot.totals.messages - kept) > 0:
+                self._lost[session_id] = Loss(lost, self._clock.now())
             self._missing.append(_missing_entries(snapshot, conversation, last, self._clock))
             dirty = True
         self.report.messages += len(conversation.window)
@@ -298,17 +308,24 @@ class Recovery:
         """Give the store what only the snapshots have."""
         if not self._missing:
             return
+        if self._lost:  # before anything is sound again: a crash in between must not hide it
+            await to_thread.run_sync(self._losses.note, self._lost)
         outcomes = await self._store.append(self._missing)
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
         self.report.written_back += len(self._missing)
-        log.warning(
-            "the store lacked what the files still have; it was given that, older messages are lost",
-            action="recovery.written_back",
-            sessions=len(self._missing),
-        )
-        self._missing = []
+        if self._lost:
+            log.warning(
+                "the store lacked what the files still have; it was given that, older messages are lost",
+                action="recovery.written_back",
+                sessions=len(self._missing),
+                with_losses=len(self._lost),
+            )
+        else:
+            sentence = "the store was given all that the files have"
+            log.info(sentence, action="recovery.written_back", sessions=len(self._missing))
+        self._missing, self._lost = [], {}
 
 
 def ids_for(data: bytes) -> Callable[[], str]:
@@ -386,6 +403,15 @@ async def catch_up(conversation: Conversation, store: Store) -> None:
             _go_on_from(entry, conversation)
     for problem in await bring_window_up(conversation, store):
         log.error("a branch is damaged", action="recovery.entry_damaged", session_id=session_id, error=problem)
+
+
+async def _count_messages(session_id: str, store: Store) -> int:
+    """How many messages a store has that has lost some."""
+    count = 0
+    async for stored in read_all(store, session_id):
+        with suppress(InvalidMessage):
+            count += isinstance(decode_entry(stored.encoded), MessageEntry)
+    return count
 
 
 def _go_on_from(marker: Entry, conversation: Conversation) -> None:

@@ -21,6 +21,7 @@ from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, StoreCorrupt, StoreUnavailable, first_cause
 from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.persistence.losses import Losses
 from miniclaw_sessions.persistence.marker import Marker, check_marker, check_store, write_marker
 from miniclaw_sessions.persistence.quarantine import Quarantine
 from miniclaw_sessions.persistence.recognition import recognize
@@ -43,6 +44,7 @@ class Workspace:
 
     Attributes:
         snapshots, store: both sides, once it is open.
+        losses: what was lost with former stores.
         sessions: what recovery loaded; whoever takes them over empties it.
         on_disk: the ids of the sessions of which only the names were read.
         report: what recovery found and did.
@@ -50,6 +52,7 @@ class Workspace:
 
     snapshots: Snapshots
     store: Store
+    losses: Losses
     sessions: dict[str, Recovered]
     on_disk: dict[str, None]
     report: RecoveryReport
@@ -148,6 +151,7 @@ class Workspace:
         try:
             self._marker = check_marker(self.path, self._encryption)
             self._clean()
+            self.losses = Losses(self.path)
             snapshots = open_snapshots(self.path, self._settings, clock=self._clock, encryption=self._encryption)
             return stack.enter_context(closing(snapshots))
         except OSError as error:
@@ -196,6 +200,7 @@ class Workspace:
             clock=self._clock,
             capacity=self._settings.window,
             max_cached=self._settings.max_cached,
+            losses=self.losses,
             on_progress=self._on_progress,
         )
 

@@ -568,6 +568,22 @@ def test_only_what_a_restart_cannot_cure_prevents_one(error: Exception, status: 
     assert status_of(error) is status
 
 
+@pytest.mark.parametrize("kind", ["directory", "link", "pipe"])
+async def test_what_is_no_database_in_its_place_is_not_tried_again(directory: Path, kind: str) -> None:
+    """systemd starts a service again that exits with 1, twenty times; here only a person can help."""
+    workspace = directory / "w"
+    workspace.mkdir(mode=0o700)
+    place = workspace / "sessions.db"
+    if kind == "directory":
+        place.mkdir()
+    elif kind == "link":
+        place.symlink_to("elsewhere")
+    else:
+        os.mkfifo(place)
+    with Daemon(directory) as daemon:
+        assert await daemon.exited() in (ExitStatus.STORE, ExitStatus.CONFIG)
+
+
 async def test_a_store_that_is_damaged_for_good_or_too_new_is_a_status_of_its_own(directory: Path) -> None:
     with Daemon(directory) as daemon:
         await daemon.notice("READY=1")

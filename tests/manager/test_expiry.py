@@ -12,7 +12,7 @@ import pytest
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import Directory
-from miniclaw_sessions.errors import SessionNotFound
+from miniclaw_sessions.errors import NotArchived, SessionExists, SessionNotFound
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.manager.expiry import FIRST_SWEEP_S
 from miniclaw_sessions.persistence.archive import Archive
@@ -245,6 +245,84 @@ async def test_after_expiry_the_chat_begins_empty_where_the_setting_says_so(home
         assert new.journal.incarnation != old.journal.incarnation
     async with home.open() as manager:
         assert [message.text for message in await manager.get_session_history("telegram", "1")] == ["new"]
+
+
+async def test_a_chat_that_speaks_again_after_its_expiry_goes_on_where_it_ended(home: Home) -> None:
+    async with home.open() as manager:
+        old = await say(manager, "old")
+        old.update(title="kept")
+        label = await old.tree.set_label(old.entries()[0].id, "here")
+        await home.clock.advance(31 * DAY)
+        assert (await manager.sweep()).sessions == ["telegram_1"]
+        again = await say(manager, "new")
+        assert [message.text for message in again.messages()] == ["old", "new"]
+        assert again.title == "kept"
+        assert (await again.tree.get_entry(label)).id == label
+        assert again.created_at == old.created_at
+        assert home.archived() == []
+        await manager.delete("telegram_1")
+        assert (await manager.get_or_create("telegram", "1")).messages() == []
+
+
+async def test_what_was_deleted_does_not_come_back_from_the_archive(home: Home) -> None:
+    async with home.open() as manager:
+        await say(manager, "old")
+        await home.clock.advance(31 * DAY)
+        await manager.sweep()
+        assert await manager.delete("telegram_1")
+        assert home.archived() == []
+        assert (await manager.get_or_create("telegram", "1")).messages() == []
+
+
+async def test_an_archived_session_is_restored_whole(home: Home) -> None:
+    async with home.open(restore_archived=False) as manager:
+        await say(manager, "old")
+        await home.clock.advance(31 * DAY)
+        await manager.sweep()
+        with pytest.raises(NotArchived):
+            await manager.restore("telegram_2")
+        await say(manager, "new")
+        with pytest.raises(SessionExists):
+            await manager.restore("telegram_1")
+        await manager.delete("telegram_1")
+        assert home.archived() == []
+        await say(manager, "old again")
+        await home.clock.advance(31 * DAY)
+        await manager.sweep()
+        restored = await manager.restore("telegram_1")
+        assert [message.text for message in restored.messages()] == ["old again"]
+        assert home.archived() == []
+        assert (await manager.sweep()).expired == 0
+    async with home.open() as manager:
+        assert [message.text for message in await manager.get_session_history("telegram", "1")] == ["old again"]
+
+
+async def test_a_dry_run_lists_what_a_sweep_would_take_and_changes_nothing(home: Home) -> None:
+    async with home.open() as manager:
+        await say(manager)
+        await home.clock.advance(29 * DAY)
+        await say(manager, chat_id="2")
+        await home.clock.advance(2 * DAY)
+        for _ in range(2):
+            report = await manager.sweep(dry_run=True)
+            assert (report.sessions, report.expired, report.dry_run) == (["telegram_1"], 0, True)
+        assert await names(manager) == {"1", "2"}
+        assert (await manager.sweep()).sessions == ["telegram_1"]
+
+
+async def test_the_log_says_beforehand_what_the_next_sweep_will_take(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with home.open(sweep_interval_s=DAY) as manager:
+        await say(manager)
+        await home.clock.advance(FIRST_SWEEP_S)
+        while not manager.statistics().expired:
+            await home.clock.advance(DAY / 2)
+            await manager.flush()
+    told, done = caplog.text.index("action='sweep.next'"), caplog.text.index("expired=1")
+    assert told < done
+    assert "telegram_1" in caplog.text[told:done]
 
 
 # --- wrong clocks ----------------------------------------------------------------------------------------------------

@@ -59,3 +59,44 @@ async def test_health_is_red_while_the_database_is_malformed(tmp_path: Path) -> 
         assert not health.ok
         assert "damaged" in health.problems[0]
         assert health.store_state == "failing"
+
+
+async def test_older_messages_that_a_store_took_with_it_are_told_of_until_somebody_acknowledges_it(
+    tmp_path: Path,
+) -> None:
+    settings = SessionSettings(window=2)
+    async with SessionManager(tmp_path, settings=settings) as manager:
+        for chat_id, count in (("long", 5), ("short", 2)):
+            session = await manager.get_or_create("telegram", chat_id)
+            for number in range(count):
+                await session.add_message(Message.user(str(number)))
+    (tmp_path / "sessions.db").unlink()
+
+    for _ in range(2):  # a restart forgets nothing
+        async with SessionManager(tmp_path, settings=settings) as manager:
+            assert {session_id: loss.messages for session_id, loss in manager.losses.items()} == {"telegram_long": 3}
+            assert {row.session_id: row.lost for row in await manager.list()} == {
+                "telegram_long": 3,
+                "telegram_short": 0,
+            }
+            (problem,) = (await manager.check()).problems
+            assert "telegram_long: 3 older messages were lost" in problem
+            assert manager.health().losses == [problem]
+    async with SessionManager(tmp_path, settings=settings) as manager:
+        assert await manager.acknowledge_losses("telegram_short") == 0
+        assert await manager.acknowledge_losses() == 1
+        assert manager.health().losses == []
+    async with SessionManager(tmp_path, settings=settings) as manager:
+        assert (await manager.check()).sound
+
+
+async def test_the_first_start_on_plain_files_tells_of_no_losses(tmp_path: Path) -> None:
+    (tmp_path / "sessions").mkdir()
+    said = ",".join(f'{{"role": "user", "content": "{number}"}}' for number in range(3))
+    plain = f'{{"session_id": "telegram_1", "channel": "telegram", "chat_id": "1", "messages": [{said}]}}'
+    (tmp_path / "sessions" / "telegram_1.json").write_text(plain)
+    async with SessionManager(tmp_path) as manager:
+        assert manager.recovery.written_back == 1
+        assert manager.losses == {}
+        await manager.flush()
+        assert (await manager.check()).sound

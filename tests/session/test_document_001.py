@@ -16,7 +16,7 @@ import pytest
 
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
 from miniclaw_sessions.history.branch import told
-from miniclaw_sessions.manager.manager import fork_session
+from miniclaw_sessions.manager.reader import fork_session
 from miniclaw_sessions.protocol.entries import Compaction, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, TextPart, Usage
 from miniclaw_sessions.session import Session

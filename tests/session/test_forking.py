@@ -24,7 +24,7 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
 )
 from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.manager.manager import fork_session
+from miniclaw_sessions.manager.reader import fork_session
 from miniclaw_sessions.protocol.entries import moves_leaf
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Usage

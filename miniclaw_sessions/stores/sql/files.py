@@ -44,7 +44,7 @@ def create_file(path: Path) -> None:
     """Make sure that the database file exists and is ours alone, durably.
 
     Raises:
-        StoreUnavailable: the name is taken by something that is not a regular file.
+        ConfigError: the name is taken by something that is not a regular file.
         OSError: it cannot be created or opened.
     """
     try:
@@ -192,7 +192,7 @@ def _make_private(file: Path) -> None:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise StoreUnavailable(f"cannot open {file}: it is not a regular file; remove it or choose another path")
+            raise ConfigError(f"cannot open {file}: it is not a regular file; remove it or choose another path")
         if stat.S_IMODE(status.st_mode) & 0o077:
             os.fchmod(fd, _MODE)
     finally:
