@@ -102,7 +102,8 @@ class Workspace:
                     tasks.start_soon(self._open, stack, name="open workspace")
                 self._stack = stack.pop_all()
         except ExceptionGroup as group:
-            raise first_cause(group) from None
+            error = first_cause(group)
+            raise error from error.__cause__
         return self
 
     async def __aexit__(
