@@ -34,6 +34,7 @@ STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.DuplicateMessage: (409, None),
     errors.TurnInProgress: (409, None),
     errors.LeafMoved: (409, None),
+    errors.TranscriptNotKept: (409, None),
     errors.NothingToResume: (409, None),
     errors.MessageUnderWay: (409, None),
     errors.MessageStopped: (409, None),

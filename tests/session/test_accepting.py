@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import anyio
 import pytest
 
+from miniclaw_sessions.api.error_table import as_request_error
 from miniclaw_sessions.errors import (
     InvalidMessage,
     SessionsError,
@@ -309,8 +310,11 @@ async def test_without_a_transcript_what_only_a_transcript_keeps_is_refused(tmp_
             tree.append_compaction("in short", None),
         ]
         for attempt in attempts:
-            with pytest.raises(TranscriptNotKept, match="none:"):
+            with pytest.raises(TranscriptNotKept, match="none:") as refused:
                 await attempt
+            told = as_request_error(refused.value)
+            assert told is not None
+            assert (told.status, told.kind, told.message) == (409, "transcript_not_kept", str(refused.value))
         outcome = await session.compact(in_short)
         assert (outcome.status, "none:" in outcome.detail) == (CompactionStatus.SKIPPED, True)
         assert session.entries() == before
