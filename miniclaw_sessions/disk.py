@@ -17,6 +17,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -296,6 +297,19 @@ class Directory:
         os.unlink(name, dir_fd=self.fd)
         self.sync()
 
+    def take_all(self, source: Directory) -> int:
+        """Move all files of a directory on the same file system here, each in the place of what has its name.
+
+        Durable when it returns. Cut off, it goes on when it is called again: what is left in `source` was not moved.
+        Returns how many there were.
+        """
+        names = [name for name in source.names() if source._is_file(name)]
+        for name in names:
+            os.rename(name, name, src_dir_fd=source.fd, dst_dir_fd=self.fd)
+        self.sync()
+        source.sync()
+        return len(names)
+
     def copy(self, name: str, target: Directory, new_name: str, *, start: int = 0) -> None:
         """Copy a file, from the byte `start` on, to a name that must be free; the copy is durable.
 
@@ -376,6 +390,15 @@ class Directory:
         if _libc.syncfs(self.fd) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(self.path))
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a directory of ours with all that is in it, durably; one that is not there is fine."""
+    if not path.exists():
+        return
+    shutil.rmtree(path)
+    with _opened(path.parent) as fd:
+        os.fsync(fd)
 
 
 class DirectoryLock:

@@ -42,7 +42,7 @@ async def rekey(
     """
     keys = _keys(invocation)
     from miniclaw_sessions.cli.opening import refused  # noqa: PLC0415 - help does not need it
-    from miniclaw_sessions.persistence.rekeying import Rekey  # noqa: PLC0415 - loads the persistence layer
+    from miniclaw_sessions.transfer.rekeying import Rekey  # noqa: PLC0415 - loads the persistence layer
 
     loaded = invocation.loaded
     if (problem := refused(loaded, create=False)) is not None:

@@ -122,6 +122,11 @@ class SessionManager(SessionReader):
         state = "closed" if self._stack is None else "open"
         return f"<SessionManager {self.workspace}, {len(self)} sessions, {state}>"
 
+    @property
+    def store(self) -> Store:
+        """The store that is open, for whoever copies it; changing it behind the sessions' backs would harm them."""
+        return self._store
+
     def __len__(self) -> int:
         return len(self._cache)
 

@@ -18,6 +18,9 @@ from miniclaw_sessions.stores.base import Store
 
 NAME = "encryption.json"
 VERSION = 1
+RESTORING = ".restoring"
+"""The directory in a workspace of what is to be restored; once it is complete, nobody opens the workspace."""
+
 _MAX_BYTES = 4096
 
 
@@ -92,6 +95,11 @@ def check_marker(workspace: Path, keys: KeyRing | None) -> Marker | None:
         OSError: the marker cannot be read.
     """
     marker = read_marker(workspace) if workspace.is_dir() else None
+    if (workspace / RESTORING / "backup.json").exists():
+        raise ConfigError(
+            f"a backup is being restored to {workspace}, and that was interrupted; run `miniclaw-sessions restore` "
+            "again, which goes on from there"
+        )
     if marker is None:
         return None
     if marker.rekeying:

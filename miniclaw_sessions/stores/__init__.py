@@ -10,13 +10,16 @@ from pathlib import Path
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.stores.base import Store
 
-__all__ = ["STORE_URLS", "open_store"]
+__all__ = ["STORE_URLS", "open_store", "store_place"]
 
 STORE_URLS = (
     *("none:", "memory:", "sqlite:", "sqlite:///absolute/path/to/file.db"),
     *("jsonl:", "jsonl:///absolute/path/to/directory"),
 )
 """What the setting `store` may be."""
+
+
+_DEFAULT_PLACES = {"sqlite": "sessions.db", "jsonl": "transcripts"}
 
 
 def open_store(url: str, workspace: Path, *, read_only: bool = False) -> Store:
@@ -31,28 +34,41 @@ def open_store(url: str, workspace: Path, *, read_only: bool = False) -> Store:
     Raises:
         ConfigError: no store goes by this URL.
     """
+    kind, place = store_place(url, workspace)
+    if kind == "sqlite" and read_only:
+        from miniclaw_sessions.stores.sql.reader import SQLiteReader  # noqa: PLC0415 - only the chosen store is imported
+
+        return SQLiteReader(place)
+    if kind == "sqlite":
+        from miniclaw_sessions.stores.sql.sqlite import SQLiteStore  # noqa: PLC0415 - same
+
+        return SQLiteStore(place)
+    if kind == "jsonl":
+        from miniclaw_sessions.stores.jsonl.store import JSONLStore  # noqa: PLC0415 - same
+
+        return JSONLStore(place)
+    if kind == "memory":
+        from miniclaw_sessions.stores.memory import MemoryStore  # noqa: PLC0415 - same
+
+        return MemoryStore()
+    from miniclaw_sessions.stores.none import NoStore  # noqa: PLC0415 - same
+
+    return NoStore()
+
+
+def store_place(url: str, workspace: Path) -> tuple[str, Path]:
+    """What a URL means: the kind of the store, and its file or directory; the workspace itself where it has none.
+
+    Raises:
+        ConfigError: no store goes by this URL.
+    """
     match url.partition(":"):
-        case ("none", ":", ""):
-            from miniclaw_sessions.stores.none import NoStore  # noqa: PLC0415 - only the chosen store is imported
-
-            return NoStore()
-        case ("memory", ":", ""):
-            from miniclaw_sessions.stores.memory import MemoryStore  # noqa: PLC0415 - same
-
-            return MemoryStore()
-        case ("sqlite", ":", place) if not place or _is_absolute_path(place):
-            path = Path(place.removeprefix("//")) if place else workspace / "sessions.db"
-            if read_only:
-                from miniclaw_sessions.stores.sql.reader import SQLiteReader  # noqa: PLC0415 - same
-
-                return SQLiteReader(path)
-            from miniclaw_sessions.stores.sql.sqlite import SQLiteStore  # noqa: PLC0415 - same
-
-            return SQLiteStore(path)
-        case ("jsonl", ":", place) if not place or _is_absolute_path(place):
-            from miniclaw_sessions.stores.jsonl.store import JSONLStore  # noqa: PLC0415 - same
-
-            return JSONLStore(Path(place.removeprefix("//")) if place else workspace / "transcripts")
+        case ("none" | "memory" as kind, ":", ""):
+            return kind, workspace
+        case ("sqlite" | "jsonl" as kind, ":", ""):
+            return kind, workspace / _DEFAULT_PLACES[kind]
+        case ("sqlite" | "jsonl" as kind, ":", place) if _is_absolute_path(place):
+            return kind, Path(place.removeprefix("//"))
     raise ConfigError(f"store = {_without_password(url)!r} is no store; it can be {', '.join(STORE_URLS)}")
 
 

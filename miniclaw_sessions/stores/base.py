@@ -105,7 +105,12 @@ _DAMAGED = b"damaged: "
 
 def damaged(stored: StoredEntry) -> StoredEntry:
     """The same entry with bytes that nobody can take for what was said: they contradict their checksum."""
-    return msgspec.structs.replace(stored, encoded=_DAMAGED + stored.encoded)
+    return msgspec.structs.replace(stored, encoded=mark_damaged(stored.encoded))
+
+
+def mark_damaged(data: bytes) -> bytes:
+    """The same bytes, which nobody takes for an entry, a session's file, or something sealed any more."""
+    return data if is_damaged(data) else _DAMAGED + data
 
 
 def without_mark(encoded: bytes) -> bytes:

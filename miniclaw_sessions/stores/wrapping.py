@@ -26,6 +26,11 @@ class WrappingStore(Store):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._store!r}>"
 
+    @property
+    def inner(self) -> Store:
+        """The store that is wrapped."""
+        return self._store
+
     async def _forward(self, method: str, call: Callable[[], Awaitable[T]]) -> T:  # noqa: ARG002 - to override
         """Call a method of the inner store."""
         return await call()

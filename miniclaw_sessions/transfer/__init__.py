@@ -1,1 +1,1 @@
-"""Sessions from elsewhere and to elsewhere: imports and exports, as streams of any length."""
+"""From elsewhere and to elsewhere: sessions imported and exported; workspaces backed up, restored, rekeyed."""

@@ -11,8 +11,8 @@ import pytest
 from miniclaw_sessions import Message, SessionManager, SessionSettings
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import SessionsError
-from miniclaw_sessions.persistence.rekeying import Rekey, RekeyReport
 from miniclaw_sessions.testing import FakeClock
+from miniclaw_sessions.transfer.rekeying import Rekey, RekeyReport
 
 SECRET = "Nobody must read this."
 OLD, NEW = b"o" * 32, b"n" * 32

@@ -12,18 +12,18 @@ import anyio
 from miniclaw_sessions import SessionSettings
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing
-from miniclaw_sessions.persistence.rekeying import Rekey
+from miniclaw_sessions.transfer.rekeying import Rekey
 
 workspace, moment = Path(sys.argv[1]), sys.argv[2]
-move = Directory.move
+take_all = Directory.take_all
 
 
-def die_before_the_second(directory: Directory, name: str, target: Directory, new_name: str) -> None:
-    """One transcript is in its place, another is not."""
+def die_before_the_second(directory: Directory, source: Directory) -> int:
+    """One directory has its new files, another has not."""
     if getattr(die_before_the_second, "called", False):
         os.kill(os.getpid(), signal.SIGKILL)
     die_before_the_second.called = True  # type: ignore[attr-defined]
-    move(directory, name, target, new_name)
+    return take_all(directory, source)
 
 
 def die_in(stage: str, done: int, total: int | None) -> None:
@@ -33,6 +33,6 @@ def die_in(stage: str, done: int, total: int | None) -> None:
 
 
 if moment == "swapping":
-    setattr(Directory, "move", die_before_the_second)  # noqa: B010 - a type checker would not have it
+    setattr(Directory, "take_all", die_before_the_second)  # noqa: B010 - a type checker would not have it
 rekey = Rekey(workspace, SessionSettings(store="jsonl:"), KeyRing([b"o" * 32]), decrypt=False, on_progress=die_in)
 anyio.run(rekey.run)

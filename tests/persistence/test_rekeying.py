@@ -90,7 +90,7 @@ async def test_an_empty_workspace_is_rekeyed_in_no_time(tmp_path: Path) -> None:
 
 
 async def test_a_long_transcript_is_copied_whole(jsonl_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("miniclaw_sessions.persistence.store_copy.GROUP", 8)
+    monkeypatch.setattr("miniclaw_sessions.stores.copying.GROUP", 8)
     async with jsonl_home.open(None) as manager:
         for number, count in ((1, 1), (2, 30), (3, 0), (4, 9)):
             await jsonl_home.say(manager, number, count)
@@ -144,8 +144,8 @@ async def test_what_is_damaged_stays_damaged_and_needs_no_old_key(jsonl_home: Ho
     report = await jsonl_home.rekey(BOTH, decrypt=decrypt)
     assert [text.split(" is damaged")[0].rpartition("/")[2].split("-", 2)[-1] for text in report.damaged] == [
         "telegram_1.json",
-        "entry 2 of session telegram_2",
         "telegram_0.json",  # what was in quarantine before
+        "entry 2 of session telegram_2",
     ]
     async with jsonl_home.open(None if decrypt else NEW_KEY) as manager:
         assert len(manager.recovery.quarantined) == 1
@@ -177,7 +177,7 @@ def cut_at(step: int) -> Iterator[list[str]]:
 
         return step_or_cut
 
-    for name in ("replace", "create", "publish", "remove", "move"):
+    for name in ("replace", "create", "publish", "remove", "move", "take_all"):
         originals[name] = getattr(Directory, name)
         setattr(Directory, name, cutting(name, originals[name]))
     try:
@@ -257,7 +257,7 @@ async def test_what_was_cut_off_is_told_and_opens_for_nobody(jsonl_home: Home) -
         assert "run `miniclaw-sessions rekey` again" in str(await jsonl_home.refusal(keys))
 
 
-@pytest.mark.parametrize("moment", ["copying", "swapping", "changing"])
+@pytest.mark.parametrize("moment", ["reading", "copying", "swapping"])
 async def test_killed_for_real_and_run_again_it_is_whole(jsonl_home: Home, moment: str) -> None:
     await jsonl_home.fill(None)
     said = await jsonl_home.said(None)

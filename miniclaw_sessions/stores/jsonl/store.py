@@ -43,7 +43,7 @@ class JSONLStore(Store):
     keeps_entries: ClassVar[bool] = True
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = self._path = path
         self._transcripts: Transcripts | None = None
         self._thread: SerialThread | None = None
         self._turns = Semaphore(READERS, max_value=READERS)

@@ -1,0 +1,359 @@
+"""Backups: a copy of a whole workspace, made while it is used, that can be looked at, verified and restored.
+
+A backup is a directory that looks like a workspace: session files, the store, archives, what was set aside. What is
+encrypted stays so, and no key is needed. `backup.json` is written last; it lists every file with its digest, so that a
+backup without it is not complete, and one that does not agree with it is damaged.
+
+It is consistent: session files are copied first and the store afterwards, entry by entry, through the store itself. So
+the store is never behind a file, as after a crash, and every transcript is whole up to where it was when it was copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import AsyncExitStack, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from miniclaw_sessions.clock import Clock, SystemClock
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.disk import Directory, DirectoryLock
+from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.persistence.marker import NAME as MARKER
+from miniclaw_sessions.persistence.marker import RESTORING, read_marker
+from miniclaw_sessions.stores import open_store, store_place
+from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.stores.jsonl.store import JSONLStore
+from miniclaw_sessions.stores.wrapping import WrappingStore
+from miniclaw_sessions.transfer.copying import CHUNK, Copy, Report, in_thread
+from miniclaw_sessions.transfer.files import SESSIONS, SET_ASIDE, copy_files, files_in
+
+MANIFEST = "backup.json"
+VERSION = 1
+
+_MAX_MANIFEST_BYTES = 2**31
+_BLOCK = 1 << 20
+_DATABASE, _TRANSCRIPTS = "sessions.db", "transcripts"
+
+
+class BackedUpFile(msgspec.Struct, frozen=True):
+    """What a file in a backup must be."""
+
+    bytes: int
+    sha256: str
+
+
+class BackupReport(msgspec.Struct, kw_only=True):
+    """What a backup holds; also what its `backup.json` says.
+
+    Attributes:
+        version: of this format.
+        made_at: when it was begun.
+        store: which kind of store it has: `sqlite:`, `jsonl:` or `none:`.
+        key: the id of the key that it is encrypted with; None: it is not.
+        sessions, entries: what is in its store.
+        snapshots: how many session files it has.
+        problems: what is wrong, one sentence each: what was damaged already when it was made; after verifying, what is
+            wrong with the backup itself.
+        files: every file, by its path in the backup.
+    """
+
+    version: int = VERSION
+    made_at: datetime
+    store: str
+    key: str | None = None
+    sessions: int = 0
+    entries: int = 0
+    snapshots: int = 0
+    problems: list[str] = msgspec.field(default_factory=list)
+    files: dict[str, BackedUpFile] = msgspec.field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """How large it is."""
+        return sum(file.bytes for file in self.files.values())
+
+
+class Holder(Protocol):
+    """Who has a workspace open: a SessionManager."""
+
+    workspace: Path
+    clock: Clock
+
+    @property
+    def store(self) -> Store:
+        """The store that is open."""
+        ...
+
+    async def flush(self) -> object:
+        """Write everything to the session files."""
+        ...
+
+
+async def back_up(manager: Holder, target: Path, on_progress: Report = lambda *_: None) -> BackupReport:
+    """Back a workspace up that is open in this process, while it is used.
+
+    Args:
+        manager: who has it open.
+        target: a directory that does not exist yet, or is empty.
+        on_progress: told how it advances, on the event loop.
+
+    Raises:
+        ConfigError: the target is something else, or cannot be written.
+        StoreError: the store cannot be read.
+    """
+    await manager.flush()
+    store = manager.store
+    while isinstance(store, WrappingStore):
+        store = store.inner
+    return await _make(manager.workspace, store, manager.clock, target, on_progress)
+
+
+async def back_up_closed(
+    workspace: Path, settings: SessionSettings, target: Path, on_progress: Report = lambda *_: None
+) -> BackupReport:
+    """Back a workspace up that nobody has open; nobody can open it meanwhile.
+
+    Raises:
+        DirectoryInUse: a process has it open; let that one make the backup (`back_up`).
+        ConfigError, StoreError: as for `back_up`.
+    """
+    if not await in_thread(workspace.is_dir):
+        raise ConfigError(f"there is no workspace at {workspace}")
+    async with AsyncExitStack() as stack:
+        stack.callback((await in_thread(DirectoryLock, workspace)).release)
+        marker = await in_thread(read_marker, workspace)
+        is_half = marker is not None and marker.rekeying != ""
+        if is_half or await in_thread((workspace / RESTORING).exists):
+            raise ConfigError(f"{workspace} is being rekeyed or restored, and that was interrupted; finish that first")
+        store = await stack.enter_async_context(open_store(settings.store, workspace))
+        return await _make(workspace, store, SystemClock(), target, on_progress)
+
+
+async def verify_backup(path: Path, on_progress: Report = lambda *_: None) -> BackupReport:
+    """Read every byte of a backup; `problems` says what is wrong with it, nothing if it is sound. Changes nothing.
+
+    Raises:
+        ConfigError: it is no backup, or not a complete one.
+    """
+    report = await in_thread(_manifest, path)
+    report.problems = []
+    found = set(await in_thread(_names_below, path))
+    for number, (name, expected) in enumerate(report.files.items(), 1):
+        problem = await in_thread(_difference, path / name, expected)
+        if problem:
+            report.problems.append(f"{name} {problem}")
+        on_progress("verifying", number, len(report.files))
+    report.problems += [f"{name} does not belong to the backup" for name in sorted(found - report.files.keys())]
+    return report
+
+
+async def restore(
+    backup: Path,
+    workspace: Path,
+    settings: SessionSettings,
+    on_progress: Report = lambda *_: None,
+    *,
+    damaged: bool = False,
+) -> BackupReport:
+    """Put a backup where no workspace is. Cut off, it is run again, and until then nobody opens the workspace.
+
+    Args:
+        backup: the directory of the backup; it is verified first, and not changed.
+        workspace: where to; there may be nothing that lives: no session, no store.
+        settings: say where the store is to be; it must be of the kind that was backed up.
+        on_progress: told how it advances.
+        damaged: restore also what is damaged: the next start makes of it what can be made.
+
+    Raises:
+        ConfigError: the backup is damaged or none, the store is of another kind, or something lives in the workspace.
+        DirectoryInUse: a process has the workspace.
+    """
+    report = await verify_backup(backup, on_progress)
+    if report.problems and not damaged:
+        more = f", and {len(report.problems) - 1} more" if len(report.problems) > 1 else ""
+        raise ConfigError(f"the backup {backup} is damaged: {report.problems[0]}{more}; nothing was restored")
+    kind, place = store_place(settings.store, workspace)
+    if f"{kind}:" != report.store:
+        raise ConfigError(
+            f"the backup has a store {report.store}, and store = {settings.store!r} is of another kind; set "
+            f"sessions.store to {report.store!r} for restoring, and migrate afterwards"
+        )
+    try:
+        await in_thread(lambda: Directory(workspace).close())
+        async with AsyncExitStack() as stack:
+            stack.callback((await in_thread(DirectoryLock, workspace)).release)
+            copy = Copy(workspace / RESTORING, settings.store, place.with_name(f".{place.name}.restoring"))
+            if not await in_thread((copy.path / MANIFEST).exists):  # or an earlier run had decided
+                await in_thread(_refuse_living, workspace, kind, place)
+                await in_thread(copy.remove)
+                await _copy_back(backup, copy, place.name, report, on_progress)
+            await in_thread(_settle, copy, workspace, settings.store)
+    except OSError as error:
+        raise ConfigError(
+            f"{backup} cannot be restored to {workspace}: {error.strerror or error}; mend the disk, and run it again"
+        ) from error
+    return report
+
+
+# --- making one ------------------------------------------------------------------------------------------------------
+
+
+async def _make(workspace: Path, store: Store, clock: Clock, target: Path, on_progress: Report) -> BackupReport:
+    kind = "jsonl" if isinstance(store, JSONLStore) else "sqlite" if store.keeps_entries else "none"
+    try:
+        await in_thread(_refuse_taken, target)
+        marker = await in_thread(read_marker, workspace)
+        report = BackupReport(made_at=clock.now(), store=f"{kind}:", key=None if marker is None else marker.key)
+        copy = Copy(target, f"{kind}:", target / _TRANSCRIPTS if kind == "jsonl" else target)
+        await in_thread(lambda: Directory(copy.store_path).close())
+        async with copy.open_store() as copied:
+            source = store if store.keeps_entries else None
+            torn = store.path / "torn" if isinstance(store, JSONLStore) else None
+            await copy.make(workspace, source, copied, torn=torn, sealing=None, on_progress=on_progress)
+        report.sessions, report.entries = copy.report.sessions, copy.report.entries
+        report.snapshots, report.problems = copy.report.snapshots, copy.report.problems
+        on_progress("writing the list of files", 0, None)
+        await in_thread(_finish, workspace, target, report)
+    except OSError as error:
+        raise ConfigError(f"cannot back {workspace} up to {target}: {error.strerror or error}") from error
+    return report
+
+
+def _refuse_taken(target: Path) -> None:
+    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
+        raise ConfigError(f"cannot back up to {target}: it is there already; name a directory that is not there yet")
+
+
+def _finish(workspace: Path, target: Path, report: BackupReport) -> None:
+    """Copy the marker, and write down what is there: only then it is a backup."""
+    with Directory(target) as directory:
+        if (workspace / MARKER).exists():
+            with Directory(workspace, is_ours=False) as source, suppress(FileExistsError):
+                source.copy(MARKER, directory, MARKER)
+        if (target / _TRANSCRIPTS / ".lock").exists():
+            with Directory(target / _TRANSCRIPTS) as transcripts:
+                transcripts.remove([".lock"])
+        report.files = {name: _described(target / name) for name in _names_below(target)}
+        manifest = msgspec.json.format(msgspec.json.encode(report), indent=1)
+        failure = directory.create([(MANIFEST, lambda: manifest)])[0]
+    if failure is not None:
+        raise failure
+
+
+# --- reading one -----------------------------------------------------------------------------------------------------
+
+
+def _manifest(path: Path) -> BackupReport:
+    if not path.is_dir():
+        raise ConfigError(f"{path} is no backup: there is no such directory")
+    try:
+        with Directory(path, is_ours=False) as directory:
+            data = directory.read(MANIFEST, limit=_MAX_MANIFEST_BYTES)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is no backup, or not a complete one: it has no {MANIFEST}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the backup {path}: {error.strerror or error}") from error
+    try:
+        report = msgspec.json.decode(data, type=BackupReport)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path / MANIFEST} is damaged: {error}") from None
+    if report.version > VERSION:
+        raise ConfigError(f"a newer version of miniclaw-sessions made the backup {path}; install that")
+    if any(_leads_elsewhere(name) for name in report.files):
+        raise ConfigError(f"{path / MANIFEST} names files outside of the backup")
+    return report
+
+
+def _leads_elsewhere(name: str) -> bool:
+    return name.startswith("/") or ".." in Path(name).parts or "\0" in name
+
+
+def _names_below(path: Path) -> list[str]:
+    """Every file of a backup, by its path in it, but for the list itself."""
+    found = []
+    for directory, _, names in os.walk(path):
+        inside = Path(directory).relative_to(path)
+        found += [str(inside / name) for name in names]
+    return sorted(name for name in found if name != MANIFEST)
+
+
+def _described(file: Path) -> BackedUpFile:
+    digest, size = hashlib.sha256(), 0
+    with Directory(file.parent, is_ours=False) as directory, os.fdopen(directory.open_file(file.name), "rb") as data:
+        while block := data.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+    return BackedUpFile(size, digest.hexdigest())
+
+
+def _difference(file: Path, expected: BackedUpFile) -> str:
+    """What is wrong with a file; nothing if it is as it was."""
+    if not file.parent.is_dir():
+        return "is missing"
+    try:
+        found = _described(file)
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    return "" if found == expected else "is damaged: it is not what was backed up"
+
+
+# --- putting one back ------------------------------------------------------------------------------------------------
+
+
+def _refuse_living(workspace: Path, kind: str, place: Path) -> None:
+    living = [str(workspace / name) for name in (SESSIONS, *SET_ASIDE) if files_in(workspace / name)]
+    if (kind == "jsonl" and files_in(place)) or (kind == "sqlite" and place.exists()):
+        living.append(str(place))
+    if living:
+        raise ConfigError(
+            f"cannot restore to {workspace}: there is something already ({', '.join(living)}); nothing was changed. "
+            "Move it away, or restore to another directory"
+        )
+
+
+async def _copy_back(backup: Path, copy: Copy, database: str, report: BackupReport, on_progress: Report) -> None:
+    """Copy every file to a place beside the one where it is to be; the list of them last."""
+    await in_thread(lambda: Directory(copy.path).close())
+    groups: dict[tuple[Path, Path], list[str]] = {}
+    for name in report.files:
+        path = Path(name)
+        groups.setdefault((backup / path.parent, _staged(path, copy)), []).append(path.name)
+    done = 0
+    for (source, target), names in groups.items():
+        for start in range(0, len(names), CHUNK):
+            chunk = names[start : start + CHUNK]
+            await in_thread(_copy_some, source, chunk, target)
+            done += len(chunk)
+            on_progress("restoring", done, len(report.files))
+    if report.store == "sqlite:" and database != _DATABASE:
+        await in_thread((copy.store_path / _DATABASE).rename, copy.store_path / database)
+    await in_thread(_copy_some, backup, [MANIFEST], copy.path)
+
+
+def _staged(path: Path, copy: Copy) -> Path:
+    """The directory in which a file of a backup waits for its place."""
+    if path.parts[0] == _TRANSCRIPTS:
+        return copy.store_path.joinpath(*path.parts[1:-1])
+    return copy.store_path if path.name == _DATABASE else copy.path / path.parent
+
+
+def _copy_some(source: Path, names: list[str], target: Path) -> None:
+    if not source.is_dir():
+        return  # of a damaged backup
+    with Directory(source, is_ours=False) as here, Directory(target) as there:
+        copy_files(here, names, there, None, [])
+
+
+def _settle(copy: Copy, workspace: Path, url: str) -> None:
+    """Let the files take their places; the list of them goes last, for it says that they are to."""
+    with Directory(workspace) as home, Directory(copy.path) as staged:
+        if MARKER in staged.names() and MARKER not in home.names():
+            staged.copy(MARKER, home, MARKER)
+    copy.take_places(workspace, url)

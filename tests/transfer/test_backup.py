@@ -1,0 +1,228 @@
+"""A backup is made while the workspace is used, tells when it is damaged, and restores what was acknowledged."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from miniclaw_sessions import Message
+from miniclaw_sessions.disk import Directory
+from miniclaw_sessions.encryption import KeyRing
+from miniclaw_sessions.errors import ConfigError, DirectoryInUse
+from miniclaw_sessions.transfer.backup import MANIFEST, back_up, back_up_closed, restore, verify_backup
+from tests.persistence.encrypted_homes import OLD_KEY, Home
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["sqlite:", "jsonl:", "none:"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
+    return Home(tmp_path / "w", request.param)
+
+
+@pytest.fixture
+def backup(tmp_path: Path) -> Path:
+    return tmp_path / "backup"
+
+
+def restored_home(home: Home) -> Home:
+    return Home(home.workspace.with_name("restored"), home.settings.store)
+
+
+async def restored(home: Home, backup: Path, **options: Any) -> Home:
+    other = restored_home(home)
+    await restore(backup, other.workspace, other.settings, **options)
+    return other
+
+
+@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+async def test_what_was_backed_up_is_restored_whole(home: Home, backup: Path, keys: KeyRing | None) -> None:
+    await home.fill(keys)
+    said, contents = await home.said(keys), home.contents()
+    stages: dict[str, int] = {}
+    report = await back_up_closed(
+        home.workspace, home.settings, backup, lambda stage, done, _: stages.update({stage: done})
+    )
+    assert (report.key, report.problems) == (None if keys is None else keys.ids[0], [])
+    assert report.snapshots == len(said)
+    assert report.entries == (0 if home.settings.store == "none:" else 3 * 7)
+    assert stages["copying sessions"] == len(said)
+    verified = await verify_backup(backup)
+    assert verified.problems == []
+    assert verified == report
+    other = await restored(home, backup)
+    assert await other.said(keys) == said
+    kept = {name for name in contents if name.startswith(("archive/", "quarantine/"))}
+    assert kept
+    assert {name: other.contents()[name] for name in kept} == {name: contents[name] for name in kept}
+    assert not [name for name in other.contents() if "restoring" in name or name == MANIFEST]
+    if keys is not None:
+        assert home.showing() == other.showing() == []
+
+
+@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+async def test_a_backup_under_load_is_sound_and_has_all_that_was_acknowledged_before(
+    home: Home, backup: Path, keys: KeyRing | None
+) -> None:
+    async with home.open(keys) as manager:
+        for number in range(5):
+            await home.say(manager, number, 60)
+        before = {row.session_id: row for row in await manager.list()}
+        stopped = False
+
+        async def go_on(number: int) -> None:
+            session = await manager.get_or_create("telegram", number)
+            for count in itertools.count():
+                if stopped:
+                    return
+                await session.add_message(Message.user(f"more {count}"))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(go_on, number)
+            report = await back_up(manager, backup)
+            stopped = True
+    assert report.problems == (await verify_backup(backup)).problems == []
+    other = await restored(home, backup)
+    async with other.open(keys) as manager:
+        assert (await manager.check()).problems == []
+        for session_id in before:
+            session = await manager.find(session_id)
+            texts = [message.text for message in session.messages()]
+            if home.settings.store != "none:":
+                texts = [e.message.text for e in (await session.tree.get_transcript()).entries if hasattr(e, "message")]
+                assert len([text for text in texts if not text.startswith("more")]) == 60
+            more = [text for text in texts if text.startswith("more")]
+            first = int(more[0].split()[1]) if more else 0
+            assert more == [f"more {number}" for number in range(first, first + len(more))]
+
+
+async def test_a_session_that_is_deleted_meanwhile_does_not_come_back(
+    tmp_path: Path, backup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "w", "sqlite:")
+    async with home.open(None) as manager:
+        for number in range(3):
+            await home.say(manager, number)
+        await manager.flush()
+        read_all = type(manager.store).heads
+
+        async def delete_first(store: Any) -> Any:
+            await manager.delete("telegram_1")
+            async for stored in read_all(store):
+                yield stored
+
+        monkeypatch.setattr(type(manager.store), "heads", delete_first)
+        await back_up(manager, backup)
+        monkeypatch.undo()
+    assert (await restored(home, backup)) is not None
+    assert set(await restored_home(home).said(None)) == {"telegram_0", "telegram_2"}
+
+
+async def test_every_damage_to_a_backup_is_told(home: Home, backup: Path) -> None:
+    await home.fill(None)
+    report = await back_up_closed(home.workspace, home.settings, backup)
+    for name in report.files:
+        file = backup / name
+        sound = file.read_bytes()
+        if sound:
+            file.write_bytes(bytes([sound[0] ^ 1]) + sound[1:])
+            assert (await verify_backup(backup)).problems == [f"{name} is damaged: it is not what was backed up"]
+        file.unlink()
+        assert (await verify_backup(backup)).problems == [f"{name} is missing"]
+        with pytest.raises(ConfigError, match="is missing"):
+            await restored(home, backup)
+        file.write_bytes(sound)
+    (backup / "sessions" / "strange.json").write_text("{}")
+    assert (await verify_backup(backup)).problems == ["sessions/strange.json does not belong to the backup"]
+    (backup / MANIFEST).unlink()
+    with pytest.raises(ConfigError, match="not a complete one"):
+        await verify_backup(backup)
+    assert not restored_home(home).workspace.exists()
+
+
+async def test_nothing_that_lives_is_written_over(home: Home, backup: Path) -> None:
+    await home.fill(None)
+    await back_up_closed(home.workspace, home.settings, backup)
+    before = home.contents()
+    with pytest.raises(ConfigError, match="there is something already"):
+        await restore(backup, home.workspace, home.settings)
+    with pytest.raises(ConfigError, match="there already"):
+        await back_up_closed(home.workspace, home.settings, backup)
+    async with home.open(None):
+        with pytest.raises(DirectoryInUse):
+            await restore(backup, home.workspace, home.settings)
+        with pytest.raises(DirectoryInUse):
+            await back_up_closed(home.workspace, home.settings, backup.with_name("another"))
+    assert home.contents().keys() == before.keys()
+    assert not backup.with_name("another").exists()
+
+
+async def test_a_backup_of_another_kind_of_store_is_refused(tmp_path: Path, backup: Path) -> None:
+    home = Home(tmp_path / "w", "jsonl:")
+    await home.fill(None)
+    await back_up_closed(home.workspace, home.settings, backup)
+    other = Home(tmp_path / "restored", "sqlite:")
+    with pytest.raises(ConfigError, match="another kind"):
+        await restore(backup, other.workspace, other.settings)
+
+
+class CutError(BaseException):
+    """The process ends here, as far as files are concerned."""
+
+
+@contextmanager
+def cut_at(step: int) -> Iterator[None]:
+    done: list[str] = []
+    originals = {name: getattr(Directory, name) for name in ("create", "publish", "take_all", "copy")}
+
+    def cutting(name: str) -> Any:
+        @wraps(originals[name])
+        def step_or_cut(*arguments: Any, **named: Any) -> Any:
+            if len(done) >= step:
+                raise CutError
+            done.append(name)
+            return originals[name](*arguments, **named)
+
+        return step_or_cut
+
+    for name in originals:
+        setattr(Directory, name, cutting(name))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(Directory, name, original)
+
+
+async def test_a_restore_that_is_cut_off_anywhere_is_run_again(tmp_path: Path, backup: Path) -> None:
+    home = Home(tmp_path / "w", "jsonl:")
+    await home.fill(OLD_KEY)
+    said = await home.said(OLD_KEY)
+    await back_up_closed(home.workspace, home.settings, backup)
+    other = restored_home(home)
+    for step in itertools.count():
+        with cut_at(step):
+            try:
+                await restored(home, backup)
+            except CutError:
+                is_done = False
+            else:
+                is_done = True
+        if is_done:
+            break
+        if (other.workspace / ".restoring" / MANIFEST).exists():
+            with pytest.raises(ConfigError, match="run `miniclaw-sessions restore` again"):
+                await other.said(OLD_KEY)
+        await restored(home, backup)
+        assert await other.said(OLD_KEY) == said
+        shutil.rmtree(other.workspace)
+    assert step > 8
