@@ -17,9 +17,16 @@ from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular
+from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular, remove_tree
 from miniclaw_sessions.encryption import KeyRing
-from miniclaw_sessions.errors import ConfigError, DirectoryInUse, StoreCorrupt, StoreUnavailable, first_cause
+from miniclaw_sessions.errors import (
+    ConfigError,
+    DirectoryInUse,
+    StoreCorrupt,
+    StoreError,
+    StoreUnavailable,
+    first_cause,
+)
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.persistence.losses import Losses
 from miniclaw_sessions.persistence.marker import Marker, check_marker, check_store, write_marker
@@ -29,12 +36,15 @@ from miniclaw_sessions.persistence.recovery import Progress, Recovered, Recovery
 from miniclaw_sessions.persistence.snapshots import Snapshots
 from miniclaw_sessions.stores import open_store
 from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.stores.copying import copy_store
 from miniclaw_sessions.stores.encrypted import encrypted
+from miniclaw_sessions.stores.wrapping import WrappingStore
 
 LOOK_AGAIN_S = 0.1
 """How often a directory that another process has is tried again."""
 
 _READ_AHEAD_BYTES = 1 << 20
+_SALVAGE = ".salvage"
 
 log = get_logger(__name__)
 
@@ -180,6 +190,10 @@ class Workspace:
             if not files:
                 raise
             log.error("the store is damaged and was set aside", action="recovery.store_quarantined", error=str(error))
+            try:
+                await to_thread.run_sync(self._keep_for_salvage, files)
+            except OSError as failure:  # no room for a copy; the files themselves are kept
+                log.error("nothing could be salvaged", action="recovery.salvage_failed", error=str(failure))
             await to_thread.run_sync(self._set_aside, files, str(error))
             return await self._recover(stack)
 
@@ -187,12 +201,48 @@ class Workspace:
         """Open the store and recover from it; on failure it is closed again."""
         async with AsyncExitStack() as attempt:
             store = await attempt.enter_async_context(self._new_store())
+            await self._salvage(store)
             await self._check_encryption(store)
             recovery = self._recovery(store)
             await recovery.run()
             self.sessions, self.on_disk, self.report = recovery.sessions, recovery.on_disk, recovery.report
             stack.push_async_callback(_close_shielded, attempt.pop_all())
         return store
+
+    def _keep_for_salvage(self, files: Sequence[Path]) -> None:
+        """Copy a damaged database, with its log, to where it is salvaged from; the files themselves are evidence."""
+        remove_tree(self.path / _SALVAGE)
+        if not isinstance(self._store_choice, str) or not self._store_choice.startswith("sqlite:"):
+            return
+        with Directory(self.path / _SALVAGE) as target:
+            for file, name in zip(files[:2], (_SALVAGE, f"{_SALVAGE}-wal"), strict=True):
+                if file.is_file():
+                    with Directory(file.parent, is_ours=False) as source:
+                        source.copy(file.name, target, name)
+
+    async def _salvage(self, store: Store) -> None:
+        """Copy what can still be read of a database that was set aside into the new one; again, if that was cut off."""
+        path = self.path / _SALVAGE
+        if not await to_thread.run_sync(path.exists):
+            return
+        from miniclaw_sessions.stores.sql.salvage import Salvage, fill_up  # noqa: PLC0415 - hardly ever needed
+
+        while isinstance(store, WrappingStore):
+            store = store.inner
+        try:
+            await to_thread.run_sync(fill_up, path / _SALVAGE)
+            async with Salvage(path / _SALVAGE) as rest:
+                copied = await copy_store(rest, store)
+        except (StoreError, OSError) as error:
+            log.error("nothing could be salvaged", action="recovery.salvage_failed", error=str(error))
+        else:
+            log.warning(
+                "what could still be read of the damaged store was kept",
+                action="recovery.salvaged",
+                sessions=copied.sessions,
+                entries=copied.entries,
+            )
+        await to_thread.run_sync(remove_tree, path)
 
     def _recovery(self, store: Store) -> Recovery:
         return Recovery(

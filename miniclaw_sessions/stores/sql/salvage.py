@@ -1,12 +1,13 @@
 """What is left of a damaged database: the rows that can still be read, to be copied into a new one.
 
-SQLite gives up at the first page that it cannot make sense of. Here the log is walked by its positions, in ever
-smaller steps around what cannot be read, and nothing but rows that agree with their checksum is believed; rows of older
-versions have none, and are believed if they can be decoded.
+SQLite gives up at the first page that it cannot make sense of. Here the log is walked by its positions, and goes on
+behind what cannot be read, and nothing but rows that agree with their checksum is believed; rows of older versions have
+none, and are believed if they can be decoded.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -26,18 +27,26 @@ from miniclaw_sessions.stores.base import SessionHead, StoredEntry, StoredHead
 from miniclaw_sessions.stores.sql.checksums import checksum_of
 from miniclaw_sessions.stores.sql.files import connect
 
-_ROWS = 256
-"""So many positions are read at once where nothing is wrong."""
-
-_SEARCHED = 1 << 22
-"""How far behind the last position that is known more are looked for."""
+_MOST_LOST = 1 << 30
+_SEARCHED = 1 << 32
+"""Up to which number rows are looked for where nobody knows the last one."""
 
 _ENTRIES = (
     "SELECT position, session, sequence, entry_id, encoded, idempotency_key, checksum FROM entries "
-    "WHERE position >= ? AND position < ?"
+    "WHERE position >= ? ORDER BY position"
 )
-_SESSIONS = "SELECT id, session_id, channel, chat_id, incarnation, created_at FROM sessions WHERE id >= ? AND id < ?"
+_SESSIONS = "SELECT id, session_id, channel, chat_id, incarnation, created_at FROM sessions WHERE id >= ? ORDER BY id"
 _UNREADABLE = (sqlite3.Error, UnicodeError, TypeError, ValueError, OverflowError)
+
+
+def fill_up(path: Path) -> None:
+    """Give a copy of a database that ends too early the length that it says it has: SQLite would not read any of it."""
+    with path.open("r+b") as file:
+        header = file.read(100)
+        page = int.from_bytes(header[16:18], "big")
+        length = (65_536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
+        if file.seek(0, os.SEEK_END) < length <= 2 * file.tell() + _MOST_LOST:
+            file.truncate(length)
 
 
 class Salvage:
@@ -92,7 +101,7 @@ class Salvage:
 
     def _read(self, positions: Sequence[int]) -> list[StoredEntry]:
         with closing(connect(self._path, writing=False)) as connection:
-            rows = [connection.execute(_ENTRIES, (place, place + 1)).fetchone() for place in positions]
+            rows = [connection.execute(_ENTRIES, (place,)).fetchone() for place in positions]
         return [entry for entry in map(_entry, rows) if entry is not None]
 
 
@@ -106,25 +115,45 @@ def _end(connection: sqlite3.Connection, table: str, column: str, rows: str, key
             ends.append(_SEARCHED)  # nobody knows
         else:
             ends.append(min(end or 0, 1 << 40))
-    return max(ends) + _ROWS
+    return max(ends) + 1
 
 
 def _readable(connection: sqlite3.Connection, query: str, end: int) -> Iterator[tuple[Any, ...]]:
-    """The rows of a table that can be read: where some cannot, each half of them is tried."""
-    stretches = [(first, min(first + _SEARCHED, end)) for first in range(0, end, _SEARCHED)][::-1]
-    while stretches:
-        first, last = stretches.pop()
+    """The rows of a table that can be read, in order; what cannot be read is skipped."""
+    position = 0
+    while position < end:
         try:
-            rows = connection.execute(query, (first, last)).fetchall() if last - first <= _ROWS else None
+            for row in connection.execute(query, (position,)):
+                yield row
+                position = max(position, int(row[0])) + 1
         except _UNREADABLE:
-            if last - first == 1:
-                continue
-            rows = None
-        if rows is not None:
-            yield from rows
-            continue
-        middle = (first + last) // 2
-        stretches += [(middle, last), (first, middle)]
+            position = _next_readable(connection, query, position, end)
+        else:
+            return
+
+
+def _next_readable(connection: sqlite3.Connection, query: str, position: int, end: int) -> int:
+    """The first number behind one that cannot be read from which on it can: found in ever larger steps, and halving."""
+    bad, step = position, 1
+    while not _is_readable(connection, query, good := bad + step):
+        if good >= end:
+            return end
+        bad, step = good, 2 * step
+    while good - bad > 1:
+        middle = (bad + good) // 2
+        if _is_readable(connection, query, middle):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+def _is_readable(connection: sqlite3.Connection, query: str, position: int) -> bool:
+    try:
+        connection.execute(query, (position,)).fetchone()
+    except _UNREADABLE:
+        return False
+    return True
 
 
 def _head(row: tuple[Any, ...]) -> SessionHead | None:
