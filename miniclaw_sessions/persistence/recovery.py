@@ -31,7 +31,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from miniclaw_sessions.clock import Clock, derived_id
 from miniclaw_sessions.disk import Found, TooLarge
 from miniclaw_sessions.encryption import is_sealed
-from miniclaw_sessions.errors import ConfigError, InvalidMessage, SnapshotUnreadable, first_cause
+from miniclaw_sessions.errors import ConfigError, InvalidMessage, SnapshotUnreadable, StoreCorrupt, first_cause
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.branch import rejoined
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
@@ -311,8 +311,15 @@ class Recovery:
         if self._lost:  # before anything is sound again: a crash in between must not hide it
             await to_thread.run_sync(self._losses.note, self._lost)
         outcomes = await self._store.append(self._missing)
-        for outcome in outcomes:
-            if outcome is not None:
+        for item, outcome in zip(self._missing, outcomes, strict=True):
+            if isinstance(outcome, StoreCorrupt):  # one file that is not ours, or too new, must not stop the others
+                log.error(
+                    "a session's transcript cannot be used; it is shown as its snapshot has it, and nothing is added",
+                    action="recovery.transcript_refused",
+                    session_id=item.head.session_id,
+                    error=str(outcome),
+                )
+            elif outcome is not None:
                 raise outcome
         self.report.written_back += len(self._missing)
         if self._lost:

@@ -55,6 +55,8 @@ def _is_damage(cause: BaseException | None) -> bool:
     code = _code(cause)
     if code is None:  # Python's own complaints that stored text, or SQLite's error about it, is not UTF-8
         return isinstance(cause, sqlite3.OperationalError | UnicodeDecodeError)
+    if code == sqlite3.SQLITE_ERROR and "no such" in str(cause):  # the schema is there, and contradicts itself
+        return True
     return code in _DAMAGED
 
 

@@ -139,6 +139,8 @@ class SQLiteStore(Store):
         while page := await self._read(partial(statements.heads_after, session_id=after)):
             for stored in page:
                 yield stored
+            if page[-1].head.session_id <= after:  # or the same page would come for ever
+                raise StoreCorrupt(f"cannot read {self._path}: its index of sessions contradicts what is in them")
             after = page[-1].head.session_id
 
     async def session_ids(self) -> list[str]:
