@@ -17,6 +17,7 @@ from miniclaw_sessions import Message
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse
+from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.transfer.backup import MANIFEST, back_up, back_up_closed, restore, verify_backup
 from tests.persistence.encrypted_homes import OLD_KEY, Home
 
@@ -113,14 +114,14 @@ async def test_a_session_that_is_deleted_meanwhile_does_not_come_back(
         for number in range(3):
             await home.say(manager, number)
         await manager.flush()
-        read_all = type(manager.store).heads
+        read_all = SQLiteStore.heads
 
         async def delete_first(store: Any) -> Any:
             await manager.delete("telegram_1")
             async for stored in read_all(store):
                 yield stored
 
-        monkeypatch.setattr(type(manager.store), "heads", delete_first)
+        monkeypatch.setattr(SQLiteStore, "heads", delete_first)
         await back_up(manager, backup)
         monkeypatch.undo()
     assert (await restored(home, backup)) is not None
