@@ -31,11 +31,8 @@ _MOST_LOST = 1 << 30
 _SEARCHED = 1 << 32
 """Up to which number rows are looked for where nobody knows the last one."""
 
-_ENTRIES = (
-    "SELECT position, session, sequence, entry_id, encoded, idempotency_key, checksum FROM entries "
-    "WHERE position >= ? ORDER BY position"
-)
-_SESSIONS = "SELECT id, session_id, channel, chat_id, incarnation, created_at FROM sessions WHERE id >= ? ORDER BY id"
+_ENTRIES = "SELECT * FROM entries WHERE rowid >= ? ORDER BY rowid"  # the names of columns may be damaged
+_SESSIONS = "SELECT * FROM sessions WHERE rowid >= ? ORDER BY rowid"
 _UNREADABLE = (sqlite3.Error, UnicodeError, TypeError, ValueError, OverflowError)
 
 
@@ -78,12 +75,14 @@ class Salvage:
     def _look(self) -> None:
         with closing(connect(self._path, writing=False)) as connection:
             rows: dict[int, SessionHead] = {}
-            for row in _readable(connection, _SESSIONS, _end(connection, "sqlite_sequence", "seq", "sessions", "id")):
+            for row in _readable(
+                connection, _SESSIONS, _end(connection, "sqlite_sequence", "seq", "sessions", "rowid")
+            ):
                 head = _head(row)
                 if head is not None:
                     rows[row[0]] = head
             where: dict[int, dict[int, int]] = defaultdict(dict)
-            for row in _readable(connection, _ENTRIES, _end(connection, "placed", "up_to", "entries", "position")):
+            for row in _readable(connection, _ENTRIES, _end(connection, "placed", "up_to", "entries", "rowid")):
                 if row[1] in rows and _entry(row) is not None:
                     where[row[1]][row[2]] = row[0]
         self._heads = {head.session_id: head for head in rows.values()}
@@ -169,7 +168,7 @@ def _head(row: tuple[Any, ...]) -> SessionHead | None:
 
 def _entry(row: tuple[Any, ...]) -> StoredEntry | None:
     try:
-        _, session, sequence, entry_id, encoded, key, checksum = row
+        _, session, sequence, entry_id, encoded, key, checksum = (*row, None, None)[:7]  # older ones have five
         if checksum is None and not is_sealed(encoded):
             decode_entry(encoded)
         elif checksum is not None and checksum != checksum_of(session, sequence, entry_id, key, encoded):

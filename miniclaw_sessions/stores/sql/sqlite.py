@@ -235,6 +235,7 @@ class SQLiteStore(Store):
     def _first_connections(self) -> None:
         """Open one connection of each kind: on a full disk it could not be opened, but it can still be read."""
         with self._transaction() as connection:
+            statements.check_schema(connection)
             statements.head(connection, "")
             fill_log(self._path)
         with self._reader() as connection:

@@ -31,13 +31,13 @@ from sqlalchemy import (
     update,
 )
 
-from miniclaw_sessions.errors import StoreConflict, StoreError
+from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.appending import entries_to_add
 from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead, is_damaged
 from miniclaw_sessions.stores.soundness import TranscriptCheck
 from miniclaw_sessions.stores.sql.checksums import checksum_of, entry_of_row
-from miniclaw_sessions.stores.sql.models import EntryRow, KeyRow, PlacedRow, PlaceRow, SessionRow
+from miniclaw_sessions.stores.sql.models import Base, EntryRow, KeyRow, PlacedRow, PlaceRow, SessionRow
 
 PAGE = 500
 """Rows that are read, or named in one statement, at a time."""
@@ -376,6 +376,18 @@ def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping
     number, session_id, channel, chat_id, incarnation, created_at, placed = row
     head = SessionHead(session_id, SessionKey(channel, chat_id), incarnation, created_at)
     return StoredHead(head, tail.get(number, placed))
+
+
+def check_schema(connection: Connection) -> None:
+    """Return if the tables have the columns that they should.
+
+    Raises:
+        StoreCorrupt: one has not.
+    """
+    for table in Base.metadata.sorted_tables:
+        found = {row[1] for row in connection.exec_driver_sql(f"PRAGMA table_info({table.name})")}
+        if found != {column.name for column in table.columns}:
+            raise StoreCorrupt(f"the schema is damaged: the table {table.name} has other columns than it was made with")
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------
