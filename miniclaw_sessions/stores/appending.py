@@ -30,8 +30,13 @@ def entries_to_add(
             f"cannot append to session {session_id}: the store has another session of this name, made after this one "
             "was deleted or by another program; get_or_create gives the one that is stored"
         )
-    if all(entry.sequence == expected for expected, entry in enumerate(entries, last_sequence + 1)):
-        return entries  # the usual case: all of them are new
+    expected = last_sequence + 1
+    for entry in entries:
+        if entry.sequence != expected:
+            break
+        expected += 1
+    else:  # the usual case: all of them are new
+        return entries
     _check_ascending(session_id, entries)
     if not append.after_loss:
         _check_no_gap(session_id, entries, last_sequence)
