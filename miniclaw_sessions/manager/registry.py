@@ -204,7 +204,12 @@ class SessionRegistry:
         conversation = Conversation(
             head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self._settings.window
         )
-        await catch_up(conversation, self.store)
+        if stored is None or stored.last_sequence < refused.log.committed:  # it has lost what it had acknowledged
+            found, report = await self._workspace.load(session_id)
+            self._workspace.report.add(report)
+            conversation = found[session_id].conversation if session_id in found else conversation
+        else:
+            await catch_up(conversation, self.store)
         if self.cache.get(session_id) is not refused or session_id in self._reserved:
             return None
         refused.retire()

@@ -1168,3 +1168,23 @@ async def test_kill_9_in_the_middle_of_appends_loses_nothing_that_was_acknowledg
                 assert entries == sample_entries(1, len(entries))
                 assert len(entries) % (chat_id + 1) == 0, "an append is there as a whole or not at all"
             assert await store.check() == []
+
+
+async def test_a_transcript_that_vanishes_under_our_hands_is_written_back_from_the_snapshot(tmp_path: Path) -> None:
+    settings = SessionSettings(store="jsonl:")
+    async with SessionManager(tmp_path / "w", settings=settings) as manager:
+        session = await manager.get_or_create("telegram", 1)
+        for number in range(5):
+            await session.add_message(Message.user(str(number)))
+        await manager.flush()
+        (tmp_path / "w" / "transcripts" / NAME).unlink()
+        with pytest.raises(StoreConflict, match="lost entries"):
+            await session.add_message(Message.user("refused"))
+        session = await manager.get_or_create("telegram", 1)
+        await session.add_message(Message.user("after"))
+        assert [message.text for message in session.messages()] == ["0", "1", "2", "3", "4", "after"]
+        await manager.flush()
+        assert (await manager.check()).problems == []
+    async with SessionManager(tmp_path / "w", settings=settings) as manager:
+        session = await manager.find("telegram_1")
+        assert [message.text for message in session.messages()] == ["0", "1", "2", "3", "4", "after"]
