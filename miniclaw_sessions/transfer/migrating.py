@@ -1,0 +1,50 @@
+"""Moving a workspace's transcripts from one store to another, while nobody has it open."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.disk import DirectoryLock
+from miniclaw_sessions.encryption import KeyRing
+from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.persistence.marker import check_marker
+from miniclaw_sessions.stores import open_store, store_place
+from miniclaw_sessions.stores.copying import Copied, copy_store
+from miniclaw_sessions.transfer.copying import Report, in_thread
+
+
+async def migrate(
+    workspace: Path, settings: SessionSettings, to: str, keys: KeyRing | None, on_progress: Report = lambda *_: None
+) -> Copied:
+    """Copy every transcript into another store, which must be empty; the old one stays, and is not changed.
+
+    Afterwards set `sessions.store` to the new URL. What is encrypted stays encrypted.
+
+    Args:
+        workspace: the directory.
+        settings: say which store it has.
+        to: the URL of the new store.
+        keys: those of the workspace, to be sure that it is the right one.
+        on_progress: told how it advances.
+
+    Raises:
+        ConfigError: one of the two keeps no entries, both are the same, or there is something in the new one.
+        DirectoryInUse: a process has the workspace.
+        StoreError: the old store cannot be read, or the new one not be written; run it again with an empty one.
+    """
+    (kind, place), (new_kind, new_place) = store_place(settings.store, workspace), store_place(to, workspace)
+    if {kind, new_kind} - {"sqlite", "jsonl"} or place == new_place:
+        raise ConfigError(f"cannot migrate from {settings.store} to {to}: name two different stores that keep entries")
+    async with AsyncExitStack() as stack:
+        stack.callback((await in_thread(DirectoryLock, workspace)).release)
+        await in_thread(check_marker, workspace, keys)
+        source = await stack.enter_async_context(open_store(settings.store, workspace))
+        target = await stack.enter_async_context(open_store(to, workspace))
+        if await target.session_ids():
+            raise ConfigError(f"cannot migrate to {to}: there are sessions in it already; nothing was changed")
+        copied = await copy_store(source, target, lambda done: on_progress("copying the store", done, None))
+        if await target.session_ids() != await source.session_ids():
+            raise ConfigError(f"the copy in {to} is not complete; remove it, and run this again")
+    return copied
