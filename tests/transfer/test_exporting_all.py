@@ -1,0 +1,38 @@
+"""Every session is exported to a file of its own, and what was cut off goes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.formats.registry import FORMATS
+from miniclaw_sessions.transfer.exporting_all import export_all
+from tests.persistence.encrypted_homes import Home
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_every_session_gets_a_file_of_its_own(tmp_path: Path) -> None:
+    home, target = Home(tmp_path / "w"), tmp_path / "out"
+    (form,) = [form for form in FORMATS if form.name == "jsonl"]
+    async with home.open(None) as manager:
+        for number in range(3):
+            await home.say(manager, number)
+
+        def export(session_id: str) -> AsyncIterator[bytes]:
+            return manager.export(session_id, form)
+
+        ids = [row.session_id for row in await manager.list()]
+        assert await export_all([*ids, "telegram_77"], export, target, ".jsonl") == 3
+        exported = {path.name: path.read_bytes() for path in sorted(target.iterdir())}
+        assert exported.keys() == {f"telegram_{number}.jsonl" for number in range(3)}
+        for session_id in ids:
+            assert exported[f"{session_id}.jsonl"] == b"".join([piece async for piece in export(session_id)])
+        (target / "telegram_1.jsonl").unlink()
+        assert await export_all(ids, export, target, ".jsonl") == 1
+        assert {path.name: path.read_bytes() for path in target.iterdir()} == exported
+        with pytest.raises(ConfigError, match="cannot export"):
+            await export_all(ids, export, target / "telegram_0.jsonl", ".jsonl")
