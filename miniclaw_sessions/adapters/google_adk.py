@@ -62,12 +62,12 @@ from pydantic_core import to_jsonable_python
 from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.adapters.home_loop import HomeLoop
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
-from miniclaw_sessions.errors import InvalidMessage, SessionNotFound, StoreCorrupt
+from miniclaw_sessions.errors import InvalidMessage, LeafMoved, SessionNotFound, StoreCorrupt
 from miniclaw_sessions.formats.codec import kept_fields
 from miniclaw_sessions.formats.google import from_google, from_google_reply, to_google
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.encoding import parse_json
-from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, MessageEntry
+from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
@@ -181,7 +181,7 @@ class MiniclawSessionService(BaseSessionService):
             "id": session_id,
             "created": self.manager.clock.now().timestamp(),
         }
-        unit.add_custom(METADATA, {KEPT: own, **_metadata(_scoped(state, ""))})
+        unit.add_metadata(**{KEPT: own, **_metadata(_scoped(state, ""))})
         await unit.save()
         return await self._loaded(session, own, [])
 
@@ -251,9 +251,30 @@ class MiniclawSessionService(BaseSessionService):
             session = await self.manager.find(self._key(known.app_name, known.user_id, known.id).session_id)
         except SessionNotFound:
             raise SessionNotFoundError(f"Session {known.id} not found.") from None
+        while True:
+            try:
+                entry_id = await self._append_if_known(session, known, event)
+                break
+            except LeafMoved:  # somebody wrote between the look and the append: look again
+                continue
+        if entry_id is None:
+            return False
+        known._storage_update_marker = entry_id  # noqa: SLF001 - made for services
+        await self._share(known.app_name, known.user_id, event.actions.state_delta)  # of no event that was refused
+        session.journal.touch()
+        return True
+
+    async def _append_if_known(self, session: Session, known: AdkSession, event: Event) -> str | None:
+        """Append an event where nobody spoke since the session was read; None if it is the newest already.
+
+        Raises:
+            StaleSessionError: somebody spoke.
+            LeafMoved: somebody wrote something meanwhile; nothing was appended.
+        """
+        leaf_id = session.leaf_id or ""
         newest = await _newest(session)
         if newest is not None and _is_same(newest, event):
-            return False  # it was delivered once more
+            return None  # it was delivered once more
         marker = known._storage_update_marker  # noqa: SLF001 - made for services
         is_stale = (
             (newest is not None and _time_of(newest) > known.last_update_time)
@@ -262,15 +283,12 @@ class MiniclawSessionService(BaseSessionService):
         )
         if is_stale:
             raise StaleSessionError("somebody spoke in the session since it was read; get_session again, and repeat")
-        await self._share(known.app_name, known.user_id, event.actions.state_delta)
         unit = session.unit()
         entry_id = _add_event(unit, event)
         if delta := _scoped(event.actions.state_delta, ""):
-            unit.add_custom(METADATA, _metadata(delta))
-        await unit.save()
-        session.journal.touch()
-        known._storage_update_marker = entry_id  # noqa: SLF001 - same
-        return True
+            unit.add_metadata(**_metadata(delta))
+        await unit.save(if_leaf=leaf_id)
+        return entry_id
 
     # --- events ------------------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ from strands.types.exceptions import SessionException
 from strands.types.session import Session as StrandsSession
 from strands.types.session import SessionAgent, SessionMessage
 
-from miniclaw_sessions.adapters.histories import presented
+from miniclaw_sessions.adapters.histories import Shown, traced
 from miniclaw_sessions.adapters.home_loop import HomeLoop
 from miniclaw_sessions.adapters.strands_messages import KEPT, from_strands, to_strands
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
@@ -69,7 +69,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionNotFound, StoreCorrupt
 from miniclaw_sessions.formats.codec import kept_fields
 from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.protocol.entries import METADATA, Custom, MessageEntry
+from miniclaw_sessions.protocol.entries import Custom, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
@@ -83,7 +83,7 @@ AGENT, MULTI_AGENT = "strands.agent", "strands.multi_agent"
 """The `custom_type` of an agent's state, and of a multi-agent system's; `name` says whose."""
 
 BY_OTHERS = "miniclaw-sessions:"
-"""What the `tracking_id` of a message begins with that others said; the id of its entry follows."""
+"""What the `tracking_id` of a message begins with that others said; the id of its entry follows, if it has one."""
 
 _AGENT_OF, _ID, _OF = "agent", "message_id", "of"  # what a message's `extra` says beside its verbatim fields
 
@@ -151,7 +151,8 @@ class MiniclawSessionRepository(SessionRepository):
             if KEPT in own.metadata:
                 raise SessionException(f"Session {session.session_id} already exists")
             unit = own.unit()
-            unit.add_custom(METADATA, {KEPT: session.to_dict()})
+            fields: dict[str, Any] = {KEPT: session.to_dict()}
+            unit.add_metadata(**fields)
             await unit.save()
             return session
 
@@ -377,9 +378,9 @@ def _add(unit: Unit, agent_id: str, session_message: SessionMessage) -> None:
 
 def _listed(entries: Sequence[MessageEntry]) -> list[SessionMessage]:
     """An agent's list: its own messages as they were, and what others said, numbered on."""
-    own = {id(entry.message): entry for entry in entries}
+    by_identity = {id(entry.message): entry for entry in entries}
     listed: list[SessionMessage] = []
-    others: list[Message] = []
+    others: list[Shown] = []
     parts: list[MessageEntry] = []
 
     def end_of_own() -> None:
@@ -388,18 +389,17 @@ def _listed(entries: Sequence[MessageEntry]) -> list[SessionMessage]:
             parts.clear()
 
     def end_of_others() -> None:
-        for written, message in zip(to_strands(others), _firsts(others), strict=True):
+        for written, source in zip(to_strands(message for message, _ in others), _sources(others), strict=True):
             number = listed[-1].message_id + 1 if listed else 0
-            if (entry := own.get(id(message))) is not None:
-                written["tracking_id"] = BY_OTHERS + entry.id
+            written["tracking_id"] = BY_OTHERS + ("" if source is None else by_identity[id(source)].id)
             listed.append(SessionMessage.from_dict({"message": written, "message_id": number}))
         others.clear()
 
-    for message in presented((entry.message for entry in entries), KEPT):
-        entry = own.get(id(message))
+    for shown in traced((entry.message for entry in entries), KEPT):
+        entry = by_identity.get(id(shown.message))
         if entry is None or not _kept(entry):
             end_of_own()
-            others.append(message)
+            others.append(shown)
             continue
         end_of_others()
         if _OF not in _kept(entry):
@@ -410,12 +410,12 @@ def _listed(entries: Sequence[MessageEntry]) -> list[SessionMessage]:
     return listed
 
 
-def _firsts(messages: Sequence[Message]) -> list[Message]:
-    """The messages that begin one of Strands': all but the further results of one reply."""
+def _sources(shown: Sequence[Shown]) -> list[Message | None]:
+    """What each of Strands' messages was made from: a further result of one reply stands in the message before it."""
     return [
-        message
-        for place, message in enumerate(messages)
-        if not (place and message.is_tool_result and messages[place - 1].is_tool_result)
+        source
+        for place, (message, source) in enumerate(shown)
+        if not (place and message.is_tool_result and shown[place - 1].message.is_tool_result)
     ]
 
 

@@ -207,6 +207,24 @@ async def test_stale_session_is_refused(ours: MiniclawSessionService, tmp_path: 
         assert texts((await service.get_session(**ADA, session_id="1")).events) == ["one", "two"]  # type: ignore[union-attr]
 
 
+async def test_of_two_writers_at_once_one_passes_and_a_refused_event_leaves_no_state(
+    ours: MiniclawSessionService, manager: SessionManager
+) -> None:
+    await ours.create_session(**ADA, session_id="1")
+    writers = [await ours.get_session(**ADA, session_id="1") for _ in range(3)]
+    events = [said(f"{n}", n=n, app__n=n, user__n=n) for n in range(3)]
+    appends = [ours.append_event(known, event) for known, event in zip(writers, events, strict=True) if known]
+    outcomes = await asyncio.gather(*appends, return_exceptions=True)
+    (passed,) = [outcome for outcome in outcomes if isinstance(outcome, Event)]
+    assert sum(isinstance(outcome, StaleSessionError) for outcome in outcomes) == 2
+    found = await ours.get_session(**ADA, session_id="1")
+    assert found is not None
+    assert texts(found.events) == texts([passed])
+    wanted = int(texts([passed])[0])
+    assert found.state == {"n": wanted, "app:n": wanted, "user:n": wanted}
+    assert len((await manager.get("app", "ada/1")).messages()) == 1
+
+
 # --- one conversation --------------------------------------------------------------------------------------------
 
 

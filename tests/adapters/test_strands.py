@@ -21,6 +21,7 @@ from strands.types.session import Session as StrandsSession
 from strands.types.session import SessionAgent, SessionMessage, SessionType
 
 from miniclaw_sessions.adapters import strands as adapter
+from miniclaw_sessions.adapters.histories import read_messages
 from miniclaw_sessions.adapters.strands import MiniclawSessionRepository
 from miniclaw_sessions.adapters.strands_messages import from_strands, to_strands
 from miniclaw_sessions.agent.loop import Agent as OurAgent
@@ -29,7 +30,7 @@ from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.context import is_legal
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import Custom
-from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, ToolCall
+from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.adapters.examples import run_example
 
@@ -314,3 +315,33 @@ def test_what_only_others_can_use_is_left_out() -> None:
     picture = Message.user((ImagePart("image/png", url="https://example.org/a.png"),))
     (written,) = to_strands([picture])
     assert written["content"] == [{"text": "(a message without anything that can be shown here)"}]
+
+
+def test_altered_messages_of_others_are_not_stored_again_and_keep_their_order(tmp_path: Path) -> None:
+    odd = ToolCall("functions.weather:0", "the weather", "{}")
+    heic = ImagePart("image/heic", "QUJD")
+    with MiniclawSessionRepository.opened(tmp_path) as repository:
+
+        async def said_by_others(messages: list[Message]) -> None:
+            await (await repository.manager.get_or_create("strands", "42")).add_messages(messages)
+
+        async def stored() -> list[Message]:
+            return await read_messages(await repository.manager.get("strands", "42"))
+
+        in_home(
+            repository, lambda: said_by_others([Message.user((TextPart("look"), heic)), Message.assistant("", (odd,))])
+        )
+        for turn in ("one", "two"):
+            model = Scripted([{"text": f"reply {turn}"}])
+            agent = agent_of(repository, model)
+            agent(turn)
+            calls = [b["toolUse"]["toolUseId"] for m in model.asked[0] for b in m["content"] if "toolUse" in b]
+            results = [b["toolResult"]["toolUseId"] for m in model.asked[0] for b in m["content"] if "toolResult" in b]
+            assert calls == results
+            assert len(calls) == 1
+        kept = in_home(repository, stored)
+    assert [message.text for message in kept] == ["look", "", "one", "reply one", "two", "reply two"]
+
+
+def in_home(repository: MiniclawSessionRepository, call: Any) -> Any:
+    return repository._home.wait(call)
