@@ -17,7 +17,7 @@ import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NoReturn, get_origin
+from typing import Annotated, Any, BinaryIO, Literal, NoReturn, get_args, get_origin
 
 import msgspec
 
@@ -369,7 +369,9 @@ def _converted(name: str, value: Any, source: str, *, is_text: bool) -> Any:
     except UnicodeEncodeError:
         raise ConfigError(f"{name} is {show_value(value)} ({source}), which is not valid UTF-8") from None
     except msgspec.ValidationError as error:  # its text may repeat the value
-        raise ConfigError(f"{name} is {show_value(value)} ({source}), which is wrong: {_cut(str(error))}") from None
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        wrong = f"it must be {', '.join(choices[:-1])} or {choices[-1]}" if choices else _cut(str(error))
+        raise ConfigError(f"{name} is {show_value(value)} ({source}), which is wrong: {wrong}") from None
 
 
 def _line_numbers(text: str) -> dict[str, int]:

@@ -229,6 +229,10 @@ def test_another_users_workspace_is_not_opened(filled: Cli, monkeypatch: pytest.
     assert filled("list").status == 0  # what may be read may be looked at
 
 
+def test_a_value_that_is_none_of_a_few_is_answered_with_the_right_ones(cli: Cli) -> None:
+    assert cli("serve", "--log-level", "loud").error.endswith("it must be debug, info, warning or error")
+
+
 def test_a_wrong_setting_is_told_in_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINICLAW_SESSIONS_WINDOW", "1")
     result = cli("config", "show")

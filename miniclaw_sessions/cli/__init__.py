@@ -7,6 +7,7 @@ Exit statuses, for every command:
 | 0 | done; for `check`: everything is sound |
 | 1 | it could not be done (one line on standard error says why); for `check`: something is damaged |
 | 2 | the command line is wrong |
+| 3 | `check` could not look |
 | 130 | interrupted from the keyboard |
 
 `serve` ends with the statuses of `miniclaw_sessions.gateway.exit_status`, which tell a service manager more.

@@ -67,7 +67,8 @@ app = typer.Typer(
     help="Conversations that survive restarts, crashes and power cuts.",
     epilog=(
         "Commands talk to the daemon if one runs, and open the files themselves if not. "
-        "Exit status: 0 done, 1 not done (or, for check, not sound), 2 wrong usage, 130 interrupted; "
+        "Exit status: 0 done, 1 not done (or, for check, not sound), 2 wrong usage, 3 check could not look, "
+        "130 interrupted; "
         "serve has more, for systemd."
     ),
     rich_markup_mode="rich",
