@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from anyio import to_thread
+from anyio import CancelScope, to_thread
 
 from miniclaw_sessions.disk import Directory, write_all
 from miniclaw_sessions.errors import ConfigError, SessionNotFound
@@ -63,6 +63,11 @@ async def _write(directory: Directory, name: str, pieces: AsyncIterator[bytes]) 
     except SessionNotFound:
         return False
     finally:
-        directory.discard(temporary)
-        os.close(fd)
+        with CancelScope(shield=True):
+            await in_thread(_let_go, directory, temporary, fd)
     return True
+
+
+def _let_go(directory: Directory, temporary: str, fd: int) -> None:
+    directory.discard(temporary)
+    os.close(fd)
