@@ -25,7 +25,7 @@ MAX_DEPTH = 32
 MAX_ELEMENTS = 100_000
 """Objects, lists and commas; three bytes of `{}` and a comma cost 70 bytes of memory each."""
 
-MIN_RATE = 4_096
+MIN_RATE = 256
 """Bytes per second that a client must send of a long body while it is waited for."""
 
 _MAX_INTEGER_DIGITS = 20
