@@ -19,8 +19,9 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Self
 
 from miniclaw_sessions.errors import DirectoryInUse
@@ -106,13 +107,16 @@ class Directory:
         return sorted(os.listdir(self.fd))
 
     def modified(self) -> list[tuple[str, float]]:
-        """The name of every regular file in it, and when it was last written, in seconds since the epoch."""
+        """The name of every regular file in it, and when it was last written, in seconds since the epoch.
+
+        To the microsecond: nothing is lost when it becomes a `datetime`.
+        """
         found = []
         with os.scandir(self.fd) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
                     if entry.is_file(follow_symlinks=False):
-                        found.append((entry.name, entry.stat(follow_symlinks=False).st_mtime))
+                        found.append((entry.name, entry.stat(follow_symlinks=False).st_mtime_ns // 1000 / 10**6))
         return found
 
     def read(self, name: str, *, limit: int, tighten: bool = False) -> bytes:
@@ -171,34 +175,47 @@ class Directory:
                 found.append(Found(name, None, error))
         return found
 
-    def replace(self, files: Sequence[tuple[str, Callable[[], bytes]]]) -> list[Exception | None]:
+    def modified_ns(self, name: str) -> int:
+        """When a file was last written, in nanoseconds since the epoch; raises OSError if it is not there."""
+        return os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mtime_ns
+
+    def replace(
+        self, files: Sequence[tuple[str, Callable[[], bytes]]], *, modified_ns: Mapping[str, int] = MappingProxyType({})
+    ) -> list[Exception | None]:
         """Write files durably, each either old or new as a whole, and say for each whether it is safe.
 
         Args:
             files: name and a function that gives the bytes, called here so that encoding costs no time elsewhere.
+            modified_ns: by name, when a file counts as last written, in nanoseconds since the epoch; by default now.
 
         Returns:
             One outcome per file: None means that the new content survives a power cut; an error means that the old
             file is untouched, or at worst that the new one is in place without being known to be safe.
         """
-        return self._put(files, self._rename)
+        return self._put(files, self._rename, modified_ns)
 
-    def create(self, files: Sequence[tuple[str, Callable[[], bytes]]]) -> list[Exception | None]:
+    def create(
+        self, files: Sequence[tuple[str, Callable[[], bytes]]], *, modified_ns: Mapping[str, int] = MappingProxyType({})
+    ) -> list[Exception | None]:
         """Write new files durably, each there as a whole or not at all, and say for each whether it is safe.
 
         The same as `replace`, but a name that is taken is a FileExistsError: whatever has it is left alone.
         """
-        return self._put(files, self._link)
+        return self._put(files, self._link, modified_ns)
 
     def _put(
-        self, files: Sequence[tuple[str, Callable[[], bytes]]], name_it: Callable[[str, str], OSError | None]
+        self,
+        files: Sequence[tuple[str, Callable[[], bytes]]],
+        name_it: Callable[[str, str], OSError | None],
+        modified_ns: Mapping[str, int],
     ) -> list[Exception | None]:
         outcomes: list[Exception | None] = [None] * len(files)
         written: list[tuple[int, str, str]] = []
         sync_each = len(files) <= SYNC_ONE_BY_ONE
         for index, (name, encode) in enumerate(files):
             try:
-                written.append((index, self._write_temporary(encode(), sync=sync_each), name))
+                temporary = self._write_temporary(encode(), sync=sync_each, modified_ns=modified_ns.get(name))
+                written.append((index, temporary, name))
             except Exception as error:  # noqa: BLE001 - one file that cannot be written must not stop the others
                 outcomes[index] = error
         try:
@@ -349,11 +366,13 @@ class Directory:
     def _is_file(self, name: str) -> bool:
         return stat.S_ISREG(os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode)
 
-    def _write_temporary(self, data: bytes, *, sync: bool) -> str:
+    def _write_temporary(self, data: bytes, *, sync: bool, modified_ns: int | None) -> str:
         name, fd = self.open_temporary()
         try:
             try:
                 write_all(fd, data)
+                if modified_ns is not None:
+                    os.utime(fd, ns=(modified_ns, modified_ns))
                 if sync:
                     os.fsync(fd)
             finally:

@@ -642,6 +642,10 @@ def test_a_daemon_and_the_files_answer_with_documents_of_the_same_form(
     with_files = copy(*arguments, "--json")
     assert (with_daemon.status, with_daemon.err) == (0, "")
     assert shape(with_daemon.document) == shape(with_files.document)
+    if arguments[0] == "list":
+        ids = [[row["session_id"] for row in found.document["sessions"]] for found in (with_daemon, with_files)]
+        newest_first = [*(f"a%5Fb_c%2F{number}" for number in (2, 1, 0)), "telegram_123"]
+        assert ids[0] == ids[1] == (newest_first[:3] if "--channel" in arguments else newest_first)
 
 
 @pytest.mark.usefixtures("daemon")

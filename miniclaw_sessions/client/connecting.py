@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from anyio import to_thread
 
 from miniclaw_sessions.api.context import Chats, Context
 from miniclaw_sessions.client.client import Client
@@ -176,7 +177,7 @@ async def _found(
         async with AsyncExitStack() as asking:
             client = await asking.enter_async_context(unix_client(str(path)))
             health = await health_of(client)
-            if health is not None and _holds(health.pid, workspace):
+            if health is not None and await to_thread.run_sync(_holds, health.pid, workspace):
                 await stack.enter_async_context(asking.pop_all())
                 return HttpTransport(client, f"unix:{path}", patience_s=patience_s)
     return None

@@ -23,7 +23,7 @@ from miniclaw_sessions.session import Journal
 LOOK = 16
 """How many sessions are looked at when one must go: where all of them are dirty, the next flush settles it."""
 
-_NOT_KNOWN = -1.0
+_NOT_KNOWN = 0.0
 
 
 class ListPosition(NamedTuple):
@@ -36,7 +36,7 @@ class ListPosition(NamedTuple):
 class Listing(NamedTuple):
     """All sessions and when they were last used, at one moment; to be put in order in a thread, where there are many.
 
-    Times are in seconds since the epoch; that of a session on disk may not be known, and is then the oldest.
+    Times are in seconds since the epoch; that of a session on disk may not be known, and is then 0.
     """
 
     in_memory: Sequence[tuple[float, str, str]]  # with the channel
@@ -50,8 +50,8 @@ class Listing(NamedTuple):
         behind: ListPosition | None = None,
         limit: int | None = None,
         offset: int = 0,
-    ) -> list[str]:
-        """The ids of a part of them, the most recently used first.
+    ) -> list[tuple[float, str]]:
+        """A part of them, the most recently used first: when each was last used, and its id.
 
         Args:
             channel: only this channel's; one on disk whose id is shortened may be of another.
@@ -68,7 +68,7 @@ class Listing(NamedTuple):
             last = (behind.last_accessed.timestamp(), behind.session_id)
             everybody = (one for one in everybody if one < last)
         chosen = sorted(everybody, reverse=True) if limit is None else heapq.nlargest(offset + limit, everybody)
-        return [session_id for _, session_id in chosen[offset:]]
+        return chosen[offset:]
 
     def on_disk_since(self, moment: datetime) -> list[str]:
         """Those on disk only that were not used since, and those of which it is not known."""
@@ -182,12 +182,16 @@ class SessionCache:
                 newest = max(newest, time)
                 self._on_disk[session_id] = time + shift
         if newest != _NOT_KNOWN:
-            self.newest_on_disk = max(_moment(newest), self.newest_on_disk or _moment(newest))
+            self.newest_on_disk = max(moment_of(newest), self.newest_on_disk or moment_of(newest))
+
+    def unknown(self) -> list[str]:
+        """Those on disk of which it is not known when they were last used."""
+        return [session_id for session_id, known in self._on_disk.items() if known == _NOT_KNOWN]
 
     def last_use(self, session_id: str, on_disk: datetime) -> datetime:
         """When a session that is being loaded was last used; its file has what was known when it was written."""
         known = self._on_disk.get(session_id, _NOT_KNOWN)
-        return on_disk + self._forgiven if known == _NOT_KNOWN else max(on_disk, _moment(known))
+        return on_disk + self._forgiven if known == _NOT_KNOWN else max(on_disk, moment_of(known))
 
     def forgive(self, jump: timedelta, *, before: datetime) -> None:
         """Let those on disk that were not used since age by no jump of the wall clock."""
@@ -211,5 +215,6 @@ def _may_go(journal: Journal) -> bool:
     return not journal.is_dirty and not journal.is_deleted and journal.log.rejected is None
 
 
-def _moment(seconds: float) -> datetime:
+def moment_of(seconds: float) -> datetime:
+    """A time of a listing as a `datetime`; the same to the microsecond."""
     return datetime.fromtimestamp(seconds, UTC)

@@ -465,7 +465,7 @@ class SessionManager(SessionReader):
             ManagerClosed: the manager is not open.
         """
         self._require_open()
-        for session_id in await self._newest(channel=channel, limit=None):
+        for _, session_id in await self._newest(channel=channel, limit=None):
             recent = await self._registry.load(session_id)
             if (
                 recent is not None

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.history.window import MAX_MESSAGES, Window
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.manager.cache import Listing, ListPosition
+from miniclaw_sessions.manager.cache import Listing, ListPosition, moment_of
 from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.protocol.messages import Message
@@ -108,14 +109,15 @@ class SessionReader(ABC):
         limit = None if limit is None else max(limit, 0)
         chosen = await self._newest(channel=channel, behind=after, limit=limit, offset=max(offset, 0))
         summaries = []
-        for session_id in reversed(chosen):  # so that the newest stays in memory longest
+        for used, session_id in reversed(chosen):  # so that the newest stays in memory longest
             session = await self._load(session_id)
             if session is not None and channel in (None, session.key.channel):
-                summaries.append(self._summary(session))
+                summary = self._summary(session)  # it stands where it was found: a page goes on behind that place
+                summaries.append(msgspec.structs.replace(summary, last_accessed=moment_of(used)))
         return summaries[::-1]
 
-    async def _newest(self, **part: Any) -> builtins.list[str]:
-        """The ids of a part of all sessions, the most recently used first: `Listing.newest`."""
+    async def _newest(self, **part: Any) -> builtins.list[tuple[float, str]]:
+        """A part of all sessions, the most recently used first: `Listing.newest`."""
         listing = await self._listing()
         choose = partial(listing.newest, **part)
         return choose() if len(listing.on_disk) < FEW else await to_thread.run_sync(choose)

@@ -134,7 +134,13 @@ class ReadOnlySessions(SessionReader):
         modified = await self._snapshots.modified()
         cache.learn_names(session_id for session_id, _ in modified)
         cache.learn_times(modified)
+        cache.learn_times([(one, await self._used(one)) for one in cache.unknown()])
         return cache.listing()
+
+    async def _used(self, session_id: str) -> float:
+        """When a session was last used that has no file yet."""
+        session = await self._load(session_id)
+        return 0.0 if session is None else session.last_accessed.timestamp()
 
     async def _snapshot(self, session_id: str) -> Snapshot | None:
         """What a session's file says, if it says something."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -33,6 +34,7 @@ READ_CHUNK = 32
 """How many files one step reads: their bytes are in memory together, and leave holes in it when they go."""
 
 T = TypeVar("T")
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 class Written(NamedTuple):
@@ -102,7 +104,7 @@ class Snapshots:
         return [name for name in names if _is_session_file(name)]
 
     async def modified(self) -> list[tuple[str, float]]:
-        """The session ids that have a file, and when it was last written, in seconds since the epoch.
+        """The session ids that have a file, and when each was last used as it says, in seconds since the epoch.
 
         Raises:
             SnapshotUnreadable: the directory cannot be listed.
@@ -189,7 +191,10 @@ class Snapshots:
 
             return encode
 
-        outcomes = self._directory.replace([(name + SUFFIX, encoder(index)) for index, name in enumerate(ids)])
+        # A file's time is when its session was last used: sessions are listed and expire by it without being read.
+        used = {one.key.session_id + SUFFIX: _nanoseconds(one.last_accessed) for one in snapshots}
+        files = [(name + SUFFIX, encoder(index)) for index, name in enumerate(ids)]
+        outcomes = self._directory.replace(files, modified_ns=used)
         return [Written(*row) for row in zip(ids, sizes, outcomes, strict=True)]
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
@@ -198,6 +203,10 @@ class Snapshots:
     def _in_order(self, step: Callable[[], T]) -> T:
         with self._running:
             return step()
+
+
+def _nanoseconds(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
 def _is_session_file(name: str) -> bool:

@@ -81,7 +81,8 @@ def copy_files(
                 changed += _copy_long(source, name, target, sealing, problems)
         except (FileNotFoundError, NotRegular):
             continue
-    for failure in target.create([(name, partial(bytes, data)) for name, data in short]):
+    used = {name: source.modified_ns(name) for name, _ in short}  # which is when the session was last used
+    for failure in target.create([(name, partial(bytes, data)) for name, data in short], modified_ns=used):
         if failure is not None:
             raise failure
     return changed

@@ -103,7 +103,9 @@ def files_are_renamed_before_they_are_written() -> Patch:
 
 
 def files_are_written_in_place() -> Patch:
-    def replace(directory: Directory, files: Sequence[tuple[str, Callable[[], bytes]]]) -> list[Exception | None]:
+    def replace(
+        directory: Directory, files: Sequence[tuple[str, Callable[[], bytes]]], **_: object
+    ) -> list[Exception | None]:
         for name, encode in files:
             fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=directory.fd)
             disk.write_all(fd, encode())

@@ -79,10 +79,10 @@ async def test_a_flush_that_hangs_does_not_ask(
             asked(service_manager)
             real = Directory.replace
 
-            def replace(self: Directory, files: object) -> object:
+            def replace(self: Directory, files: object, **times: object) -> object:
                 anyio.from_thread.run_sync(hanging.set)
                 anyio.from_thread.run(go.wait)
-                return real(self, files)  # type: ignore[arg-type]
+                return real(self, files, **times)  # type: ignore[arg-type]
 
             monkeypatch.setattr(Directory, "replace", replace)
             phase.stopping()

@@ -180,7 +180,7 @@ async def say_to_all(manager: SessionManager, count: int, text: str) -> None:
         await said(manager, number, text)
 
 
-def _fail_with_no_space(files: list[Any]) -> list[OSError]:
+def _fail_with_no_space(files: list[Any], **_: object) -> list[OSError]:
     return [OSError(28, "No space left on device") for _ in files]
 
 

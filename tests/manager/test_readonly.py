@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import KeyRing
-from miniclaw_sessions.errors import NotAWorkspace, ReadOnlyWorkspace, SessionNotFound
+from miniclaw_sessions.errors import NotAWorkspace, ReadOnlyWorkspace, SessionNotFound, TranscriptNotKept
 from miniclaw_sessions.manager import SessionManager, open_readonly
+from miniclaw_sessions.manager.cache import ListPosition
+from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.statistics import SessionSummary
 from miniclaw_sessions.stores.sql import reader as reading
 from miniclaw_sessions.stores.sql.files import connect
+from miniclaw_sessions.transfer.backup import back_up
 
 pytestmark = pytest.mark.anyio
 
@@ -85,7 +91,7 @@ async def test_what_is_read_cannot_be_changed(tmp_path: Path, settings: SessionS
             session.fork(),
             session.tree.set_label(session.leaf_id or "", "here"),
         ):
-            with pytest.raises(ReadOnlyWorkspace, match="read only"):
+            with pytest.raises((ReadOnlyWorkspace, TranscriptNotKept), match=r"read only|cannot keep a label"):
                 await attempt
         for change in (lambda: session.append(Message.user("more")), session.clear, lambda: session.update(title="t")):
             with pytest.raises(ReadOnlyWorkspace):
@@ -167,3 +173,51 @@ async def test_a_writer_that_starts_meanwhile_is_noticed(tmp_path: Path) -> None
             await say(manager, "again")
             assert texts(await reader.find("telegram_1")) == ["hello", "again"]
         assert texts(await reader.find("telegram_1")) == ["hello", "again"]
+
+
+async def test_a_page_goes_on_where_the_page_before_ended_and_in_the_order_of_a_daemon(
+    tmp_path: Path, settings: SessionSettings
+) -> None:
+    async with SessionManager(tmp_path, settings=settings) as manager:
+        for chat_id in "2143":
+            await say(manager, "hi", chat_id=chat_id)
+        held = await manager.list()
+    async with open_readonly(tmp_path, settings=settings) as reader:
+        assert await reader.list() == [replace(row, dirty=False) for row in held]
+        await expect_pages(reader, held)
+    async with SessionManager(tmp_path, settings=settings) as manager:
+        assert [row.session_id for row in await manager.list()] == [row.session_id for row in held]
+
+
+async def expect_pages(reader: SessionReader, held: list[SessionSummary]) -> None:
+    """One row at a time gives every row once, in order."""
+    found: list[SessionSummary] = []
+    after: ListPosition | None = None
+    for _ in range(len(held) + 1):
+        page = await reader.list(limit=1, after=after)
+        found += page
+        after = ListPosition(page[0].last_accessed, page[0].session_id) if page else after
+    assert [row.session_id for row in found] == [row.session_id for row in held]
+
+
+async def test_sessions_without_a_file_and_files_with_any_time_are_paged_too(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        for chat_id in "123":
+            await say(manager, "hi", chat_id=chat_id)
+        await manager.flush()
+        os.utime(tmp_path / "sessions" / "telegram_1.json", ns=(5_123_456_789, 5_123_456_789))
+        await say(manager, "not in a file yet", chat_id="4")
+        async with open_readonly(tmp_path) as reader:
+            rows = await reader.list()
+            assert [row.session_id for row in rows] == ["telegram_4", "telegram_3", "telegram_2", "telegram_1"]
+            await expect_pages(reader, rows)
+
+
+async def test_a_backup_keeps_when_each_session_was_last_used(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path / "live") as manager:
+        for chat_id in "213":
+            await say(manager, "hi", chat_id=chat_id)
+        held = await manager.list()
+        await back_up(manager, tmp_path / "backup")
+    async with open_readonly(tmp_path / "backup") as reader:
+        assert [row.last_accessed for row in await reader.list()] == [row.last_accessed for row in held]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -97,10 +98,12 @@ class Gate:
         self.reached, self.released = threading.Event(), threading.Event()
         real = Directory.replace
 
-        def replace(directory: Directory, files: Sequence[tuple[str, Callable[[], bytes]]]) -> list[Exception | None]:
+        def replace(
+            directory: Directory, files: Sequence[tuple[str, Callable[[], bytes]]], **times: Any
+        ) -> list[Exception | None]:
             self.reached.set()
             self.released.wait(10)
-            return real(directory, files)
+            return real(directory, files, **times)
 
         monkeypatch.setattr(Directory, "replace", replace)
 

@@ -53,13 +53,15 @@ class Disk:
         self.begun = self.most = self._running = 0
         real = Directory.replace
 
-        def replace(directory: Directory, files: Sequence[tuple[str, Callable[[], bytes]]]) -> list[Exception | None]:
+        def replace(
+            directory: Directory, files: Sequence[tuple[str, Callable[[], bytes]]], **times: Any
+        ) -> list[Exception | None]:
             self.begun += 1
             self._running += 1
             self.most = max(self.most, self._running)
             self.reached.set()
             self.go.wait(10)
-            outcome = real(directory, files)
+            outcome = real(directory, files, **times)
             self._running -= 1
             return outcome
 
