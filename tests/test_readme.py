@@ -1,4 +1,4 @@
-"""What the README shows is run, so that it stays true."""
+"""What the README and the pages behind it show is run or compared with the code, so that it stays true."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,32 +14,72 @@ from typer.main import get_command
 
 from miniclaw_sessions.cli.app import app
 from miniclaw_sessions.formats.registry import FORMATS
+from tests import http_page
+from tests.test_architecture import LAYERS
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [
+    README,
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "systemd/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+
+PROGRAM = """
+import anyio
+from miniclaw_sessions import Message, SessionManager
+async def main():
+    async with SessionManager("workspace") as manager:
+        session = await manager.get_or_create("telegram", "123456789")
+{}
+anyio.run(main)
+"""
+"""What stands around an example that says it goes on with the manager and the session of the first one."""
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("code", blocks("python"))
-def test_every_python_example_runs_and_leaves_private_files(code: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "HOME": str(tmp_path)}
+def examples() -> list[object]:
+    fence = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    found = [(page.stem, code) for page in PAGES for code in fence.findall(text_of(page))]
+    return [pytest.param(code, id=f"{name}-{place}") for place, (name, code) in enumerate(found)]
+
+
+def as_program(code: str) -> str:
+    return code if "anyio.run(main)" in code else PROGRAM.format(textwrap.indent(code, " " * 8))
+
+
+@pytest.mark.parametrize("code", examples())
+def test_every_python_example_prints_what_it_says_and_leaves_private_files(code: str, tmp_path: Path) -> None:
+    program = as_program(code)
+    says = re.findall(r"# prints: (.*)$", code, re.MULTILINE)
 
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program],
+        env={**os.environ, "HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
     assert done.returncode == 0, done.stderr
-    assert "You said 2 things." in done.stdout
-    (snapshot,) = (tmp_path / ".miniclaw/workspace/sessions").iterdir()
-    assert snapshot.name == "telegram_123456789.json"
-    assert snapshot.stat().st_mode & 0o777 == 0o600
+    assert says
+    assert done.stdout.splitlines() == says
+    snapshots = list(tmp_path.glob("workspace/sessions/*"))
+    wanted = ["telegram_123456789.json"] if "SessionManager(" in program or "connect(" in program else []
+    assert [snapshot.name for snapshot in snapshots] == wanted
+    assert all(snapshot.stat().st_mode & 0o777 == 0o600 for snapshot in snapshots)
 
 
-def section(title: str) -> str:
+def section(page: Path, title: str) -> str:
     """The text below a heading."""
-    return README.read_text(encoding="utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return text_of(page).partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def in_first_column(text: str) -> set[str]:
@@ -48,21 +89,32 @@ def in_first_column(text: str) -> set[str]:
 
 def test_the_commands_in_the_table_are_those_that_exist() -> None:
     known = set(get_command(app).commands)  # type: ignore[attr-defined]
-    assert in_first_column(section("The command line")) == known
+    assert in_first_column(section(README, "The command line")) == known
 
 
 def test_the_formats_in_the_table_are_those_that_exist() -> None:
-    assert in_first_column(section("Every format")) == {form.name for form in FORMATS}
+    table = text_of(ROOT / "docs/formats.md").partition("\n## ")[0]
+    assert in_first_column(table) == {form.name for form in FORMATS}
 
 
-def test_the_files_that_it_names_exist() -> None:
-    text = README.read_text(encoding="utf-8")
-    root = README.parent
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_files_that_a_page_links_to_exist(page: Path) -> None:
+    linked = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text_of(page))
+    assert [name for name in linked if not (page.parent / name).exists()] == []
 
-    linked = re.findall(r"\]\(([^)#:]+)\)", text)
-    sources = re.findall(r"`((?:gateway|persistence|history|manager|session)/\w+\.py|disk\.py)`", text)
 
-    assert linked
-    assert sources
-    assert [name for name in linked if not (root / name).exists()] == []
-    assert [name for name in sources if not (root / "miniclaw_sessions" / name).exists()] == []
+def test_the_page_about_http_has_every_operation_and_error() -> None:
+    page = text_of(http_page.PAGE)
+    assert page == http_page.with_tables(page), "run: python -m tests.http_page"
+
+
+def test_the_page_about_the_architecture_has_the_layers_that_are_held() -> None:
+    rows = re.findall(r"^\| (`.*?`) +\|", section(ROOT / "docs/architecture.md", "The rooms"), re.MULTILINE)
+    assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == LAYERS
+
+
+def test_the_source_files_that_the_pages_name_exist() -> None:
+    named = {name for page in PAGES for name in re.findall(r"`((?:\w+/)+\w+\.(?:py|toml))`", text_of(page))}
+    places = (ROOT, ROOT / "miniclaw_sessions", ROOT / "miniclaw_sessions/shipped", ROOT / "tests")
+    assert "session/journal.py" in named
+    assert sorted(name for name in named if not any((place / name).exists() for place in places)) == []
