@@ -13,6 +13,7 @@ import re
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,8 +22,13 @@ from typing import Any
 
 import pytest
 import structlog
+from anyio.from_thread import start_blocking_portal
 
 from miniclaw_sessions.cli import main
+from miniclaw_sessions.config import load_settings
+from miniclaw_sessions.gateway import daemon
+from miniclaw_sessions.gateway.notify import Notifier
+from miniclaw_sessions.gateway.signals import Signals
 
 NASTY = "red \x1b[31mtext\x1b[0m\x9b and\ra forged\x08 line"
 UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -144,6 +150,36 @@ def running_daemon(workspace: Path, *flags: str) -> Iterator[int]:
         yield process.pid
         process.terminate()
         assert process.wait(START_LIMIT_S) == 0
+
+
+class _Ready(Notifier):
+    """Told by the daemon, as systemd would be, that it is ready."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event = threading.Event()
+
+    def send(self, *assignments: str) -> None:
+        if "READY=1" in assignments:
+            self.event.set()
+
+
+@contextlib.contextmanager
+def serving(workspace: Path) -> Iterator[None]:
+    """The daemon in a thread of this process, ready: all of it but its signals, in a tenth of the time."""
+    loaded = load_settings(environ={**os.environ, "MINICLAW_WORKSPACE": str(workspace)})
+    signals, ready = Signals(), _Ready()
+    with pytest.MonkeyPatch.context() as patch, start_blocking_portal("asyncio") as portal:
+        patch.setattr(daemon, "_settle_memory", lambda: None)  # the process is not the daemon's alone
+        patch.setattr(daemon, "configure_logging", lambda _: None)
+        life = portal.start_task_soon(daemon._live, loaded, lambda: loaded, signals, ready)
+        life.add_done_callback(lambda _: ready.event.set())  # if it ends before it is ready, its error is raised below
+        assert ready.event.wait(START_LIMIT_S)
+        try:
+            yield
+        finally:
+            portal.call(signals.stop.set)
+            assert life.result(START_LIMIT_S) == 0
 
 
 def shape(document: Any) -> Any:

@@ -22,7 +22,18 @@ import pytest
 from miniclaw_sessions import Message, SessionManager, ToolCall
 from miniclaw_sessions.cli.app import COMMANDS
 from miniclaw_sessions.config import option_names
-from tests.command_line import NASTY, START_LIMIT_S, UNSAFE, Cli, Result, Terminal, own_home, running_daemon, shape
+from tests.command_line import (
+    NASTY,
+    START_LIMIT_S,
+    UNSAFE,
+    Cli,
+    Result,
+    Terminal,
+    own_home,
+    running_daemon,
+    serving,
+    shape,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +145,7 @@ def test_the_version_and_the_list_of_commands_load_no_command() -> None:
     assert not {*commands, "asyncio", "sqlalchemy", "httpx2", "starlette", "structlog"} & modules_after("--help")
 
 
-@pytest.mark.usefixtures("daemon")
+@pytest.mark.usefixtures("served")
 def test_a_command_that_asks_a_daemon_loads_no_store_no_manager_and_no_log(filled: Cli) -> None:
     loaded = modules_after("list", "--workspace", str(filled.workspace))
     assert "miniclaw_sessions.client.http" in loaded
@@ -516,6 +527,7 @@ def test_an_answer_cannot_obey_the_terminal(cli: Cli) -> None:
 # --- at a terminal ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_at_a_terminal_a_chat_has_a_prompt_and_streams(cli: Cli) -> None:
     terminal = Terminal(cli.workspace, "chat", "--chat-id", "me")
     terminal.expect("cli_me · a new conversation")
@@ -531,6 +543,7 @@ def test_at_a_terminal_a_chat_has_a_prompt_and_streams(cli: Cli) -> None:
     assert len(cli("show", "cli_me", "--json").document["messages"]) == 4
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("key", ["\x03", "\x04"])
 def test_at_a_terminal_ctrl_c_and_ctrl_d_leave_the_chat(cli: Cli, key: str) -> None:
     terminal = Terminal(cli.workspace, "chat")
@@ -539,6 +552,7 @@ def test_at_a_terminal_ctrl_c_and_ctrl_d_leave_the_chat(cli: Cli, key: str) -> N
     assert terminal.end() == 0
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("key", ["\x03", "\x1b"], ids=["ctrl-c", "esc"])
 def test_at_a_terminal_ctrl_c_and_esc_stop_an_answer_and_not_the_conversation(
     cli: Cli, slow_model: str, monkeypatch: pytest.MonkeyPatch, key: str
@@ -613,13 +627,20 @@ def test_at_a_terminal_an_export_is_escaped_too(filled: Cli, form: str) -> None:
 
 
 @pytest.fixture
+def served(filled: Cli) -> Iterator[None]:
+    """A daemon on the filled workspace, in a thread of this process."""
+    with serving(filled.workspace):
+        yield
+
+
+@pytest.fixture
 def daemon(filled: Cli) -> Iterator[int]:
     """A running daemon on the filled workspace; its pid."""
     with running_daemon(filled.workspace) as pid:
         yield pid
 
 
-@pytest.mark.usefixtures("daemon")
+@pytest.mark.usefixtures("served")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -648,7 +669,7 @@ def test_a_daemon_and_the_files_answer_with_documents_of_the_same_form(
         assert ids[0] == ids[1] == (newest_first[:3] if "--channel" in arguments else newest_first)
 
 
-@pytest.mark.usefixtures("daemon")
+@pytest.mark.usefixtures("served")
 def test_a_long_list_is_read_a_page_at_a_time(filled: Cli) -> None:
     rows = [row["session_id"] for row in filled("list", "--json").document["sessions"]]
     page = filled("list", "--json", "--limit", "3").document
@@ -656,7 +677,7 @@ def test_a_long_list_is_read_a_page_at_a_time(filled: Cli) -> None:
     assert "there are more: --after " in filled("list", "--limit", "1").err
 
 
-@pytest.mark.usefixtures("daemon")
+@pytest.mark.usefixtures("served")
 def test_a_chat_goes_through_the_daemon(filled: Cli) -> None:
     assert filled("chat", "--message", "My name is Ada.").status == 0
     assert filled("chat", "--message", "What is my name?") == Result(0, "(offline) Your name is Ada.\n", "")
@@ -664,7 +685,7 @@ def test_a_chat_goes_through_the_daemon(filled: Cli) -> None:
     assert document["reply"]["content"] == "(offline) Your name is Ada."
 
 
-@pytest.mark.usefixtures("daemon")
+@pytest.mark.usefixtures("served")
 def test_the_daemon_clears_and_deletes(filled: Cli) -> None:
     assert filled("chat", "--channel", "telegram", "--chat-id", "123", stdin="/clear\n/history\n").out == ""
     assert filled("show", "telegram_123", "--json").document["messages"] == []
@@ -672,13 +693,15 @@ def test_the_daemon_clears_and_deletes(filled: Cli) -> None:
     assert "no session 'telegram_123'" in filled("delete", "telegram_123", "--yes").error
 
 
-@pytest.mark.usefixtures("daemon")
+@pytest.mark.proof
+@pytest.mark.usefixtures("served")
 def test_a_second_daemon_is_refused(filled: Cli) -> None:
     command = [sys.executable, "-m", "miniclaw_sessions", "serve", "--workspace", str(filled.workspace)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_LIMIT_S, check=False)
     assert done.returncode == 75
 
 
+@pytest.mark.proof
 def test_a_daemon_that_hangs_is_told_by_its_process(filled: Cli, daemon: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("miniclaw_sessions.cli.opening.PATIENCE_S", 0.2)
     os.kill(daemon, signal.SIGSTOP)
@@ -715,6 +738,7 @@ def test_a_dead_daemons_socket_is_no_obstacle(filled: Cli) -> None:
     assert filled("list").status == 0
 
 
+@pytest.mark.proof
 def test_serve_saves_everything_at_ctrl_c(cli: Cli) -> None:
     command = [sys.executable, "-m", "miniclaw_sessions", "serve", "--workspace", str(cli.workspace), "--debug"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

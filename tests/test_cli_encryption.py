@@ -106,6 +106,7 @@ def test_rekeying_needs_a_key_and_a_workspace(cli: Cli, tmp_path: Path) -> None:
     assert not cli.workspace.exists()
 
 
+@pytest.mark.proof
 def test_a_daemon_serves_with_the_key_and_does_not_start_without(cli: Cli, tmp_path: Path) -> None:
     keys = key_file(tmp_path, b"o")
     cli("rekey", "--key-file", keys)

@@ -17,7 +17,7 @@ from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.cli.importing import found_files
 from miniclaw_sessions.cli.transfer import ExportFormat, ImportFormat
 from miniclaw_sessions.formats.registry import FORMATS, READABLE, WRITABLE
-from tests.command_line import NASTY, UNSAFE, Cli, Terminal, own_home, running_daemon, shape
+from tests.command_line import NASTY, UNSAFE, Cli, Terminal, own_home, serving, shape
 
 DATA = Path(__file__).parent / "data"
 PI = DATA / "pi-v3-resumed-session.jsonl"
@@ -47,7 +47,7 @@ def cli(files: Cli, request: pytest.FixtureRequest) -> Iterator[Cli]:
     """The same, and on a daemon that holds it."""
     with ExitStack() as stack:
         if request.param == "daemon":
-            stack.enter_context(running_daemon(files.workspace))
+            stack.enter_context(serving(files.workspace))
         yield files
 
 
@@ -223,12 +223,13 @@ def test_a_wrong_session_id_is_refused(cli: Cli) -> None:
     assert "is not a session id" in result.document["refused"][0]["reason"]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("has_daemon", [False, True])
 def test_in_a_terminal_an_import_shows_how_far_it_is(files: Cli, tmp_path: Path, *, has_daemon: bool) -> None:
     path = write_session(tmp_path / "long.jsonl", [entry_line(number) for number in range(12_000)])
     with ExitStack() as stack:
         if has_daemon:
-            stack.enter_context(running_daemon(files.workspace))
+            stack.enter_context(serving(files.workspace))
         terminal = Terminal(files.workspace, "import", str(path), columns=WIDTH, patience_s=0.001)
         assert terminal.end() == 0
     seen = terminal.seen
@@ -250,7 +251,7 @@ def test_every_format_is_written_the_same_by_a_daemon_and_from_the_files(files: 
     assert files("import", str(PI), "--as", "a_1").status == 0
     written = files("export", "a_1", "--format", form.value)
     assert (written.status, written.err) == (0, "")
-    with running_daemon(files.workspace):
+    with serving(files.workspace):
         by_daemon = files("export", "a_1", "--format", form.value)
     if form is ExportFormat.JSON:
         assert shape(by_daemon.document) == shape(written.document)
@@ -277,7 +278,7 @@ def test_an_export_with_a_daemon_reaches_a_terminal_with_every_character_whole(f
             await (await manager.get_or_create("a", 1)).add_message(Message.user(text))
 
     anyio.run(fill)
-    with running_daemon(files.workspace):
+    with serving(files.workspace):
         terminal = Terminal(files.workspace, "export", "a_1", "--format", "jsonl")
         assert terminal.end() == 0
     assert text in terminal.seen

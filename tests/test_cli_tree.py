@@ -22,7 +22,7 @@ from miniclaw_sessions.cli.tree import KEEP_TOKENS
 from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.history import compaction as planner
 from miniclaw_sessions.history.transcript import Transcript
-from tests.command_line import NASTY, UNSAFE, Cli, Terminal, own_home, running_daemon, shape
+from tests.command_line import NASTY, UNSAFE, Cli, Terminal, own_home, serving, shape
 from tests.growing import Growing, grown_at_random
 
 WIDTH = 80
@@ -70,7 +70,7 @@ def cli(files: Cli, request: pytest.FixtureRequest) -> Iterator[Cli]:
     """The command line on the files, and on a daemon that holds them."""
     with ExitStack() as stack:
         if request.param == "daemon":
-            stack.enter_context(running_daemon(files.workspace))
+            stack.enter_context(serving(files.workspace))
         yield files
 
 
@@ -347,7 +347,7 @@ def test_a_daemon_and_the_files_answer_with_documents_of_the_same_form(
     command = [arguments[0], "telegram_1", *arguments[2:], "--json"]
     other = Cli(tmp_path / "copy", monkeypatch)
     grow(other.workspace)
-    with running_daemon(other.workspace):
+    with serving(other.workspace):
         with_daemon = other(*command).document
     for document in (with_files := files(*command).document, with_daemon):
         for names_ids in ("children", "labels"):

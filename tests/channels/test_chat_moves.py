@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import Cli, Terminal, own_home, running_daemon
+from tests.command_line import Cli, Terminal, own_home, serving
 
 SMALL = {
     "MINICLAW_MODEL_CONTEXT_WINDOW": "250",
@@ -29,7 +29,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: None, request: py
     if request.param == "files":
         yield Cli(workspace, monkeypatch)
         return
-    with running_daemon(workspace):
+    with serving(workspace):
         yield Cli(workspace, monkeypatch)
 
 
@@ -85,10 +85,11 @@ def test_a_conversation_is_summed_up(cli: Cli) -> None:
     said = "".join(f"My name is Ada, and this is message {number}. {'Well. ' * 3000}\n" for number in range(7))
     result = cli("chat", "--chat-id", "me", stdin=said + "/compact\n/compact\n")
     first, second = result.err.splitlines()
-    assert first.startswith("summarised: about ")
+    assert first.startswith("done: about ")
     assert second.startswith("skipped: ")
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("with_daemon", [False, True])
 def test_at_a_terminal_a_summary_is_mentioned_and_a_message_is_edited_in_place(
@@ -121,7 +122,7 @@ def test_at_a_terminal_a_summary_is_mentioned_and_a_message_is_edited_in_place(
         assert terminal.end() == 0
 
     if with_daemon:
-        with running_daemon(tmp_path / "w"):
+        with serving(tmp_path / "w"):
             converse()
     else:
         converse()
