@@ -16,6 +16,14 @@ from benchmarks.workload import Row, fresh, in_process, in_turns, message
 from miniclaw_sessions import SessionManager, SessionSettings
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.formats.snapshot import _File
+from miniclaw_sessions.protocol.messages import Message
+
+
+class _Typed(_File):
+    """A snapshot file with its messages."""
+
+    messages: list[Message]  # type: ignore[assignment]
+
 
 SETTINGS = SessionSettings(flush_interval_s=3600, max_unsaved_bytes=2**40)
 
@@ -122,7 +130,7 @@ def _run_recovery(place: Path) -> float:
 
 def _run_bare_recovery(place: Path) -> float:
     """The floor: read every file and decode it, typed and validated, keeping the result."""
-    decoder = msgspec.json.Decoder(_File)
+    decoder = msgspec.json.Decoder(_Typed)
     gc.disable()
     started = time.perf_counter()
     kept = []

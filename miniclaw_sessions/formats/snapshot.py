@@ -3,6 +3,11 @@
 The keys are document 004's exactly, plus `schema_version` and our own. Files of the Rust original (nanosecond times,
 no `tool_calls` where there are none, no `schema_version`) and the document's sample (`"tool_calls": null`) load; what
 they lack is made up once. Unknown fields are written back as they came.
+
+Our files end in `,"crc32":"0a1b2c3d"}`: the CRC-32 of the file without that field, in hexadecimal. A file that
+contradicts it is damaged. One that agrees is as it was written, and the start leaves its messages packed
+(`history.window.Packed`). One without it, of another program, of an older version, or formatted anew by whoever edited
+it, is validated message by message.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
+from zlib import crc32
 
 import msgspec
 import orjson
@@ -17,11 +23,12 @@ from msgspec.structs import replace
 
 from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, SessionsError
 from miniclaw_sessions.history.conversation import Snapshot, Totals
-from miniclaw_sessions.history.window import Kept
+from miniclaw_sessions.history.window import Kept, Packed
 from miniclaw_sessions.protocol.encoding import (
     STORED_DEPTH,
     check_json,
     decode_entry,
+    decode_message,
     encode_entry,
     encode_message,
     instant,
@@ -52,7 +59,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     chat_id: str
     created_at: Instant
     last_accessed: Instant
-    messages: list[msgspec.Raw]
+    messages: msgspec.Raw
     schema_version: int
     incarnation: str
     updated_at: Instant
@@ -68,10 +75,14 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     metadata: dict[str, Any] = {}
     idempotency_keys: dict[str, str] = {}
     complete: bool = True
+    crc32: str = ""
 
 
 _NULL = b',"tool_calls":null}'
+_CRC = b',"crc32":"'
+_CRC_BYTES = len(_CRC) + len(b'0a1b2c3d"}')
 _decoder = msgspec.json.Decoder(_File)
+_pieces_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _message_decoder = msgspec.json.Decoder(Message)
 _totals_encoder = msgspec.json.Encoder()
 OWN_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(_File))
@@ -86,19 +97,19 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     Raises:
         InvalidMessage: metadata or a message holds something that JSON cannot.
     """
+    messages, window = _window_fields(snapshot.kept)
     fields = {
         "session_id": snapshot.key.session_id,
         "channel": snapshot.key.channel,
         "chat_id": snapshot.key.chat_id,
         "created_at": snapshot.created_at,
         "last_accessed": snapshot.last_accessed,
-        "messages": [orjson.Fragment(_with_null(kept)) for kept in snapshot.kept],
+        "messages": messages,
         "schema_version": SCHEMA_VERSION,
         "incarnation": snapshot.incarnation,
         "updated_at": snapshot.updated_at,
         "last_sequence": snapshot.last_sequence,
-        "sequences": [kept.sequence for kept in snapshot.kept],
-        "ids": [kept.id for kept in snapshot.kept],
+        **window,
         "leaf_id": snapshot.leaf_id,
         **_tree_fields(snapshot),
         "metadata": dict(snapshot.metadata),
@@ -107,16 +118,31 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         **snapshot.extra,
     }
     try:
-        return orjson.dumps(fields, option=orjson.OPT_UTC_Z)
+        return _with_checksum(orjson.dumps(fields, option=orjson.OPT_UTC_Z))
     except orjson.JSONEncodeError as error:
         raise InvalidMessage(f"session {snapshot.key.session_id} cannot be written as JSON: {error}") from None
+
+
+def _with_checksum(text: bytes) -> bytes:
+    return b'%s%s%08x"}' % (text[:-1], _CRC, crc32(text))
+
+
+def _window_fields(entries: Sequence[Kept]) -> tuple[Any, dict[str, Any]]:
+    """The messages, and the fields that say of each where it stands."""
+    if isinstance(entries, Packed):
+        file = _decoder.decode(entries.data)
+        messages: Any = orjson.Fragment(bytes(file.messages))
+        sequences, ids, parents = file.sequences, file.ids, file.parents
+    else:
+        messages = [orjson.Fragment(_with_null(kept)) for kept in entries]
+        sequences, ids = [kept.sequence for kept in entries], [kept.id for kept in entries]
+        parents = _unusual_parents(entries)
+    return messages, {"sequences": sequences, "ids": ids, **({"parents": parents} if parents else {})}
 
 
 def _tree_fields(snapshot: Snapshot) -> dict[str, Any]:
     """What is only written where it is not what a plain conversation has."""
     fields: dict[str, Any] = {}
-    if parents := _unusual_parents(snapshot.kept):
-        fields["parents"] = parents
     if snapshot.leaf_sequence != snapshot.last_sequence:
         fields["leaf_sequence"] = snapshot.leaf_sequence
     if snapshot.compaction is not None:
@@ -167,29 +193,56 @@ def decode_snapshot(data: bytes, *, stem: str, now: datetime, new_id: Callable[[
 
     Raises:
         SchemaTooNew: a newer version wrote it; it must be left alone.
-        DamagedSnapshot: it does not hold a session, or holds another one than its name says.
+        DamagedSnapshot: it does not hold a session, or another one than its name says, or contradicts its checksum.
     """
+    is_as_written = _check_checksum(data)
     try:
         file = _decoder.decode(data)
-        messages = [_message_decoder.decode(message) for message in file.messages]
+        kept: Sequence[Kept] | None = _packed(file, data) if is_as_written else None
+        pieces = _pieces_decoder.decode(file.messages) if kept is None else []
+        messages = [_message_decoder.decode(piece) for piece in pieces]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _read_tolerantly(data, stem=stem, now=now, new_id=new_id)
     _refuse_newer(file.schema_version, stem)
     try:
         key = _checked_key(file.channel, file.chat_id, file.session_id, stem)
-        encoded = [_without_null(*both) for both in zip(messages, file.messages, strict=True)]
-        return _assemble(file, key, messages, encoded)
+        if kept is None:
+            kept = _kept(file, messages, [_without_null(*both) for both in zip(messages, pieces, strict=True)])
+        return _assemble(file, key, kept)
     except (InvalidKey, InvalidMessage) as error:
         raise DamagedSnapshot(str(error)) from None
 
 
-def _assemble(
-    file: _File,
-    key: SessionKey,
-    messages: Sequence[Message],
-    encoded: Sequence[bytes],
-    extra: dict[str, Any] | None = None,
-) -> Snapshot:
+def _check_checksum(data: bytes) -> bool:
+    """Whether a file has a checksum.
+
+    Raises:
+        DamagedSnapshot: it has, and contradicts it.
+    """
+    text = data.rstrip()  # an editor ends it with a line's end
+    if text[-_CRC_BYTES : -_CRC_BYTES + len(_CRC)] != _CRC:
+        return False
+    if text[-_CRC_BYTES:] != b'%s%08x"}' % (_CRC, crc32(b"}", crc32(memoryview(text)[:-_CRC_BYTES]))):
+        raise DamagedSnapshot("it contradicts its checksum")
+    return True
+
+
+def _packed(file: _File, data: bytes) -> Packed | None:
+    """The messages as they are in a file that is as it was written; None where they are of several branches."""
+    if len(file.ids) != len(file.sequences) or not file.parents.keys() <= set(file.ids[:1]):
+        return None
+    return Packed(data, len(file.ids), _unpack)
+
+
+def _unpack(data: bytes) -> list[Kept]:
+    file = _decoder.decode(data)
+    pieces = _pieces_decoder.decode(file.messages)
+    messages = [decode_message(bytes(piece)) for piece in pieces]
+    return _kept(file, messages, [_without_null(*both) for both in zip(messages, pieces, strict=True)])
+
+
+def _kept(file: _File, messages: Sequence[Message], encoded: Sequence[bytes]) -> list[Kept]:
+    """The messages as the window keeps them, provided that what the file says of them agrees."""
     if not len(messages) == len(file.sequences) == len(file.ids):
         raise DamagedSnapshot("messages, sequences and ids differ in length")
     if len(set(file.ids)) < len(file.ids):
@@ -216,7 +269,11 @@ def _assemble(
             )
         )
         before, previous = entry_id, sequence
-    if not previous <= file.last_sequence < _MAX_SEQUENCE:
+    return kept
+
+
+def _assemble(file: _File, key: SessionKey, kept: Sequence[Kept], extra: dict[str, Any] | None = None) -> Snapshot:
+    if not (file.sequences[-1] if file.sequences else 0) <= file.last_sequence < _MAX_SEQUENCE:
         raise DamagedSnapshot("its last_sequence is below a message's sequence, or impossibly large")
     if not 0 <= (file.leaf_sequence or 0) <= file.last_sequence or not 0 <= file.newest_evicted <= file.last_sequence:
         raise DamagedSnapshot("its leaf_sequence or newest_evicted is no place in the session")
@@ -229,7 +286,7 @@ def _assemble(
         kept=kept,
         metadata=check_json(file.metadata),
         idempotency_keys=file.idempotency_keys,
-        leaf_id=_same(file.leaf_id, before),
+        leaf_id=_same(file.leaf_id, file.ids[-1] if file.ids else None),
         leaf_sequence=file.last_sequence if file.leaf_sequence is None else file.leaf_sequence,
         last_sequence=file.last_sequence,
         compaction=_compaction(file.compaction),
@@ -268,10 +325,10 @@ def _read_tolerantly(data: bytes, *, stem: str, now: datetime, new_id: Callable[
         known |= {name: instant(known[name]) for name in ("created_at", "last_accessed", "updated_at") if name in known}
         found = [message_from_dict(message) for message in messages]
         extra = {name: value for name, value in fields.items() if name not in OWN_FIELDS}
-        file = msgspec.convert({**_with_defaults(known, found, now, new_id), "messages": []}, _File)
+        file = msgspec.convert({**_with_defaults(known, found, now, new_id), "messages": msgspec.Raw()}, _File)
         if "sequences" not in fields:  # from elsewhere; ours says what the store says
             found = [m if m.timestamp else replace(m, timestamp=file.updated_at) for m in found]
-        return _assemble(file, key, found, [encode_message(message) for message in found], extra)
+        return _assemble(file, key, _kept(file, found, [encode_message(message) for message in found]), extra)
     except (InvalidMessage, InvalidKey, msgspec.ValidationError) as error:
         raise DamagedSnapshot(str(error)) from None
 

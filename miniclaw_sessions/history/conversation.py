@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.history.branch import Branch, as_message_entry, provider_of
-from miniclaw_sessions.history.window import Kept, Window
+from miniclaw_sessions.history.window import Kept, Packed, Window
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.protocol.entries import (
     METADATA,
@@ -322,7 +322,7 @@ class Conversation:
         """
         if self.state_sequence > committed or self.lacks_branch or self.lacks_messages:
             return None
-        entries = self.window.kept
+        entries = self.window.for_snapshot
         keys = self.idempotency_keys or {}
         complete = self.last_sequence <= committed
         leaf_id, leaf_sequence, totals = self.leaf_id, self.leaf_sequence, copy(self.totals)
@@ -369,7 +369,7 @@ class Conversation:
 
 def _is_one_branch(entries: Sequence[Kept]) -> bool:
     """Whether each can follow the one before; a window of an older version may hold messages of several branches."""
-    return all(
+    return isinstance(entries, Packed) or all(
         child.parent_id is not None and (child.parent_sequence is None or child.parent_sequence >= parent.sequence)
         for parent, child in pairwise(entries)
     )

@@ -10,8 +10,9 @@ for it. Nothing is lost by this: the transcript in the store keeps every message
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from typing import overload
 
 import msgspec
 
@@ -87,10 +88,43 @@ def keep(entry: MessageEntry, encoded: bytes | None = None) -> Kept:
     )
 
 
+class Packed(Sequence[Kept]):
+    """Messages in the bytes of the snapshot file that they were read from, decoded anew by whoever looks at them.
+
+    Thousands of sessions are in memory that nobody uses: of them the file's bytes are all that a window holds.
+    """
+
+    __slots__ = ("_count", "_unpack", "data")
+
+    def __init__(self, data: bytes, count: int, unpack: Callable[[bytes], Sequence[Kept]]) -> None:
+        """Hold the `count` messages that `unpack(data)` gives: they follow one another, and begin with no orphan."""
+        self.data = data
+        self._count = count
+        self._unpack = unpack
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Kept: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Kept]: ...
+    def __getitem__(self, index: int | slice) -> Kept | Sequence[Kept]:
+        return self._unpack(self.data)[index]
+
+    def __iter__(self) -> Iterator[Kept]:
+        return iter(self._unpack(self.data))
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Window:
     """A bounded FIFO of message entries; the eviction rules are this module's docstring."""
 
-    __slots__ = ("_entries", "_last_user", "capacity", "newest_evicted")
+    __slots__ = ("_entries", "_last_user", "_packed", "capacity", "newest_evicted")
 
     def __init__(
         self, capacity: int = MAX_MESSAGES, entries: Iterable[MessageEntry] = (), *, kept: Sequence[Kept] = ()
@@ -109,37 +143,53 @@ class Window:
         """The greatest sequence of what left, as a whole or in part; whatever came later is here."""
         self._entries: deque[Kept] = deque()
         self._last_user: Kept | None = None
-        self._fill(kept or [keep(entry) for entry in entries])
+        self._packed: Packed | None = None  # instead of both, until the window is used
+        if isinstance(kept, Packed) and 0 < len(kept) <= capacity:
+            self._packed = kept
+        else:
+            self._fill(kept or [keep(entry) for entry in entries])
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries if self._packed is None else self._packed)
 
     def __iter__(self) -> Iterator[MessageEntry]:
         """The messages, oldest first, read anew."""
-        return (kept.entry for kept in self._entries)
+        return (kept.entry for kept in self._unpacked())
 
     def __repr__(self) -> str:
-        return f"<Window {len(self._entries)} of {self.capacity} messages>"
+        return f"<Window {len(self)} of {self.capacity} messages>"
 
     @property
     def kept(self) -> Sequence[Kept]:
         """The messages as they are kept, oldest first."""
-        return tuple(self._entries)
+        return tuple(self._unpacked())
+
+    @property
+    def for_snapshot(self) -> Sequence[Kept]:
+        """The same, but still packed if nobody has used the window: a snapshot takes the bytes as they are."""
+        return tuple(self._entries) if self._packed is None else self._packed
 
     def messages(self) -> list[Message]:
         """What was said, oldest first, read anew."""
-        return [decode_message(kept.encoded) for kept in self._entries]
+        return [decode_message(kept.encoded) for kept in self._unpacked()]
 
     def find(self, entry_id: str) -> MessageEntry | None:
         """The message with this id, or None."""
-        return next((kept.entry for kept in self._entries if kept.id == entry_id), None)
+        return next((kept.entry for kept in self._unpacked() if kept.id == entry_id), None)
 
     def push(self, entry: MessageEntry, encoded: bytes | None = None) -> int:
         """Append a message and return how many left for it; `encoded` is its message's JSON, if that is known."""
         return self._push(keep(entry, encoded))
 
+    def _unpacked(self) -> deque[Kept]:
+        """The messages, taken out of the file's bytes when the window is used for the first time."""
+        if self._packed is not None:
+            self._fill(list(self._packed))
+            self._packed = None
+        return self._entries
+
     def _push(self, entry: Kept) -> int:
-        entries = self._entries
+        entries = self._entries if self._packed is None else self._unpacked()
         role = entry.role
         if not entries and role is _TOOL_RESULT:
             self._note_evicted(entry)
@@ -162,7 +212,7 @@ class Window:
     def _fill(self, entries: Sequence[Kept]) -> None:
         """Push all; at once when nothing has to leave, because thousands of windows are filled at startup."""
         if len(entries) > self.capacity or (entries and entries[0].role is _TOOL_RESULT):
-            self._entries, self._last_user = deque(), None
+            self._entries, self._last_user, self._packed = deque(), None, None
             for entry in entries:
                 self._push(entry)
             return
@@ -171,18 +221,20 @@ class Window:
 
     def keep_from(self, sequence: int) -> None:
         """Forget the messages that are older than this place; they are not counted as evicted."""
-        if self._entries and self._entries[0].sequence < sequence:
-            self._fill([entry for entry in self._entries if entry.sequence >= sequence])
+        entries = self._unpacked()
+        if entries and entries[0].sequence < sequence:
+            self._fill([entry for entry in entries if entry.sequence >= sequence])
 
     def keep_to(self, sequence: int) -> None:
         """Forget the messages that are younger than this place."""
-        if self._entries and self._entries[-1].sequence > sequence:
-            self._fill([entry for entry in self._entries if entry.sequence <= sequence])
+        entries = self._unpacked()
+        if entries and entries[-1].sequence > sequence:
+            self._fill([entry for entry in entries if entry.sequence <= sequence])
 
     def clear(self) -> None:
         """Forget all messages, and that any ever left."""
         self._entries.clear()
-        self._last_user = None
+        self._last_user = self._packed = None
         self.newest_evicted = 0
 
     def _evict(self) -> int:

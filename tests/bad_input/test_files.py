@@ -6,6 +6,7 @@ still has it.
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -219,7 +220,8 @@ async def test_a_file_of_a_future_version_stops_the_start_and_is_not_touched(pla
     await begin(place, "jsonl:")
     path = place / file
     data = path.read_bytes().replace(b'"schema_version":1', b'"schema_version":2')
-    path.write_bytes(data.replace(b'"version":1', b'"version":2'))
+    data = data.replace(b'"version":1', b'"version":2')
+    path.write_bytes(re.sub(rb',"crc32":"[0-9a-f]{8}"}', b"}", data))
     before = files_below(place)
     with pytest.raises(SchemaTooNew, match=r"telegram_1.*[nN]othing was changed|nothing was changed"):
         await opened(place, "jsonl:").__aenter__()
@@ -238,7 +240,7 @@ async def test_files_that_are_truncated_at_each_byte_cost_nobody_a_message(place
         for path, data in whole.items():
             file = place / "second" / path.format(f"telegram_{chat_id}")
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            written = data.replace(b"chat0000", chat_id.encode())
+            written = re.sub(rb',"crc32":"[0-9a-f]{8}"}', b"}", data.replace(b"chat0000", chat_id.encode()))
             file.write_bytes(written[:length] if path == cut else written)
     settings = SessionSettings(store="jsonl:", quarantine_max_files=10_000)
     async with SessionManager(place / "second", settings=settings) as manager:

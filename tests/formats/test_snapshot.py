@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
 from miniclaw_sessions.formats.snapshot import SCHEMA_VERSION, DamagedSnapshot, decode_snapshot, encode_snapshot
 from miniclaw_sessions.history.conversation import Conversation, Snapshot
-from miniclaw_sessions.history.window import keep
+from miniclaw_sessions.history.window import Packed, Window, keep
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Role, TextPart, ToolCall
@@ -111,6 +112,15 @@ def real_snapshot(**changes: Any) -> Snapshot:
 
 
 REAL = encode_snapshot(real_snapshot())
+CHECKSUM_BYTES = len(',"crc32":"0a1b2c3d"}')
+
+
+def without_checksum(data: bytes) -> bytes:
+    """A file of ours as an older version wrote it."""
+    return data[:-CHECKSUM_BYTES] + b"}"
+
+
+PLAIN = without_checksum(REAL)
 
 
 def fields_of(data: bytes | str) -> dict[str, Any]:
@@ -127,7 +137,7 @@ def test_the_keys_are_those_of_document_004_followed_by_ours() -> None:
     assert list(fields)[6:] == [
         *("schema_version", "incarnation", "updated_at", "last_sequence", "sequences", "ids", "leaf_id"),
         *("leaf_sequence", "totals"),
-        *("metadata", "idempotency_keys", "complete"),
+        *("metadata", "idempotency_keys", "complete", "crc32"),
     ]
     assert fields["session_id"] == "telegram_123456789"
     assert fields["chat_id"] == "123456789"
@@ -285,6 +295,91 @@ def test_times_in_the_future_are_accepted_as_they_are() -> None:
     assert load(encode_snapshot(snapshot)) == snapshot
 
 
+# --- the checksum ----------------------------------------------------------------------------------------------------
+
+
+def test_no_bit_of_a_file_flips_unnoticed() -> None:
+    for bit in range(8 * len(REAL)):
+        data = bytearray(REAL)
+        data[bit // 8] ^= 1 << bit % 8
+        try:
+            snapshot = load(bytes(data))
+        except DamagedSnapshot:
+            continue
+        assert bit // 8 >= len(REAL) - CHECKSUM_BYTES, f"bit {bit}"  # the name of the checksum's own field
+        assert replace(snapshot, extra={}) == real_snapshot()
+
+
+def test_a_file_of_an_older_version_without_a_checksum_loads_and_gets_one() -> None:
+    assert "crc32" not in fields_of(PLAIN)
+    assert load(PLAIN) == real_snapshot()
+    assert encode_snapshot(load(PLAIN)) == REAL
+
+
+def test_a_message_of_a_file_without_a_checksum_is_validated() -> None:
+    with pytest.raises(DamagedSnapshot):
+        load(PLAIN.replace(b'"role":"user"', b'"role":5'))
+
+
+def test_whoever_edits_a_file_and_formats_it_anew_is_believed() -> None:
+    fields = fields_of(REAL)
+    fields["messages"][0]["content"] = "edited"
+    assert load(json.dumps(fields, indent=2)).entries[0].message.text == "edited"
+
+
+def test_the_end_of_line_of_an_editor_is_no_damage() -> None:
+    assert load(REAL + b"\n") == real_snapshot()
+
+
+def test_a_session_that_nobody_uses_keeps_the_bytes_of_its_file_and_writes_them_back() -> None:
+    snapshot = load(REAL)
+    assert isinstance(snapshot.kept, Packed)
+    conversation = Conversation.from_snapshot(snapshot, capacity=50)
+    captured = conversation.capture(6)
+    assert captured is not None
+    assert captured.kept is snapshot.kept
+    assert encode_snapshot(captured) == REAL
+    assert len(conversation.window.messages()) == len(conversation.window) == 4
+    captured = conversation.capture(6)
+    assert captured is not None
+    assert not isinstance(captured.kept, Packed)
+    assert encode_snapshot(captured) == REAL
+
+
+@pytest.mark.parametrize("capacity", [2, 3, 4, 50])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda window: window.push(real_snapshot().entries[0]),
+        lambda window: window.push(real_snapshot().entries[2]),
+        lambda window: window.keep_from(5),
+        lambda window: window.keep_to(4),
+        lambda window: window.clear(),
+        lambda window: window.find("e4"),
+        lambda window: window.messages(),
+        lambda window: (repr(window), window.kept),
+    ],
+    ids=["push", "push a result", "keep_from", "keep_to", "clear", "find", "messages", "repr"],
+)
+def test_a_window_that_is_packed_behaves_like_any_other(use: Callable[[Window], object], capacity: int) -> None:
+    packed, plain = Window(capacity, kept=load(REAL).kept), Window(capacity, kept=real_snapshot().kept)
+    assert use(packed) == use(plain)
+    assert packed.kept == plain.kept
+    assert (len(packed), packed.newest_evicted) == (len(plain), plain.newest_evicted)
+
+
+def test_a_window_without_its_oldest_messages_is_packed_and_one_of_several_branches_is_not() -> None:
+    first, *others = real_snapshot().entries
+    older = encode_snapshot(real_snapshot(entries=(replace(first, parent_id="e2"), *others)))
+    assert isinstance(load(older).kept, Packed)
+    assert load(older).entries[0].parent_id == "e2"
+    crossing = encode_snapshot(
+        real_snapshot(entries=(*real_snapshot().entries[:3], replace(others[-1], parent_id="e3")))
+    )
+    assert not isinstance(load(crossing).kept, Packed)
+    assert load(crossing).entries[-1].parent_id == "e3"
+
+
 # --- a newer version -------------------------------------------------------------------------------------------------
 
 
@@ -412,16 +507,16 @@ def check_outcome(data: bytes) -> None:
     assert conversation.lacks_branch or conversation.capture(number) is not None
 
 
-@given(st.integers(0, len(REAL) - 1), st.integers(1, 255))
+@given(st.integers(0, len(PLAIN) - 1), st.integers(1, 255))
 def test_a_flipped_byte_is_never_more_than_damage(place: int, flip: int) -> None:
-    data = bytearray(REAL)
+    data = bytearray(PLAIN)
     data[place] ^= flip
     check_outcome(bytes(data))
 
 
 @given(st.data())
 def test_a_mangled_file_is_never_more_than_damage(data: st.DataObject) -> None:
-    source = data.draw(st.sampled_from([REAL, SAMPLE.encode(), RUST_FILE.replace("a_b", "123456789").encode()]))
+    source = data.draw(st.sampled_from([REAL, PLAIN, SAMPLE.encode(), RUST_FILE.replace("a_b", "123456789").encode()]))
     start = data.draw(st.integers(0, len(source)))
     end = data.draw(st.integers(start, min(len(source), start + 40)))
     pieces = [

@@ -29,7 +29,7 @@ from tests.formats.test_codex import OLD as CODEX_OLD
 from tests.formats.test_dive import SESSION as DIVE_SESSION
 from tests.formats.test_nanobot import NEWEST, OLDEST
 from tests.formats.test_rust_miniclaw import DOCUMENT
-from tests.formats.test_snapshot import RUST_FILE, SAMPLE
+from tests.formats.test_snapshot import RUST_FILE, SAMPLE, without_checksum
 from tests.fuzz.reader import SECRET
 
 CHANNEL = "fuzz"
@@ -41,7 +41,8 @@ class Seeds(NamedTuple):
     """One conversation in every form.
 
     Attributes:
-        snapshot, transcript: its two files in a workspace with the store `jsonl:`.
+        snapshot, transcript: its two files in a workspace with the store `jsonl:`; the snapshot without its checksum,
+            which would keep every mutation of it from being read at all.
         entries: its entries, each as JSON.
         exports: the file that each format makes of it, by the format's name.
     """
@@ -69,7 +70,7 @@ async def _seeds(workspace: Path) -> Seeds:
             for form in WRITABLE
         }
     transcript = (workspace / "transcripts" / f"{SESSION_ID}.jsonl").read_bytes()
-    snapshot = (workspace / "sessions" / f"{SESSION_ID}.json").read_bytes()
+    snapshot = without_checksum((workspace / "sessions" / f"{SESSION_ID}.json").read_bytes())
     return Seeds(snapshot, transcript, [line.strip() for line in transcript.splitlines()[1:]], exports)
 
 

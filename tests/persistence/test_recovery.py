@@ -170,6 +170,55 @@ async def test_a_damaged_snapshot_is_quarantined_whole_with_its_reason_and_rebui
     await home.check_sound()
 
 
+@pytest.mark.parametrize("max_cached", [1000, 1])
+@pytest.mark.parametrize("store", ["memory", "sqlite:", "jsonl:"])
+async def test_a_flipped_bit_in_a_text_is_noticed_and_healed_from_the_store(
+    home: Home, store: str, max_cached: int
+) -> None:
+    if store != "memory":
+        home.store = store
+    for chat_id in ("1", "2"):
+        await home.say("transfer 100", "yes", chat_id=chat_id)
+    sound = home.files()
+    flipped = sound["telegram_1.json"].replace(b"transfer 100", b"transfer 900")
+    assert flipped != sound["telegram_1.json"]
+    (home.sessions / "telegram_1.json").write_bytes(flipped)
+    async with home.open(max_cached=max_cached) as manager:
+        for chat_id in ("1", "2"):
+            assert texts(await manager.get("telegram", chat_id)) == ["transfer 100", "yes"]
+    assert "checksum" in home.quarantined()["telegram_1.json"]
+    assert flipped in home.files("quarantine").values()
+    healed, whole = (orjson.loads(files["telegram_1.json"])["messages"] for files in (home.files(), sound))
+    assert healed == whole
+    await home.check_sound()
+
+
+async def test_without_a_store_a_flipped_bit_in_a_text_is_never_served_and_kept_as_evidence(home: Home) -> None:
+    home.store = "none:"
+    await home.say("transfer 100")
+    flipped = home.files()["telegram_1.json"].replace(b"transfer 100", b"transfer 900")
+    (home.sessions / "telegram_1.json").write_bytes(flipped)
+    async with home.open() as manager:
+        with pytest.raises(SessionNotFound):
+            await manager.get("telegram", "1")
+    assert flipped in home.files("quarantine").values()
+    assert "checksum" in home.quarantined()["telegram_1.json"]
+
+
+async def test_files_of_an_older_version_without_a_checksum_are_believed_once_they_are_validated(home: Home) -> None:
+    await home.say("1", "2")
+    sound = home.files()["telegram_1.json"]
+    old = sound[: sound.index(b',"crc32"')] + b"}"
+    (home.sessions / "telegram_1.json").write_bytes(old)
+    async with home.open() as manager:
+        assert manager.recovery.from_snapshots == 1
+        assert not manager.recovery.quarantined
+        session = await manager.get("telegram", "1")
+        assert texts(session) == ["1", "2"]
+        session.update(title="other")
+    assert b',"crc32":"' in home.files()["telegram_1.json"]
+
+
 async def test_a_snapshot_cut_at_any_byte_never_costs_a_message(home: Home) -> None:
     await home.say("1", "2")
     whole = home.files()["telegram_1.json"]
