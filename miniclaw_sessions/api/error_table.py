@@ -22,6 +22,7 @@ _NOT_NOW = "the message store cannot be reached or written now; nothing is lost,
 
 STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     # class: (status, the sentence for strangers; None: the error's own)
+    errors.ConfigError: (409, None),
     errors.SessionNotFound: (404, None),
     errors.EntryNotFound: (404, None),
     errors.AmbiguousName: (409, None),

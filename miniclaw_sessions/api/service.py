@@ -52,6 +52,7 @@ async def health(context: Context, request: Nothing) -> HealthReply:
         sessions=len(context.manager),
         store=health.store,
         store_state=health.store_state,
+        losses=health.losses,
     )
 
 

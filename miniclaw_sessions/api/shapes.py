@@ -31,7 +31,10 @@ class Reply(msgspec.Struct, kw_only=True):
 
 
 class HealthReply(Reply, kw_only=True):
-    """Whether messages are accepted and saved: `status` is ok or failing."""
+    """Whether messages are accepted and saved: `status` is ok or failing.
+
+    `losses` tells what was lost with a former store, until somebody acknowledges it.
+    """
 
     status: str
     problems: list[str]
@@ -41,6 +44,7 @@ class HealthReply(Reply, kw_only=True):
     sessions: int
     store: str
     store_state: str
+    losses: list[str] = []
 
 
 class FlushReply(Reply, kw_only=True):
@@ -60,6 +64,44 @@ class CheckReply(Reply, kw_only=True):
     entries: int
     problems: list[str]
     notes: list[str]
+
+
+class BackUp(Body, kw_only=True):
+    """Where to: a directory on the machine of whoever holds the workspace, which is not there yet or is empty."""
+
+    directory: str
+
+
+class BackupReply(Reply, kw_only=True):
+    """What a backup holds; `problems` tells what was damaged already when it was made."""
+
+    directory: str
+    made_at: datetime
+    store: str
+    key: str | None
+    sessions: int
+    entries: int
+    snapshots: int
+    files: int
+    bytes: int
+    problems: list[str]
+
+
+class SweepReply(Reply, kw_only=True):
+    """What a sweep did, or in a dry run would do; `postponed` says why nothing was done: the clock is in doubt."""
+
+    scanned: int
+    expired: int
+    archived: int
+    sessions: list[str]
+    dry_run: bool
+    postponed: str | None
+
+
+class AcknowledgedReply(Reply, kw_only=True):
+    """Of how many sessions the losses are told no more."""
+
+    acknowledged: int
 
 
 # --- sessions --------------------------------------------------------------------------------------------------------

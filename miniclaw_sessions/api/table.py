@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from miniclaw_sessions.api import messages, service, sessions, transfer, tree
+from miniclaw_sessions.api import messages, service, sessions, transfer, tree, upkeep
 from miniclaw_sessions.api.operation import Operation
 
 OPERATIONS: tuple[Operation[Any, Any], ...] = (
@@ -13,5 +13,6 @@ OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *service.OPERATIONS,
     *tree.OPERATIONS,
     *transfer.OPERATIONS,
+    *upkeep.OPERATIONS,
 )
 """Every operation, in the order in which an overview tells them."""

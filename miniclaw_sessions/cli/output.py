@@ -33,6 +33,14 @@ _STAGES = {
     "compacting": "Summarising",
     "importing": "Importing",
     "exporting": "Writing",
+    "backing up": "Backing up",
+    "sweeping": "Looking for idle sessions",
+    "verifying": "Verifying files",
+    "restoring": "Restoring files",
+    "copying the store": "Copying the store",
+    "copying files": "Copying files",
+    "writing the list of files": "Writing the list of files",
+    "exporting sessions": "Exporting sessions",
 }
 _IN_BYTES = frozenset({"importing", "exporting"})
 _ROLES = {"user": ("you", "bold cyan"), "assistant": ("assistant", "bold green"), "system": ("system", "bold magenta")}

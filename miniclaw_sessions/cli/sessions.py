@@ -71,6 +71,12 @@ async def list_sessions(
         table.add_row(row.session_id, one_line(row.title), f"{row.messages:,}", f"{row.entries:,}", last_used)
     with _paged(invocation, len(rows)):
         invocation.console.print(table)
+    for row in rows:
+        if row.lost:
+            lost = (
+                f"{row.session_id} has lost {counted(row.lost, 'older message', 'older messages')}; `check` tells more"
+            )
+            invocation.errors.print(one_line(lost), style="red", soft_wrap=True)
     if following is not None:
         invocation.errors.print(f"there are more: --after {one_line(following)}", style="dim", soft_wrap=True)
 
@@ -268,10 +274,21 @@ def _figure(name: str, value: Any) -> str:
         "check": "exit status 0: sound, 1: damaged, 3: it could not look",
         "check --workspace /mnt/backup": "a copy",
         "check --json | jq .problems": "for a script",
+        "check --acknowledge-losses": "you know what was lost with a former store: it is told no more",
     },
 )
-async def check(invocation: Invocation) -> None:
+async def check(
+    invocation: Invocation,
+    acknowledge: Annotated[
+        bool, typer.Option("--acknowledge-losses", help="First, let what was lost before be told no more.")
+    ] = False,
+) -> None:
     """Compare every snapshot with the store; repairs nothing. The exit status is 0 only if everything is sound."""
+    if acknowledge:
+        async with invocation.sessions() as client:
+            known = await client.acknowledge_losses()
+        told = f"the losses of {counted(known, 'session', 'sessions')} are told no more"
+        invocation.errors.print(told, style="dim")
     try:
         found = await _found(invocation)
     except (SessionsError, OSError) as error:

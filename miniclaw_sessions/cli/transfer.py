@@ -18,7 +18,7 @@ import typer
 from miniclaw_sessions.cli.importing import Importing, found_files
 from miniclaw_sessions.cli.invocation import Invocation, command, write_bytes
 from miniclaw_sessions.cli.names import AnySessionId, find_session
-from miniclaw_sessions.cli.output import one_line, plain_table
+from miniclaw_sessions.cli.output import counted, one_line, plain_table, unwatched
 from miniclaw_sessions.cli.sessions import read_entries
 from miniclaw_sessions.errors import SessionsError
 
@@ -159,7 +159,7 @@ def _tell_findings(invocation: Invocation, report: dict[str, Any], *, verbose: b
         "export telegram_123 --format markdown": "to read",
         "export telegram_123 --format html --output chat.html": "to look at, with its tree",
         "export telegram_123 --output chat.jsonl": "everything, for `import`",
-        "export --all --output backup": "every session, a file each in the directory `backup`",
+        "export --all --output chats": "every session, a file each in the directory `chats`; cut off, it goes on",
     },
 )
 async def export(
@@ -196,31 +196,40 @@ async def export(
 
 async def _export_all(invocation: Invocation, form: ExportFormat, directory: Path) -> None:
     """Every session into a file of its own, named after its id."""
-    written: list[dict[str, Any]] = []
+    from miniclaw_sessions.transfer.exporting_all import export_all  # noqa: PLC0415 - help does not need it
+
+    sizes: dict[str, int] = {}
     suffix = _suffix(form)
-    _make(directory)
     async with invocation.sessions(reads=True) as client:
         rows = await client.list()
-        outer, invocation.report = invocation.report, lambda stage, done, total: None  # noqa: ARG005
-        for done, row in enumerate(rows):
-            outer("exporting sessions", done, len(rows))
-            path = directory / f"{row.session_id}{suffix}"
-            size = await _write_session(client.session(row.session_id), form, path, invocation)
-            written.append({"session_id": row.session_id, "output": str(path), "bytes": size})
-        outer("exporting sessions", len(rows), len(rows))
+        outer, invocation.report = invocation.report, unwatched
+
+        async def pieces(session_id: str) -> AsyncIterator[bytes]:
+            session = client.session(session_id)
+            size = 0
+            async with aclosing(_rendered(session, await session.info(), form, invocation)) as chunks:
+                async for chunk in chunks:
+                    size += len(chunk)
+                    yield chunk
+            sizes[session_id] = size
+
+        def report(_: str, done: int, total: int | None) -> None:
+            outer("exporting sessions", done, total)
+
+        await export_all([row.session_id for row in rows], pieces, directory, suffix, report)
+    left = len(rows) - len(sizes)
     if invocation.as_json:
-        invocation.print_json({"exported": written})
+        written = [
+            {"session_id": session_id, "output": str(directory / f"{session_id}{suffix}"), "bytes": size}
+            for session_id, size in sizes.items()
+        ]
+        invocation.print_json({"exported": written, "left": left})
     else:
-        total = sum(one["bytes"] for one in written)
-        told = f"{len(written):,} sessions, {total:,} bytes written to {one_line(directory)}"
+        sessions = counted(len(sizes), "session", "sessions")
+        told = f"{sessions}, {sum(sizes.values()):,} bytes written to {one_line(directory)}"
+        if left:
+            told += f"; {left:,} were there already, or are gone"
         invocation.errors.print(told, style="dim", soft_wrap=True)
-
-
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise SessionsError(f"cannot write {directory}: {error.strerror}") from error
 
 
 def _suffix(form: ExportFormat) -> str:

@@ -9,8 +9,10 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from miniclaw_sessions.api import service, sessions, transfer
+from miniclaw_sessions.api import service, sessions, transfer, upkeep
 from miniclaw_sessions.api.shapes import (
+    BackUp,
+    BackupReply,
     CheckReply,
     CreateSession,
     FlushReply,
@@ -18,6 +20,7 @@ from miniclaw_sessions.api.shapes import (
     HealthReply,
     ImportReply,
     OpenedReply,
+    SweepReply,
 )
 from miniclaw_sessions.client.session import ClientSession, new_key
 from miniclaw_sessions.client.transport import LocalTransport, Transport
@@ -261,3 +264,34 @@ class Client:
     async def check(self) -> CheckReply:
         """Compare snapshots and store; changes nothing."""
         return await self.transport.call(service.check, service.Nothing())
+
+    async def back_up(self, directory: str | Path) -> BackupReply:
+        """Copy the whole workspace into a directory, consistently, while it is used; `transfer.backup` restores it.
+
+        Args:
+            directory: the whole path of one that is not there yet, on the machine of whoever holds the workspace, who
+                must be allowed to make it.
+
+        Raises:
+            ConfigError: it is there already, or cannot be written.
+        """
+        return await self.transport.call(upkeep.back_up, upkeep.BackUpRequest(BackUp(directory=str(directory))))
+
+    async def sweep(self, *, dry_run: bool = False) -> SweepReply:
+        """Expire idle sessions now, or only list them."""
+        return await self.transport.call(upkeep.sweep, upkeep.Sweep(dry_run))
+
+    async def restore(self, session_id: str) -> ClientSession:
+        """Bring an expired session back from the archive, whole.
+
+        Raises:
+            NotArchived: the archive has no such session.
+            SessionExists: there is a session of this id already.
+        """
+        info = await self.transport.call(upkeep.unarchive_session, sessions.OneSession(session_id))
+        return ClientSession(self.transport, info.session_id, info)
+
+    async def acknowledge_losses(self, session_id: str | None = None) -> int:
+        """Let `check`, `list` and `health` tell no more of what one session, or all, lost; of how many that was."""
+        wanted = upkeep.AcknowledgeLosses(session_id)
+        return (await self.transport.call(upkeep.acknowledge_losses, wanted)).acknowledged

@@ -19,7 +19,6 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock, SystemClock
@@ -143,9 +142,7 @@ class SessionManager(SessionReader):
         return None if journal is None else Session.of(journal)
 
     def _summary(self, session: Session) -> SessionSummary:
-        loss = self.losses.get(session.session_id)
-        summary = summarize(session)
-        return summary if loss is None else msgspec.structs.replace(summary, lost=loss.messages)
+        return summarize(session, self.losses.get(session.session_id))
 
     async def _listing(self) -> Listing:
         self._require_open()

@@ -23,6 +23,7 @@ from miniclaw_sessions.statistics import SessionSummary
 
 if TYPE_CHECKING:
     from miniclaw_sessions.formats.codec import Format
+    from miniclaw_sessions.persistence.losses import Loss
 
 FEW = 10_000
 """Up to this many sessions on disk are put in order on the event loop; more would hold it up."""
@@ -152,8 +153,8 @@ class SessionReader(ABC):
             log.error("a transcript is damaged", action="recovery.entry_damaged", session_id=session_id, error=problem)
 
 
-def summarize(session: Session) -> SessionSummary:
-    """A session as one line of a list."""
+def summarize(session: Session, loss: Loss | None = None) -> SessionSummary:
+    """A session as one line of a list, with what was lost of it."""
     return SessionSummary(
         session_id=session.session_id,
         channel=session.key.channel,
@@ -166,6 +167,7 @@ def summarize(session: Session) -> SessionSummary:
         updated_at=session.updated_at,
         last_accessed=session.last_accessed,
         dirty=session.journal.is_dirty,
+        lost=0 if loss is None else loss.messages,
     )
 
 

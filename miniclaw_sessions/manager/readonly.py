@@ -21,10 +21,11 @@ from miniclaw_sessions.errors import ConfigError, NotAWorkspace, ReadOnlyWorkspa
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.conversation import Snapshot
 from miniclaw_sessions.manager.cache import Listing, SessionCache
-from miniclaw_sessions.manager.reader import SessionReader
+from miniclaw_sessions.manager.reader import SessionReader, summarize
 from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.committer import SessionLog
 from miniclaw_sessions.persistence.flusher import Flushable
+from miniclaw_sessions.persistence.losses import Losses
 from miniclaw_sessions.persistence.marker import check_marker
 from miniclaw_sessions.persistence.recovery import Progress, ids_for, join
 from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
@@ -32,6 +33,7 @@ from miniclaw_sessions.persistence.workspace import open_snapshots
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Journal, Owner, Session
+from miniclaw_sessions.statistics import SessionSummary
 from miniclaw_sessions.stores import open_store
 from miniclaw_sessions.stores.base import Store, StoredEntry
 from miniclaw_sessions.stores.encrypted import encrypted
@@ -68,6 +70,7 @@ class ReadOnlySessions(SessionReader):
 
     max_message_bytes = max_metadata_bytes = 2**62
     _snapshots: Snapshots
+    _losses: Losses
     store: Store
 
     def __init__(
@@ -113,7 +116,9 @@ class ReadOnlySessions(SessionReader):
 
     async def check(self) -> CheckReport:
         """Verify every snapshot against the store. Beside a holder that writes, differences of a moment may be seen."""
-        return await Check(self._snapshots, self.store, clock=self.clock, on_progress=self._on_progress).run()
+        losses = self._losses.known
+        check = Check(self._snapshots, self.store, clock=self.clock, on_progress=self._on_progress, losses=losses)
+        return await check.run()
 
     async def _load(self, session_id: str) -> Session | None:
         stored = await self.store.head(session_id)  # first: a snapshot that is newer has all of it
@@ -127,6 +132,9 @@ class ReadOnlySessions(SessionReader):
             return None
         last = joined.conversation.last_sequence
         return Session(Journal(joined.conversation, self, committed=last))
+
+    def _summary(self, session: Session) -> SessionSummary:
+        return summarize(session, self._losses.known.get(session.session_id))
 
     async def _listing(self) -> Listing:
         cache = SessionCache(0)
@@ -164,6 +172,7 @@ class ReadOnlySessions(SessionReader):
             )
         try:
             check_marker(self.workspace, self._encryption)
+            self._losses = Losses(self.workspace)
             return open_snapshots(
                 self.workspace, self.settings, clock=self.clock, encryption=self._encryption, read_only=True
             )

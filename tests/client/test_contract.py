@@ -15,11 +15,13 @@ from miniclaw_sessions.api.shapes import NewCustom, NewMessage, NewModelChange
 from miniclaw_sessions.client import Client, ClientSession
 from miniclaw_sessions.errors import (
     AmbiguousName,
+    ConfigError,
     EntryNotFound,
     ImportRefused,
     InvalidKey,
     InvalidMessage,
     LeafMoved,
+    NotArchived,
     SessionExists,
     SessionNotFound,
     SessionsError,
@@ -430,3 +432,25 @@ def test_an_error_that_nobody_knows_keeps_what_the_reply_says() -> None:
     assert isinstance(error, RequestError)
     assert (error.status, error.kind, error.param, str(error)) == (418, "teapot", "spout", "short and stout")
     assert "HTTP status 502" in str(error_of(502, "<html>"))
+
+
+# --- upkeep ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_workspace_is_backed_up_while_it_is_used(client: Client, short_path: Path) -> None:
+    await a_chat(client, "hello")
+    made = await client.back_up(short_path / "backup")
+    assert (made.sessions, made.entries, made.problems) == (1, 1, [])
+    with pytest.raises(ConfigError, match="it is there already"):
+        await client.back_up(short_path / "backup")
+    with pytest.raises(RequestError, match="whole path"):
+        await client.back_up("backup")
+
+
+async def test_idle_sessions_are_swept_and_what_is_not_archived_is_not_brought_back(client: Client) -> None:
+    await a_chat(client, "hello")
+    assert (await client.sweep(dry_run=True)).sessions == []
+    assert (await client.sweep()).expired == 0
+    with pytest.raises(NotArchived):
+        await client.restore("a_1")
+    assert await client.acknowledge_losses() == 0

@@ -1,0 +1,101 @@
+"""Upkeep of a workspace: back it up, expire what nobody uses, bring that back, acknowledge what was lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from miniclaw_sessions.api.error_table import invalid
+from miniclaw_sessions.api.operation import operation
+from miniclaw_sessions.api.sessions import ONE, OneSession, session_reply
+from miniclaw_sessions.api.shapes import AcknowledgedReply, BackUp, BackupReply, SessionReply, SweepReply
+from miniclaw_sessions.errors import ConfigError
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.api.context import Context
+    from miniclaw_sessions.transfer.backup import BackupReport
+
+
+class BackUpRequest(msgspec.Struct, frozen=True):
+    """Where to."""
+
+    body: BackUp
+
+
+@operation("POST", "/v1/backup", BackUpRequest, BackupReply, status=201, patient=True)
+async def back_up(context: Context, request: BackUpRequest) -> BackupReply:
+    """Copy the whole workspace into a directory, consistently, while it is used.
+
+    Raises:
+        RequestError: the directory is not named by its whole path.
+        ConfigError: it is there already, or cannot be written.
+    """
+    from miniclaw_sessions.persistence.recovery import Progress  # noqa: PLC0415 - heavy
+    from miniclaw_sessions.transfer import backup  # noqa: PLC0415 - heavy
+
+    target = Path(request.body.directory)
+    if not target.is_absolute() or "\0" in request.body.directory:
+        raise invalid("name the directory by its whole path, which begins with /", param="directory")
+    manager = context.manager
+
+    def report(stage: str, done: int, total: int | None) -> None:
+        manager.on_progress(Progress(stage, done, total or 0))
+
+    try:
+        made = await backup.back_up(manager, target, report)
+    except ConfigError as error:
+        (sentence,) = context.without_paths([str(error)])
+        raise ConfigError(sentence) from error
+    reply = backup_reply(made, target)
+    return msgspec.structs.replace(reply, problems=context.without_paths(reply.problems))
+
+
+def backup_reply(report: BackupReport, directory: Path) -> BackupReply:
+    """What there is to say of a backup."""
+    return BackupReply(
+        directory=str(directory),
+        made_at=report.made_at,
+        store=report.store,
+        key=report.key,
+        sessions=report.sessions,
+        entries=report.entries,
+        snapshots=report.snapshots,
+        files=len(report.files),
+        bytes=report.bytes,
+        problems=report.problems,
+    )
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """Whether it is only to be told what would expire."""
+
+    dry_run: bool = False
+
+
+@operation("POST", "/v1/sweep", Sweep, SweepReply, patient=True)
+async def sweep(context: Context, request: Sweep) -> SweepReply:
+    """Expire now what was idle for longer than its time to live: to the archive, where the setting says so."""
+    return SweepReply(**msgspec.structs.asdict(await context.manager.sweep(dry_run=request.dry_run)))
+
+
+@operation("POST", f"{ONE}/unarchive", OneSession, SessionReply, status=201, patient=True)
+async def unarchive_session(context: Context, request: OneSession) -> SessionReply:
+    """Bring an expired session back from the archive, whole; its time to live starts again."""
+    return session_reply(await context.manager.restore(request.session_id))
+
+
+class AcknowledgeLosses(msgspec.Struct, frozen=True):
+    """Of which session; by default of all."""
+
+    session_id: str | None = None
+
+
+@operation("POST", "/v1/losses/acknowledge", AcknowledgeLosses, AcknowledgedReply)
+async def acknowledge_losses(context: Context, request: AcknowledgeLosses) -> AcknowledgedReply:
+    """Tell no more of what was lost with a former store."""
+    return AcknowledgedReply(acknowledged=await context.manager.acknowledge_losses(request.session_id))
+
+
+OPERATIONS = (back_up, sweep, unarchive_session, acknowledge_losses)

@@ -1,0 +1,228 @@
+"""Commands for the upkeep of a workspace: backups, expired sessions, another store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from miniclaw_sessions.cli.invocation import Invocation, command
+from miniclaw_sessions.cli.names import SessionId, find_session
+from miniclaw_sessions.cli.output import counted, one_line
+from miniclaw_sessions.errors import SessionsError
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.api.shapes import BackupReply
+
+app = typer.Typer()
+
+_Backup = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The backup's directory.", show_default=False)]
+
+
+# --- backups ---------------------------------------------------------------------------------------------------------
+
+
+@command(
+    app,
+    examples={
+        "backup ~/backups/monday": "the whole workspace, also while the daemon serves it",
+        "backup --verify ~/backups/monday": "reads every byte of it again; exit status 1 if one is wrong",
+    },
+)
+async def backup(
+    invocation: Invocation,
+    directory: _Backup,
+    verify: Annotated[bool, typer.Option("--verify", help="Make none: look if this one is sound.")] = False,
+) -> None:
+    """Copy the whole workspace into a directory, consistently, while it is used; or verify such a copy.
+
+    The daemon makes it if one runs: it must be allowed to write there. What is encrypted stays so, and no key is
+    needed. `restore` puts it back.
+    """
+    target = directory.expanduser().absolute()
+    made = await (_verified(invocation, target) if verify else _backed_up(invocation, target))
+    if invocation.as_json:
+        invocation.print_json(made)
+    else:
+        _tell_backup(invocation, made, "verified" if verify else "backed up")
+    if verify and made.problems:
+        raise typer.Exit(1)
+
+
+async def _backed_up(invocation: Invocation, target: Path) -> BackupReply:
+    from miniclaw_sessions.api.upkeep import backup_reply  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.cli.opening import find_daemon, refused  # noqa: PLC0415 - same
+    from miniclaw_sessions.transfer.backup import back_up_closed  # noqa: PLC0415 - same
+
+    async with find_daemon(invocation) as daemon:
+        if daemon is not None:
+            invocation.report("backing up", 0, None)
+            return await daemon.back_up(target)
+    loaded = invocation.loaded
+    if (problem := refused(loaded, create=False)) is not None:
+        raise problem
+    made = await back_up_closed(loaded.workspace.absolute(), loaded.settings.sessions, target, invocation.report)
+    return backup_reply(made, target)
+
+
+async def _verified(invocation: Invocation, target: Path) -> BackupReply:
+    from miniclaw_sessions.api.upkeep import backup_reply  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.transfer.backup import verify_backup  # noqa: PLC0415 - same
+
+    return backup_reply(await verify_backup(target, invocation.report), target)
+
+
+def _tell_backup(invocation: Invocation, made: BackupReply, done: str) -> None:
+    from rich.filesize import decimal  # noqa: PLC0415 - `--json` does not need it
+
+    for problem in made.problems:
+        invocation.console.print(f"problem: {one_line(problem)}", style="red", soft_wrap=True)
+    holds = (
+        f"{counted(made.sessions, 'session', 'sessions')}, {counted(made.entries, 'entry', 'entries')}, "
+        f"{counted(made.files, 'file', 'files')}, {decimal(made.bytes)}"
+    )
+    verdict = f"{done}, with {counted(len(made.problems), 'problem', 'problems')}" if made.problems else done
+    style = "bold red" if made.problems else "bold green"
+    invocation.console.print(f"{verdict}: {holds} in {one_line(made.directory)}", style=style, soft_wrap=True)
+
+
+@command(
+    app,
+    talks=False,
+    examples={
+        "restore ~/backups/monday": "where there is no workspace yet",
+        "restore ~/backups/monday --workspace ~/looked-at": "beside the one that is used",
+    },
+)
+async def restore(
+    invocation: Invocation,
+    directory: _Backup,
+    damaged: Annotated[
+        bool, typer.Option("--damaged", help="Restore also a damaged one: the next start makes of it what it can.")
+    ] = False,
+) -> None:
+    """Put a backup where no workspace is; nothing that lives is ever replaced. The backup is verified first.
+
+    If this is interrupted, run it again. One expired session is brought back by `unarchive`.
+    """
+    from miniclaw_sessions.api.upkeep import backup_reply  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.transfer.backup import restore as put_back  # noqa: PLC0415 - same
+
+    loaded = invocation.loaded
+    workspace, settings = loaded.workspace.expanduser().absolute(), loaded.settings.sessions
+    source = directory.expanduser().absolute()
+    restored = await put_back(source, workspace, settings, invocation.report, damaged=damaged)
+    reply = msgspec.structs.replace(backup_reply(restored, source), directory=str(workspace))
+    if invocation.as_json:
+        invocation.print_json(reply)
+        return
+    _tell_backup(invocation, reply, "restored")
+    if reply.key is not None:
+        invocation.console.print(f"it is encrypted; its key is {one_line(reply.key)}", style="dim")
+
+
+@command(
+    app,
+    talks=False,
+    examples={
+        "migrate jsonl:": "from the database to files that other programs read",
+        "migrate sqlite:/srv/chats.db": "to a database at another place",
+    },
+)
+async def migrate(
+    invocation: Invocation,
+    url: Annotated[str, typer.Argument(metavar="URL", help="The new store, as in sessions.store.", show_default=False)],
+) -> None:
+    """Copy every transcript into another store, which must be empty; the old one stays as it is.
+
+    Nobody else may have the workspace open: stop the daemon first. Afterwards set sessions.store to the new URL.
+    """
+    from miniclaw_sessions.cli.opening import refused  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.encryption import load_keys  # noqa: PLC0415 - same
+    from miniclaw_sessions.transfer.migrating import migrate as copy_all  # noqa: PLC0415 - same
+
+    loaded = invocation.loaded
+    if (problem := refused(loaded, create=False)) is not None:
+        raise problem
+    keys = load_keys(loaded.settings.encryption, os.environ)
+    copied = await copy_all(loaded.workspace.absolute(), loaded.settings.sessions, url, keys, invocation.report)
+    document = {"from": loaded.settings.sessions.store, "to": url, **msgspec.structs.asdict(copied)}
+    if invocation.as_json:
+        invocation.print_json(document)
+        return
+    told = f"{counted(copied.sessions, 'session', 'sessions')}, {counted(copied.entries, 'entry', 'entries')}"
+    invocation.console.print(f"copied to {one_line(url)}: {told}", style="bold green", soft_wrap=True)
+    for damage in copied.problems:
+        invocation.console.print(f"damaged, and kept as it is: {one_line(damage)}", style="yellow")
+    invocation.console.print(f"now set sessions.store to {one_line(url)!r}", style="dim", soft_wrap=True)
+
+
+# --- expired sessions ------------------------------------------------------------------------------------------------
+
+
+@command(
+    app,
+    examples={
+        "sweep --dry-run": "what would expire now",
+        "sweep": "expires it: to the archive, if sessions.archive_expired says so",
+    },
+)
+async def sweep(
+    invocation: Invocation,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, only list them.")] = False,
+) -> None:
+    """Expire the sessions that were idle for longer than sessions.ttl_days, or list them."""
+    async with invocation.sessions() as client:
+        invocation.report("sweeping", 0, None)
+        done = await client.sweep(dry_run=dry_run)
+    if invocation.as_json:
+        invocation.print_json(done)
+        return
+    for session_id in done.sessions:
+        invocation.console.print(one_line(session_id), soft_wrap=True)
+    expired = counted(len(done.sessions), "session", "sessions")
+    told = f"{expired} would expire" if dry_run else f"{expired} expired, {done.archived:,} of them archived"
+    invocation.errors.print(told, style="dim")
+    if done.postponed is not None:
+        invocation.errors.print(f"nothing expires now: {one_line(done.postponed)}", style="yellow", soft_wrap=True)
+
+
+@command(app, examples={"unarchive telegram_123": "goes on where it ended"})
+async def unarchive(
+    invocation: Invocation,
+    session_id: Annotated[
+        str, typer.Argument(metavar="SESSION", help="The whole id of an expired session.", show_default=False)
+    ],
+) -> None:
+    """Bring an expired session back from the archive, whole; its time to live starts again."""
+    async with invocation.sessions() as client:
+        session = await client.restore(session_id)
+        info = await session.info()
+    if invocation.as_json:
+        invocation.print_json({"session_id": info.session_id, "entries": info.entries})
+    else:
+        told = f"{info.session_id} is back, with {counted(info.entries, 'entry', 'entries')}"
+        invocation.errors.print(one_line(told), style="dim", soft_wrap=True)
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+@command(app, examples={"stop telegram_123": "ends what is being answered there; what was said so far is kept"})
+async def stop(invocation: Invocation, session_id: SessionId) -> None:
+    """End the answer that is under way in a session, whoever asked for it; what was said so far is kept."""
+    from miniclaw_sessions.cli.opening import find_daemon  # noqa: PLC0415 - help does not need it
+
+    async with find_daemon(invocation) as daemon:
+        if daemon is None:
+            raise SessionsError("no daemon holds this workspace: nothing is being answered in it")
+        session = await find_session(daemon, session_id)
+        stopped = await session.stop()
+    if invocation.as_json:
+        invocation.print_json({"session_id": session.session_id, "stopped": stopped})
+    else:
+        told = "stopped" if stopped else f"nothing is being answered in {session.session_id}"
+        invocation.errors.print(one_line(told), style="dim", soft_wrap=True)

@@ -1,0 +1,136 @@
+"""Backups, expired sessions, another store, lost messages: from the command line, with a daemon and without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import anyio
+import orjson
+import pytest
+
+from miniclaw_sessions import Message, SessionManager
+from miniclaw_sessions.testing import FakeClock
+from tests.command_line import Cli, running_daemon
+
+
+def fill(workspace: Path) -> None:
+    """Two sessions of today, and one that was last used 40 days ago."""
+
+    async def run() -> None:
+        past = FakeClock(datetime.now(UTC) - timedelta(days=40))
+        async with SessionManager(workspace, clock=past) as manager:
+            old = await manager.get_or_create("telegram", "old")
+            await old.save_turn([Message.user("long ago"), Message.assistant("yes")])
+        async with SessionManager(workspace) as manager:
+            for chat_id in ("1", "2"):
+                session = await manager.get_or_create("telegram", chat_id)
+                await session.save_turn([Message.user("hello"), Message.assistant("hi")])
+
+    anyio.run(run)
+
+
+@pytest.fixture(params=["the daemon", "the files"])
+def filled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
+    """A command line on a workspace, which a daemon holds, or nobody."""
+    cli = Cli(tmp_path / "workspace", monkeypatch)
+    fill(cli.workspace)
+    at = orjson.dumps({"telegram_2": {"messages": 7, "at": "2026-01-01T00:00:00Z"}})
+    (cli.workspace / "losses.json").write_bytes(at)
+    with ExitStack() as stack:
+        if request.param == "the daemon":
+            stack.enter_context(running_daemon(cli.workspace))
+        yield cli
+
+
+def ids(cli: Cli) -> set[str]:
+    return {row["session_id"] for row in cli("list", "--json").document["sessions"]}
+
+
+def test_a_workspace_is_backed_up_verified_and_restored(
+    filled: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "backup"
+    made = filled("backup", str(target), "--json")
+    assert made.status == 0, made.err
+    assert (made.document["sessions"], made.document["entries"], made.document["problems"]) == (3, 6, [])
+    assert "it is there already" in filled("backup", str(target)).error
+    assert filled("backup", "--verify", str(target)).out.startswith("verified: 3 sessions, 6 entries")
+
+    other = Cli(tmp_path / "other", monkeypatch)
+    assert other("restore", str(target)).status == 0
+    assert ids(other) == ids(filled)
+    assert other("export", "telegram_old").out == filled("export", "telegram_old").out
+    assert "there is something already" in other("restore", str(target)).error
+
+
+def test_a_damaged_backup_is_told_by_its_status_and_not_restored(
+    filled: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "backup"
+    assert filled("backup", str(target)).status == 0
+    with (target / "sessions" / "telegram_1.json").open("ab") as file:
+        file.write(b" ")
+    found = filled("backup", "--verify", str(target), "--json")
+    assert (found.status, len(found.document["problems"])) == (1, 1)
+    other = Cli(tmp_path / "other", monkeypatch)
+    assert "is damaged" in other("restore", str(target)).error
+    assert other("restore", str(target), "--damaged").status == 0
+
+
+def test_what_has_expired_is_listed_swept_and_brought_back(filled: Cli) -> None:
+    said = filled("export", "telegram_old", "--format", "openai").out
+    assert "long ago" in said
+    assert filled("sweep", "--dry-run").out == "telegram_old\n"
+    assert "telegram_old" in ids(filled)
+    assert filled("sweep", "--json").document["sessions"] == ["telegram_old"]
+    assert "telegram_old" not in ids(filled)
+    assert filled("unarchive", "telegram_old", "--json").document["session_id"] == "telegram_old"
+    assert filled("export", "telegram_old", "--format", "openai").out == said
+    assert "nothing to restore" in filled("unarchive", "telegram_old").error
+
+
+def test_what_was_lost_is_told_until_it_is_acknowledged(filled: Cli) -> None:
+    assert "telegram_2 has lost 7 older messages" in filled("list").err
+    found = filled("check", "--json")
+    assert found.status == 1
+    assert any("7 older messages were lost" in problem for problem in found.document["problems"])
+    assert filled("check", "--acknowledge-losses").status == 0
+    assert filled("list").err == ""
+
+
+def test_every_session_is_exported_to_a_file_of_its_own_and_what_was_cut_off_goes_on(
+    filled: Cli, tmp_path: Path
+) -> None:
+    target = tmp_path / "out"
+    first = filled("export", "--all", "--output", str(target), "--json").document
+    assert ({Path(one["output"]).name for one in first["exported"]}, first["left"]) == (
+        {"telegram_1.jsonl", "telegram_2.jsonl", "telegram_old.jsonl"},
+        0,
+    )
+    assert (target / "telegram_1.jsonl").read_text() == filled("export", "telegram_1").out
+    (target / "telegram_1.jsonl").unlink()
+    again = filled("export", "--all", "--output", str(target), "--json").document
+    assert ([one["session_id"] for one in again["exported"]], again["left"]) == (["telegram_1"], 2)
+
+
+def test_nothing_is_stopped_where_nothing_is_answered(filled: Cli) -> None:
+    result = filled("stop", "telegram_1")
+    assert "nothing is being answered" in result.err
+
+
+@pytest.mark.parametrize("filled", ["the files"], indirect=True)
+def test_a_store_is_migrated_and_the_old_one_stays(filled: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = filled("export", "telegram_1").out
+    assert filled("migrate", "jsonl:", "--json").document["entries"] == 6
+    assert (filled.workspace / "sessions.db").exists()
+    assert "there are sessions in it already" in filled("migrate", "jsonl:").error
+    monkeypatch.setenv("MINICLAW_SESSIONS_STORE", "jsonl:")
+    assert filled("export", "telegram_1").out == whole
+
+
+@pytest.mark.parametrize("filled", ["the daemon"], indirect=True)
+def test_a_store_is_not_migrated_under_a_daemon(filled: Cli) -> None:
+    assert "holds it" in filled("migrate", "jsonl:").error
