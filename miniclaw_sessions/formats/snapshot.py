@@ -169,7 +169,7 @@ def _with_null(kept: Kept) -> bytes:
     return kept.encoded if kept.calls_tools else kept.encoded[:-1] + _NULL
 
 
-def _without_null(message: Message, encoded: msgspec.Raw) -> bytes:
+def _without_null(message: Message, encoded: msgspec.Raw | bytes) -> bytes:
     """The message's bytes as they are kept, from those in the file."""
     data = bytes(encoded)
     if message.tool_calls is not None:
@@ -236,8 +236,8 @@ def _packed(file: _File, data: bytes) -> Packed | None:
 
 def _unpack(data: bytes) -> list[Kept]:
     file = _decoder.decode(data)
-    pieces = _pieces_decoder.decode(file.messages)
-    messages = [decode_message(bytes(piece)) for piece in pieces]
+    pieces = [bytes(piece) for piece in _pieces_decoder.decode(file.messages)]
+    messages = [decode_message(piece) for piece in pieces]
     return _kept(file, messages, [_without_null(*both) for both in zip(messages, pieces, strict=True)])
 
 
