@@ -31,12 +31,16 @@ PROGRAM = """
 import anyio
 from miniclaw_sessions import Message, SessionManager
 async def main():
-    async with SessionManager("workspace") as manager:
-        session = await manager.get_or_create("telegram", "123456789")
 {}
 anyio.run(main)
 """
-"""What stands around an example that says it goes on with the manager and the session of the first one."""
+"""What stands around an example that is only the inside of a coroutine."""
+
+GIVEN = """
+async with SessionManager("workspace") as manager:
+    session = await manager.get_or_create("telegram", "123456789")
+"""
+"""What goes before one that goes on with the session of the first example."""
 
 
 def text_of(page: Path) -> str:
@@ -50,7 +54,10 @@ def examples() -> list[object]:
 
 
 def as_program(code: str) -> str:
-    return code if "anyio.run(main)" in code else PROGRAM.format(textwrap.indent(code, " " * 8))
+    if "anyio.run(main)" in code:
+        return code
+    inside = code if "connect(" in code else GIVEN + textwrap.indent(code, "    ")
+    return PROGRAM.format(textwrap.indent(inside, "    "))
 
 
 @pytest.mark.parametrize("code", examples())
