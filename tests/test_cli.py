@@ -404,6 +404,7 @@ def test_delete_with_yes_forgets_the_session(filled: Cli) -> None:
     assert filled("delete", "a%5Fb_c%2F1", "--yes", "--json").document == {
         "deleted": True,
         "session_id": "a%5Fb_c%2F1",
+        "remains": [],
     }
     assert filled("show", "a%5Fb_c%2F1").status == 1
     assert not (filled.workspace / "sessions" / "a%5Fb_c%2F1.json").exists()
@@ -683,6 +684,14 @@ def test_a_chat_goes_through_the_daemon(filled: Cli) -> None:
     assert filled("chat", "--message", "What is my name?") == Result(0, "(offline) Your name is Ada.\n", "")
     document = filled("chat", "--message", "What is my name?", "--json").document
     assert document["reply"]["content"] == "(offline) Your name is Ada."
+
+
+@pytest.mark.usefixtures("served")
+def test_what_is_deleted_everywhere_is_in_no_file_of_a_running_daemon(filled: Cli) -> None:
+    said = b"Sunny in Rome"
+    assert any(said in data for _, data in contents(filled.workspace).values())
+    assert filled("delete", "telegram_123", "--yes", "--everywhere", "--json").document["remains"] == []
+    assert [name for name, (_, data) in contents(filled.workspace).items() if said in data] == []
 
 
 @pytest.mark.usefixtures("served")

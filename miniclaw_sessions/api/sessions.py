@@ -215,21 +215,25 @@ async def _fork_made_before(context: Context, source: Session, target: str) -> S
 
 
 class DeleteSession(msgspec.Struct, frozen=True):
-    """Which session; with a key a repeated request is answered as the first was."""
+    """Which session; with a key a repeated request is answered as the first was.
+
+    Unless `everywhere` is false, its words are in no file of the workspace any more but those that the reply names.
+    """
 
     session_id: str
+    everywhere: bool = True
     idempotency_key: str | None = None
 
 
 @operation("DELETE", ONE, DeleteSession, DeletedReply)
 async def delete_session(context: Context, request: DeleteSession) -> DeletedReply:
-    """Forget a session and its transcript."""
-    if context.was_deleted(request.session_id, request.idempotency_key):
-        return DeletedReply(deleted=True)
-    if not await context.manager.delete(request.session_id):
-        raise SessionNotFound(request.session_id)
-    context.note_deletion(request.session_id, request.idempotency_key)
-    return DeletedReply(deleted=True)
+    """Forget a session, its transcript, its archived and its damaged copies, and tell what may still hold its words."""
+    if not context.was_deleted(request.session_id, request.idempotency_key):
+        if not await context.manager.delete(request.session_id):
+            raise SessionNotFound(request.session_id)
+        context.note_deletion(request.session_id, request.idempotency_key)
+    remains = await context.manager.purge(request.session_id) if request.everywhere else []
+    return DeletedReply(deleted=True, remains=context.without_paths(remains))
 
 
 # --- replies ---------------------------------------------------------------------------------------------------------

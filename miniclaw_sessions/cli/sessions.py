@@ -213,11 +213,22 @@ async def rename(
         invocation.errors.print(one_line(done), style="dim", soft_wrap=True)
 
 
-@command(app, examples={"delete telegram_123": "asks first", "delete telegram_123 --yes": "does not"})
+@command(
+    app,
+    examples={
+        "delete telegram_123": "asks first",
+        "delete telegram_123 --yes": "does not",
+        "delete telegram_123 --everywhere": "and leaves its words in no file: tells where they may still be",
+    },
+)
 async def delete(
     invocation: Invocation,
     session_id: SessionId,
+    *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    everywhere: Annotated[
+        bool, typer.Option("--everywhere", help="Empty the store's log too, and tell what may still hold its words.")
+    ] = False,
 ) -> None:
     """Delete a session with its transcript and its quarantined copies, for good."""
     async with invocation.sessions() as client:
@@ -225,11 +236,17 @@ async def delete(
         info = await session.info()
         if not yes:
             _ask(info, session_id)
-        await client.delete(info.session_id)
+        remains: list[str] = []
+        if everywhere:
+            remains = await client.erase(info.session_id)
+        else:
+            await client.delete(info.session_id, everywhere=False)
     if invocation.as_json:
-        invocation.print_json({"deleted": True, "session_id": info.session_id})
-    else:
-        invocation.errors.print(f"deleted {one_line(info.session_id)}", style="dim")
+        invocation.print_json({"deleted": True, "session_id": info.session_id, "remains": remains})
+        return
+    invocation.errors.print(f"deleted {one_line(info.session_id)}", style="dim")
+    for sentence in remains:
+        invocation.errors.print(f"remains: {one_line(sentence)}", style="yellow", soft_wrap=True)
 
 
 def _ask(session: SessionReply, name: str) -> None:

@@ -167,13 +167,25 @@ class Client:
         """Set the display name; None removes it."""
         await self.session(session_id).update(title=title)
 
-    async def delete(self, session_id: str, *, idempotency_key: str | None = None) -> bool:
-        """Forget a session and its transcript; False when there is none."""
-        wanted = sessions.DeleteSession(session_id, idempotency_key or new_key())
+    async def delete(self, session_id: str, *, everywhere: bool = True, idempotency_key: str | None = None) -> bool:
+        """Forget a session and its transcript; False when there is none. See `erase` for `everywhere`."""
+        wanted = sessions.DeleteSession(session_id, everywhere, idempotency_key or new_key())
         try:
             return (await self.transport.call(sessions.delete_session, wanted)).deleted
         except SessionNotFound:
             return False
+
+    async def erase(self, session_id: str) -> builtins.list[str]:
+        """Forget a session so that its words are in no file of the workspace, but for what is returned.
+
+        Returns:
+            What may still hold its words, one sentence each, such as a damaged database that was set aside.
+
+        Raises:
+            SessionNotFound: there is none.
+        """
+        wanted = sessions.DeleteSession(session_id, everywhere=True, idempotency_key=new_key())
+        return (await self.transport.call(sessions.delete_session, wanted)).remains
 
     # --- files -------------------------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.background import Background
 from miniclaw_sessions.manager.cache import Listing, SessionCache
 from miniclaw_sessions.manager.expiry import Expiry, SweepReport
+from miniclaw_sessions.manager.purging import purge
 from miniclaw_sessions.manager.reader import SessionReader, summarize
 from miniclaw_sessions.manager.registry import SessionRegistry
 from miniclaw_sessions.manager.saving import Saving, WatchedStore
@@ -297,9 +298,7 @@ class SessionManager(SessionReader):
         return MappingProxyType({} if self._stack is None else self._workspace.losses.known)
 
     async def acknowledge_losses(self, session_id: str | None = None) -> int:
-        """Let `check`, `list` and `health` tell no more of what one session has lost, or all of them.
-
-        Returns how many sessions that were.
+        """Let `check`, `list` and `health` tell no more of what one session lost, or all; of how many, is returned.
 
         Raises:
             StoreUnavailable: it could not be written down; they go on telling.
@@ -449,8 +448,7 @@ class SessionManager(SessionReader):
             return session
         if session.journal.is_deleted:
             raise SessionDeleted(f"session {session.session_id} was deleted; it cannot be put")
-        key, created_at = session.key, session.created_at
-        async with self._registry.new_journal(key, purpose="put", created_at=created_at) as copy:
+        async with self._registry.new_journal(session.key, purpose="put", created_at=session.created_at) as copy:
             await copy_session(session.journal, copy, None)
         return Session.of(copy)
 
@@ -567,6 +565,11 @@ class SessionManager(SessionReader):
             await self._registry.remove(journal)
         log.info("deleted", action="session.deleted", session_id=session_id)
         return True
+
+    async def purge(self, session_id: str) -> list[str]:
+        """After `delete`: leave its words in no file, and return what may still hold them; see `purging.purge`."""
+        self._require_open()
+        return await purge(session_id, self._archive, self._workspace.snapshots.quarantine, self._store)
 
     async def restore(self, session_id: str) -> Session:
         """Bring an expired session back from the archive, whole, under its old key; its time to live starts again.

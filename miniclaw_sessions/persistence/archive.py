@@ -82,12 +82,18 @@ class Archive:
         """The sessions that have an archived file, in order. Raises as `has`."""
         return sorted(await self._names())
 
-    async def forget(self, session_id: str) -> int:
+    async def forget(self, session_id: str, *, anew: bool = False) -> int:
         """Delete all archived files of a session, durably. Returns how many there were.
+
+        Args:
+            session_id: which session.
+            anew: look into the directory again; somebody else may have put one there.
 
         Raises:
             StoreUnavailable: one cannot be deleted.
         """
+        if anew:
+            self._known = None
         names = (await self._names()).pop(session_id, ())
         return await self._remove(names) if names else 0
 

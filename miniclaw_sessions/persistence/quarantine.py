@@ -51,6 +51,13 @@ class Quarantine:
             doomed = [n for n in target.names() if n.removesuffix(_REASON).split("-", 2)[-1] == name]
             return target.remove(doomed)
 
+    def stores(self) -> list[str]:
+        """The names of the stores' files that are here: each has the words of many sessions."""
+        if not self.path.exists():
+            return []
+        others = (".json", ".jsonl", "-shm", _REASON)
+        return sorted(name for name in os.listdir(self.path) if not name.endswith(others) and not name.startswith("."))
+
     def count(self) -> int:
         """How many damaged files are here."""
         if not self.path.exists():

@@ -223,6 +223,13 @@ class Store(Protocol):
         """Remove the session and all its entries, durably. Returns whether there was one."""
         ...
 
+    async def purge(self) -> bool:
+        """Leave nothing of what was deleted in any file of the store. Returns False where that cannot be done now.
+
+        For a store that keeps no second copy of anything, such as a log, there is nothing to do.
+        """
+        return True
+
     async def check(self) -> list[str]:
         """Look for damage and return what was found, one sentence each; an empty list means sound. Changes nothing."""
         ...

@@ -98,6 +98,10 @@ class WrappingStore(Store):
         """Delete from the inner store."""
         return await self._forward("delete", lambda: self._store.delete(session_id))
 
+    async def purge(self) -> bool:
+        """Purge the inner store."""
+        return await self._forward("purge", self._store.purge)
+
     async def check(self) -> list[str]:
         """Check the inner store."""
         return await self._forward("check", self._store.check)

@@ -27,6 +27,7 @@ BUSY_TIMEOUT_S = 5.0
 
 _PAGE_BYTES = 4096
 _PLENTY = 10
+_PATIENCE_MS = 1000
 _MODE = 0o600
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -153,6 +154,21 @@ def settle_log(path: Path) -> None:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     finally:
         connection.close()
+
+
+def empty_log(path: Path) -> bool:
+    """Move what is in the -wal file to the database, synced, and cut it to nothing. False if it is being read.
+
+    Raises:
+        sqlite3.Error: it cannot be moved now.
+    """
+    connection = connect(path, writing=True)
+    try:
+        connection.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")  # appends wait behind this
+        (is_busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    finally:
+        connection.close()
+    return not is_busy
 
 
 def fill_log(path: Path) -> None:

@@ -30,6 +30,7 @@ from miniclaw_sessions.stores.sql.files import (
     connect,
     create_file,
     database_files,
+    empty_log,
     fill_log,
     schema_version,
     settle_log,
@@ -180,10 +181,17 @@ class SQLiteStore(Store):
     async def delete(self, session_id: str) -> bool:
         """Remove a session and overwrite what it said with zeros; whether there was one.
 
-        The deletion is durable when this returns. The old bytes may stay in the -wal file until that is reused or the
-        store is closed.
+        The deletion is durable when this returns. The old bytes may stay in the -wal file until that is reused, the
+        store is closed, or `purge`.
         """
         return await self._write(self._delete, session_id)
+
+    async def purge(self) -> bool:
+        """Move the -wal file's content to the database, in which what was deleted is overwritten, and empty it.
+
+        False if somebody reads an older state all the time.
+        """
+        return await self._write(self._purge)
 
     async def check(self) -> list[str]:
         """SQLite's own checks, then every session's entries."""
@@ -285,6 +293,10 @@ class SQLiteStore(Store):
     def _delete(self, session_id: str) -> bool:
         with self._failing("delete from"), self._transaction() as connection:
             return statements.delete_session(connection, session_id, self._known)
+
+    def _purge(self) -> bool:
+        with self._failing("empty the log of"):
+            return empty_log(self._path)
 
     def _settle_log(self) -> None:
         with self._failing("open"):
