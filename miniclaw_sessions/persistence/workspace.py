@@ -45,6 +45,7 @@ LOOK_AGAIN_S = 0.1
 
 _READ_AHEAD_BYTES = 1 << 20
 _SALVAGE = ".salvage"
+_PAGE_BYTES = 4096
 
 log = get_logger(__name__)
 
@@ -214,6 +215,8 @@ class Workspace:
         remove_tree(self.path / _SALVAGE)
         if not isinstance(self._store_choice, str) or not self._store_choice.startswith("sqlite:"):
             return
+        if not _holds_anything(files[0]):
+            return  # a hole of gigabytes would be copied for nothing
         with Directory(self.path / _SALVAGE) as target:
             for file, name in zip(files[:2], (_SALVAGE, f"{_SALVAGE}-wal"), strict=True):
                 if file.is_file():
@@ -302,6 +305,12 @@ def open_snapshots(
     max_bytes = max(settings.snapshot_max_bytes, largest)
     sessions = path / "sessions"
     return Snapshots(sessions, quarantine, clock=clock, max_bytes=max_bytes, encryption=encryption, read_only=read_only)
+
+
+def _holds_anything(database: Path) -> bool:
+    """Whether the first page of a database file, without which no row can be found, is more than NULs."""
+    with Directory(database.parent, is_ours=False) as directory, open(directory.open_file(database.name), "rb") as data:
+        return any(data.read(_PAGE_BYTES))
 
 
 def _read_through(files: Sequence[Path]) -> None:

@@ -465,7 +465,6 @@ RAW = {
     "too many headers": b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 20_000 + b"\r\n",
     "a header without end": b"GET /health HTTP/1.1\r\nx: " + b"y" * 200_000,
     "upgrade": b"GET /v1/nothing HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: websocket\r\n\r\n",
-    "upgrade with body": HEAD + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 29\r\n\r\n" + GOOD,
 }
 
 
@@ -473,8 +472,8 @@ RAW = {
 async def test_what_is_not_proper_http_is_refused(served: Any, request_bytes: bytes) -> None:
     with anyio.fail_after(20):
         reply = await served.raw(request_bytes)
-    status = reply[:13]
-    assert status.startswith(b"HTTP/1.1 4") or reply == b"", reply[:200]
+    is_refused = reply.startswith((b"HTTP/1.1 4", b"HTTP/1.1 501"))  # 501: a transfer coding that nobody knows
+    assert is_refused or reply == b"", reply[:200]
     assert served.manager.statistics().messages_in_memory == 0
     assert await served.is_alive()
 
