@@ -111,7 +111,7 @@ async def test_what_is_not_a_regular_file_is_refused(kind: str, path: Path) -> N
         os.mkfifo(path)
     else:
         path.mkdir()
-    with pytest.raises(StoreUnavailable, match="cannot open"):
+    with pytest.raises((StoreUnavailable, ConfigError), match="cannot open"):
         async with SQLiteStore(path):
             pass
     assert not target.exists()
@@ -471,7 +471,7 @@ def test_a_file_size_limit_counts_as_a_full_disk_and_passes_when_it_is_raised(pa
     program = """
         import resource, sys, anyio
         from pathlib import Path
-        from miniclaw_sessions.errors import StoreFull
+        from miniclaw_sessions.errors import ConfigError, StoreFull
         from miniclaw_sessions.stores.base import Append
         from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
         from miniclaw_sessions.testing import sample_entries, sample_head
