@@ -37,10 +37,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what lies in a folder of proofs."""
+    """Mark what lies in a folder of proofs, and give every proof the time that a busy machine needs."""
     for item in items:
         if is_proof(item.path):
             item.add_marker(pytest.mark.proof)
+        if item.get_closest_marker("proof") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture

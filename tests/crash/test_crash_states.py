@@ -89,7 +89,9 @@ def files_are_renamed_before_they_are_written() -> Patch:
         directory: Directory,
         files: Sequence[tuple[str, Callable[[], bytes]]],
         name_it: Callable[[str, str], OSError | None],
+        modified_ns: object,
     ) -> list[Exception | None]:
+        del modified_ns
         for name, encode in files:
             temporary, fd = directory.open_temporary()
             name_it(temporary, name)

@@ -21,7 +21,7 @@ from tests.persistence.encrypted_homes import OLD_KEY, Home
 pytestmark = pytest.mark.anyio
 SEED = int(os.environ.get("DAMAGE_SEED", "1"))
 QUICK = 4
-DATABASE_BITS = int(os.environ.get("DAMAGE_BITS", "4000"))
+DATABASE_BITS = int(os.environ.get("DAMAGE_BITS", "1000"))
 """How many bits of a database the proof flips; it has a quarter of a million."""
 
 Texts = dict[str, list[str]]

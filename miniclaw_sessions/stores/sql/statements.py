@@ -252,6 +252,8 @@ def _look_up(connection: Connection, session_ids: Sequence[str], known: Known) -
     """Learn where the log ends and where these sessions stand, unless it is known; new ones are left out."""
     if known.end is None:
         known.placed, last = connection.execute(_END).one()
+        if not isinstance(known.placed, int):
+            raise StoreCorrupt("the database does not say how far its index goes; set the file aside")
         known.end = max(known.placed, last or 0)  # a position that was given out is never given out again
     unknown = [session_id for session_id in session_ids if session_id not in known.positions]
     found: dict[str, Position] = {}
