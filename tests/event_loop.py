@@ -26,6 +26,8 @@ SHORT = (
     ("io.TextIOWrapper.read", "importlib/metadata/__init__.py", "read_text"),  # the version, once
     ("io.BufferedReader.read", "zoneinfo/_common.py", "load_data"),  # a time zone, once
     ("io.BufferedReader.read", "miniclaw_sessions/config.py", "_secret_from"),  # a key, once
+    ("threading.Lock.acquire", "coverage/collector.py", "lock_data"),  # the measurement itself
+    ("threading.Lock.acquire_lock", "coverage/collector.py", "lock_data"),
     ("os.unlink", "gateway/listeners.py", "unlink"),  # a socket's name
     ("socket.socket.sendto", "gateway/notify.py", "send"),  # one datagram to systemd
     ("io.BufferedReader.read", "prometheus_client/process_collector.py", "collect"),  # the process's own numbers
