@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.event_loop import watching_the_event_loop
@@ -56,3 +57,10 @@ def _watch_the_event_loop() -> Iterator[None]:
     """A coroutine of ours that blocks the event loop, by a file, a lock or a sleep, fails the test that ran it."""
     with watching_the_event_loop():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_log_as_it_was() -> Iterator[None]:
+    """structlog counts as configured after `capture_logs` too: later tests would look for their records in vain."""
+    yield
+    structlog.reset_defaults()
