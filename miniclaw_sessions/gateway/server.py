@@ -39,7 +39,8 @@ BACKLOG = 2048
 
 _REPLY_S = 1.0  # turns are cut off when the grace is over; this is for telling their clients
 _RETRY_S = 1.0  # until it is tried again to accept a client
-_TOLD_FOR_S = 60.0  # a shortage of descriptors is logged once in this time, and so long a problem of health
+_PROBLEM_FOR_S = 5.0  # a shortage of descriptors is a problem of health so long after it was last seen
+_LOGGED_EVERY_S = 60.0
 _RESERVED_DESCRIPTORS = 32
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 _HEADER_OVERHEAD = len(": \r\n")
@@ -314,7 +315,7 @@ class EmbeddedServer(uvicorn.Server):
 
     def problems(self) -> list[str]:
         """What keeps new clients away, or did a moment ago, one sentence each."""
-        if anyio.current_time() - self._short_of_room_at > _TOLD_FOR_S:
+        if anyio.current_time() - self._short_of_room_at > _PROBLEM_FOR_S:
             return []
         return ["there are not enough file descriptors for all clients; raise LimitNOFILE, or look for what holds them"]
 
@@ -345,7 +346,7 @@ class EmbeddedServer(uvicorn.Server):
 
     async def _wait_for_room(self, reason: int | None) -> None:
         """Wait until a connection has gone, or for a moment: somebody else may have let go of something."""
-        if anyio.current_time() - self._short_of_room_at > _TOLD_FOR_S:
+        if anyio.current_time() - self._short_of_room_at > _LOGGED_EVERY_S:
             log.error("clients wait: there is no room to accept them", action="server.no_room", errno=reason)
         self._short_of_room_at = anyio.current_time()
         with anyio.move_on_after(_RETRY_S):
