@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CHECKS = Path(__file__).with_name("google_adk_checks.py")
 CONSTRAINTS = Path(__file__).with_name("google_adk_constraints.txt")
-PACKAGES = ["google-adk", "pytest", "pytest-timeout", "hypothesis"]
+PACKAGES = ["google-adk", "pytest", "pytest-timeout", "hypothesis", "blockbuster"]
 
 
 def environment(directory: Path) -> Path:

@@ -123,7 +123,7 @@ def test_a_daemon_that_cannot_start_is_tried_up_to_the_limit_and_then_left_alone
     say(system, "before the trouble")
     system.systemctl("stop", SERVICE)
     system.drop_in(SERVICE, "limit", "[Unit]\nStartLimitBurst=3\n")
-    set_up(system, RestartSec="100ms")
+    set_up(system, RestartSec="100ms", MINICLAW_SESSIONS_LOCK_WAIT_S="0.1")
 
     with locked(system):
         system.systemctl("start", SERVICE, status=1)
