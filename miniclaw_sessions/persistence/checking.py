@@ -14,7 +14,7 @@ from anyio import to_thread
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.disk import Found
 from miniclaw_sessions.encryption import is_sealed
-from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
+from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew, StoreCorrupt
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.branch import as_message_entry
 from miniclaw_sessions.history.conversation import Snapshot
@@ -65,7 +65,11 @@ class Check:
     async def run(self) -> CheckReport:
         """Look at every file and every entry."""
         self._problems += await self._store.check()
-        heads = {stored.head.session_id: stored async for stored in self._store.heads()}
+        heads: dict[str, StoredHead] = {}
+        try:
+            heads.update({stored.head.session_id: stored async for stored in self._store.heads()})
+        except StoreCorrupt as error:
+            self._note_problem(str(error))
         names = await self._snapshots.names()
         seen: set[str] = set()
         async for chunk in self._snapshots.read(names):
@@ -105,6 +109,11 @@ class Check:
             self._compare_heads(found.name, snapshot, stored)
             await self._check_entries(stem, snapshot)
 
+    def _note_problem(self, problem: str) -> None:
+        """Once: what is wrong with the store as a whole, every session meets again."""
+        if problem not in self._problems:
+            self._problems.append(problem)
+
     def _compare_heads(self, name: str, snapshot: Snapshot, stored: StoredHead | None) -> None:
         if stored is None:
             if snapshot.last_sequence:
@@ -119,6 +128,12 @@ class Check:
 
         What is wrong within the transcript itself, gaps and unreadable entries, the store's own check has told.
         """
+        try:
+            await self._compare_entries(session_id, snapshot)
+        except StoreCorrupt as error:
+            self._note_problem(str(error))
+
+    async def _compare_entries(self, session_id: str, snapshot: Snapshot | None) -> None:
         expected = {entry.sequence: entry for entry in snapshot.entries} if snapshot else {}
         async for stored in read_all(self._store, session_id):
             self._entries += 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from miniclaw_sessions.encryption import DamagedSeal, KeyRing, is_sealed, of_entry
-from miniclaw_sessions.errors import InvalidMessage, KeyMismatch, StoreError
+from miniclaw_sessions.errors import InvalidMessage, KeyMismatch, StoreCorrupt, StoreError
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, damaged, idempotency_key_in, is_damaged
 from miniclaw_sessions.stores.reading import read_all
@@ -65,8 +65,11 @@ class EncryptedStore(WrappingStore):
     async def check(self) -> list[str]:
         """What the inner store finds, and every entry: whether it opens, and is sound within."""
         problems = await self._store.check()
-        async for stored_head in self._store.heads():
-            problems += await self._check_session(stored_head.head.session_id)
+        try:
+            async for stored_head in self._store.heads():
+                problems += await self._check_session(stored_head.head.session_id)
+        except StoreCorrupt as error:
+            problems += [str(error)] if str(error) not in problems else []
         return problems
 
     async def _check_session(self, session_id: str) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from zlib import crc32
 
+from miniclaw_sessions.errors import StoreCorrupt
 from miniclaw_sessions.stores.base import StoredEntry, damaged
 
 
@@ -22,3 +24,11 @@ def entry_of_row(  # noqa: PLR0913, PLR0917 - the columns
     except (TypeError, ValueError):  # not even the types of its columns are right
         return damaged(StoredEntry(sequence, str(entry_id), repr(encoded).encode()))
     return damaged(StoredEntry(sequence, entry_id, encoded))
+
+
+def unreadable(error: Exception, path: Path) -> StoreCorrupt:
+    """The error for a row whose columns hold no values of their types; what they hold may be anybody's words."""
+    return StoreCorrupt(
+        f"cannot read {path}: a row in it is damaged ({type(error).__name__}); set the file aside, and the sessions go "
+        "on from their snapshots"
+    )

@@ -23,7 +23,7 @@ from anyio import CapacityLimiter, to_thread
 from miniclaw_sessions.errors import SchemaTooNew, StoreError, StoreUnavailable
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead
-from miniclaw_sessions.stores.sql.checksums import entry_of_row
+from miniclaw_sessions.stores.sql.checksums import entry_of_row, unreadable
 from miniclaw_sessions.stores.sql.files import connect, database_files, version_in
 
 WITH_CHECKSUMS = "0002"
@@ -211,8 +211,10 @@ class SQLiteReader(Store):
     def _failing(self, attempted: str) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+        except (sqlite3.Error, OSError) as error:
             raise StoreUnavailable(f"cannot {attempted} {self._path}: {error}") from error
+        except (TypeError, ValueError) as error:  # a column holds what nobody wrote into it: no date, no text
+            raise unreadable(error, self._path) from error
 
 
 def _entries(rest: str) -> str:
@@ -245,7 +247,7 @@ def _with_tail(connection: sqlite3.Connection, rows: Sequence[_HeadRow]) -> list
     heads = []
     for row, session_id, channel, chat_id, incarnation, created_at, last in rows:
         began = datetime.fromisoformat(f"{created_at}+00:00")
-        head = SessionHead(session_id, SessionKey(channel, chat_id), incarnation, began)
+        head = SessionHead(session_id, SessionKey(str(channel), str(chat_id)), str(incarnation), began)
         heads.append(StoredHead(head, tail.get(row, last)))
     return heads
 

@@ -25,6 +25,7 @@ from miniclaw_sessions.errors import SchemaTooNew, StoreConflict, StoreCorrupt, 
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
 from miniclaw_sessions.stores.sql import statements
+from miniclaw_sessions.stores.sql.checksums import unreadable
 from miniclaw_sessions.stores.sql.failures import is_full, store_error
 from miniclaw_sessions.stores.sql.files import (
     connect,
@@ -195,12 +196,13 @@ class SQLiteStore(Store):
 
     async def check(self) -> list[str]:
         """SQLite's own checks, then every session's entries."""
+        problems: list[str] = []
         try:
-            problems = await self._read(statements.check_database)
+            problems += await self._read(statements.check_database)
             async for stored in self._all_heads():
                 problems += await self._read(partial(statements.check_session, stored=stored))
         except StoreCorrupt as error:
-            return [str(error)]
+            problems.append(str(error))
         return problems
 
     async def _write(self, transaction: Callable[..., T], *arguments: Any) -> T:
@@ -316,7 +318,10 @@ class SQLiteStore(Store):
 
     def _read_in_thread(self, query: Callable[[Connection], T]) -> T:
         with self._reading, self._failing("read"), self._reader() as connection:
-            return query(connection)
+            try:
+                return query(connection)
+            except (TypeError, ValueError) as error:  # a column holds what nobody wrote into it: no date, no text
+                raise unreadable(error, self._path) from error
 
     # --- connections -------------------------------------------------------------------------------------------------
 

@@ -376,7 +376,7 @@ def entry_with_key(connection: Connection, session_id: str, key: str) -> StoredE
 
 def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping[int, int]) -> StoredHead:
     number, session_id, channel, chat_id, incarnation, created_at, placed = row
-    head = SessionHead(session_id, SessionKey(channel, chat_id), incarnation, created_at)
+    head = SessionHead(session_id, SessionKey(str(channel), str(chat_id)), str(incarnation), created_at)
     return StoredHead(head, tail.get(number, placed))
 
 
