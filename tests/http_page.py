@@ -14,6 +14,7 @@ from miniclaw_sessions.api.table import OPERATIONS
 
 PAGE = Path(__file__).parents[1] / "docs/http.md"
 STATUSES = {
+    "chat": "200, or 202 where it waits for an approval",
     "create_session": "201, or 200 if it was there",
     "health": "200 or 503",
     "import_session": "201, or 200 for a dry run",

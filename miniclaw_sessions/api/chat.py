@@ -1,22 +1,111 @@
-"""Chatting: what there is beside the stream of an answer, which whoever answers makes himself."""
+"""Chatting: a message in, the answer out, at once or as a stream of events; and stopping it."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING
 
-from miniclaw_sessions.api.operation import operation
+import anyio
+import msgspec
+
+from miniclaw_sessions.api.error_table import RequestError
+from miniclaw_sessions.api.failures import as_reply
+from miniclaw_sessions.api.messages import checked_idempotency_key
+from miniclaw_sessions.api.operation import Stream, operation
 from miniclaw_sessions.api.sessions import ONE, OneSession
-from miniclaw_sessions.api.shapes import StoppedReply
+from miniclaw_sessions.api.shapes import ChatEvent, ChatReply, ChatRequest, StoppedReply
+from miniclaw_sessions.protocol.keys import SessionKey
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
 
+HEARTBEAT_S = 15.0
+"""A stream that has nothing to say sends a comment this often, so that nobody on the way takes it for dead."""
+
+_STATUS_WAIT_S = 1.0
+_HEARTBEAT = b": still here\n\n"
+_ENDS = ("done", "stopped", "suspended", "stop")
+
+
+class Chat(msgspec.Struct, frozen=True):
+    """What is said; a key in the body wins over the header's."""
+
+    body: ChatRequest
+    idempotency_key: str | None = None
+
+
+@operation(
+    "POST",
+    "/v1/chat",
+    Chat,
+    ChatReply,
+    status=lambda reply: 200 if reply.suspended is msgspec.UNSET else 202,
+    patient=True,
+)
+async def chat(context: Context, request: Chat) -> ChatReply | Stream:
+    """Say something and wait for the answer, or with `stream` follow it as server-sent events.
+
+    The turn is finished and saved even if the client goes away.
+    """
+    given = request.body.idempotency_key
+    key = checked_idempotency_key(request.idempotency_key if given is None else given)
+    wanted = msgspec.structs.replace(request.body, idempotency_key=key)
+    if wanted.stream:
+        return Stream(_told(context, wanted), "text/event-stream")
+    session_id = SessionKey.of(wanted.channel, wanted.chat_id).session_id
+    async with context.answering().ask(wanted) as events:
+        async for event in events:
+            data = event.data
+            match event.kind:
+                case "stop":
+                    return ChatReply(stopped=data["stopped"], session_id=session_id)
+                case "suspended":
+                    return ChatReply(suspended=data, session_id=session_id)
+                case "stopped":
+                    return ChatReply(reply=data["message"], usage=data["usage"], stopped=True, session_id=session_id)
+                case "done":
+                    return ChatReply(reply=data["message"], usage=data["usage"], session_id=session_id)
+    raise RequestError(503, "turn_cut_off", "the turn ended without a reply; its steps are saved")
+
+
+async def _told(context: Context, wanted: ChatRequest) -> AsyncGenerator[bytes, None]:
+    """The events as they happen; what fails at once is raised before the first, so that it becomes a status."""
+    async with context.answering().ask(wanted) as events:
+        first: list[ChatEvent] = []
+        with anyio.move_on_after(_STATUS_WAIT_S):
+            while not first or first[-1].kind == "accepted":
+                first.append(await anext(events))
+        yield b"".join(map(_encoded, first)) or _HEARTBEAT
+        if first and first[-1].kind in _ENDS:
+            return
+        try:
+            async for told in _with_heartbeats(events):
+                yield told
+        except Exception as error:  # noqa: BLE001 - the status is sent; what is left is an event
+            refused = as_reply(error)
+            yield _encoded(ChatEvent("error", {"message": refused.message, "type": refused.kind, **refused.details}))
+
+
+async def _with_heartbeats(events: AsyncIterator[ChatEvent]) -> AsyncGenerator[bytes, None]:
+    event: ChatEvent | None = None
+    while event is None or event.kind not in _ENDS:
+        event = None
+        with anyio.move_on_after(HEARTBEAT_S):
+            event = await anext(events)
+        yield _HEARTBEAT if event is None else _encoded(event)
+
+
+def _encoded(event: ChatEvent) -> bytes:
+    """One event of a text/event-stream; its data become one line of JSON."""
+    return b"event: %s\ndata: %s\n\n" % (event.kind.encode(), msgspec.json.encode(event.data))
+
 
 @operation("POST", f"{ONE}/stop", OneSession, StoppedReply)
 async def stop_turn(context: Context, request: OneSession) -> StoppedReply:
-    """End the session's open turn; what was said so far is kept."""
+    """Stop the turn under way in a session, whoever asked for it; what was said so far is kept."""
     session = await context.find(request.session_id)
-    return StoppedReply(stopped=await context.answering().stop(session))
+    stopped = session.stop_turn() if context.chats is None else context.chats.stop(session)
+    return StoppedReply(stopped=stopped)
 
 
-OPERATIONS = (stop_turn,)
+OPERATIONS = (chat, stop_turn)

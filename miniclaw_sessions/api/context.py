@@ -25,10 +25,13 @@ class Chats(Protocol):
     """Who answers what is said in a chat."""
 
     def ask(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
-        """Hand a message over and follow its answer; leaving the block early does not undo what was saved."""
+        """Hand a message over and follow its answer; leaving the block early does not undo what was saved.
+
+        Of the daemon's, a wait for the next event can be given up, and nothing is missed.
+        """
         ...
 
-    async def stop(self, session: Session) -> bool:
+    def stop(self, session: Session) -> bool:
         """End the session's open turn; False when there is none."""
         ...
 

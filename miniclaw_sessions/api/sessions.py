@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,9 +58,10 @@ class OneSession(msgspec.Struct, frozen=True):
 
 
 class ListSessions(msgspec.Struct, frozen=True):
-    """A page: of one channel, behind the place that the page before calls next."""
+    """A page: of one channel, of ids that begin so (in any case), behind the place that the page before calls next."""
 
     channel: str | None = None
+    prefix: str | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 100
     after: str | None = None
 
@@ -70,6 +71,7 @@ async def list_sessions(context: Context, request: ListSessions) -> Stream:
     """A page of sessions, the most recently used first. Creates and renews nothing."""
     page = await context.manager.list(
         channel=request.channel or None,
+        only=None if request.prefix is None else begins_with(request.prefix),
         limit=request.limit + 1,
         after=None if request.after is None else _parse_place(request.after),
     )
@@ -86,13 +88,13 @@ class Resolve(msgspec.Struct, frozen=True):
 
 @operation("GET", "/v1/resolve", Resolve, ResolvedReply)
 async def resolve(context: Context, request: Resolve) -> ResolvedReply:
-    """The one session that a text means: its id, else the beginning of one, else a part of one or of a title.
+    """The one session that a text means: its id, else the beginning of one, else a part of one, else of a title.
 
     Raises:
         SessionNotFound: it means none.
         AmbiguousName: it means several.
     """
-    rows = [row async for row in _matching(context, request.name)]
+    rows = await _named(context, request.name) or await _titled(context, request.name)
     if not rows:
         raise SessionNotFound(request.name)
     if len(rows) > 1:
@@ -100,19 +102,28 @@ async def resolve(context: Context, request: Resolve) -> ResolvedReply:
     return ResolvedReply(session_id=rows[0].session_id, title=rows[0].title)
 
 
-async def _matching(context: Context, name: str) -> AsyncIterator[SessionSummary]:
-    """The sessions in the best class that has any: the same id, a beginning of an id, or a part of id or title."""
-    rows = await context.manager.list()
-    wanted = name.casefold()
-    for matches in (
-        lambda row: row.session_id == name,
-        lambda row: row.session_id.casefold().startswith(wanted),
-        lambda row: wanted in row.session_id.casefold() or wanted in (row.title or "").casefold(),
-    ):
-        if found := [row for row in rows if matches(row)]:
-            for row in found:
-                yield row
-            return
+async def _named(context: Context, name: str) -> list[SessionSummary]:
+    """Those whose id is the text, or begins with it, or has it as a part; no more are loaded than are told of."""
+    part = name.casefold()
+    for matches in (name.__eq__, begins_with(name), lambda session_id: part in session_id.casefold()):
+        if rows := await context.manager.list(only=matches, limit=CANDIDATES + 1):
+            return rows
+    return []
+
+
+async def _titled(context: Context, part: str) -> list[SessionSummary]:
+    """Those that have the text in their title; all sessions are looked through, a page at a time."""
+    wanted, place, found = part.casefold(), None, list[SessionSummary]()
+    while len(found) <= CANDIDATES and (page := await context.manager.list(limit=MAX_PAGE, after=place)):
+        found += [row for row in page if wanted in (row.title or "").casefold()]
+        place = _parse_place(_place(page[-1]))
+    return found
+
+
+def begins_with(prefix: str) -> Callable[[str], bool]:
+    """Whether an id begins so, in upper or lower case."""
+    wanted = prefix.casefold()
+    return lambda session_id: session_id.casefold().startswith(wanted)
 
 
 @operation("GET", ONE, OneSession, SessionReply)
@@ -200,7 +211,7 @@ async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
 def _id_of_fork(session: Session, idempotency_key: str) -> str:
     from miniclaw_sessions.session.copying import MAX_CHAT_ID  # noqa: PLC0415 - whoever only asks does without
 
-    name = hashlib.sha256(f"{session.journal.incarnation} {idempotency_key}".encode()).hexdigest()[:12]
+    name = hashlib.sha256(f"{session.statistics().incarnation} {idempotency_key}".encode()).hexdigest()[:12]
     return SessionKey.of(session.key.channel, f"{session.key.chat_id[:MAX_CHAT_ID]}.fork-{name}").session_id
 
 
@@ -241,7 +252,7 @@ async def delete_session(context: Context, request: DeleteSession) -> DeletedRep
 
 def session_reply(session: Session) -> SessionReply:
     """Everything about a session but its messages."""
-    statistics = session.journal.statistics()
+    statistics = session.statistics()
     return SessionReply(
         session_id=session.session_id,
         channel=session.key.channel,
@@ -255,12 +266,12 @@ def session_reply(session: Session) -> SessionReply:
         entries=session.last_sequence,
         leaf_id=session.leaf_id,
         usage=usage_reply(session.total_usage),
-        committed_sequence=session.journal.committed_sequence,
+        committed_sequence=statistics.committed_sequence,
         dirty=statistics.dirty,
         created_at=session.created_at,
         last_accessed=session.last_accessed,
         updated_at=session.updated_at,
-        incarnation=session.journal.incarnation,
+        incarnation=statistics.incarnation,
         metadata=dict(session.metadata),
     )
 

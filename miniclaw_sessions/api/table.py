@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from miniclaw_sessions.api import messages, service, sessions, transfer, tree, upkeep
+from miniclaw_sessions.api import chat, messages, service, sessions, transfer, tree, upkeep
 from miniclaw_sessions.api.operation import Operation
 
 OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *messages.OPERATIONS,
+    *chat.OPERATIONS,
     *sessions.OPERATIONS,
     *service.OPERATIONS,
     *tree.OPERATIONS,

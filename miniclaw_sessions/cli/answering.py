@@ -14,8 +14,6 @@ from miniclaw_sessions.client import Client
 from miniclaw_sessions.client.transport import LocalTransport
 from miniclaw_sessions.config import ModelSettings, Settings
 from miniclaw_sessions.gateway.documents import event_document
-from miniclaw_sessions.protocol.encoding import message_from_dict
-from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.providers.configured import open_agent
 from miniclaw_sessions.session import Session
 
@@ -42,10 +40,10 @@ class _Chats:
         """Hand a message over and follow its answer."""
         assistant = await self._opened()
         session = await self._context.manager.get_or_create(request.channel, request.chat_id)
-        async with assistant.run(session, _message_of(request)) as events:
+        async with assistant.run(session, request.user_message()) as events:
             yield (ChatEvent(*event_document(event)) async for event in events)
 
-    async def stop(self, session: Session) -> bool:
+    def stop(self, session: Session) -> bool:
         """End the session's open turn; False when there is none."""
         return session.stop_turn()
 
@@ -58,13 +56,3 @@ class _Chats:
             agent = await self._stack.enter_async_context(open_agent(self._model))
             self._assistant = Assistant(agent, self._model)
         return self._assistant
-
-
-def _message_of(request: ChatRequest) -> Message | None:
-    match request.message:
-        case str(text):
-            return Message.user(text)
-        case dict(document):
-            return message_from_dict(document)
-        case _:
-            return None

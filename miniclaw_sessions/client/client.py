@@ -114,32 +114,34 @@ class Client:
         found = await self.transport.call(sessions.resolve, sessions.Resolve(name))
         return self.session(found.session_id)
 
-    async def list(self, *, channel: str | None = None, limit: int | None = None) -> builtins.list[SessionSummary]:
-        """All sessions, or the newest so many, the most recently used first."""
+    async def list(
+        self, *, channel: str | None = None, prefix: str | None = None, limit: int | None = None
+    ) -> builtins.list[SessionSummary]:
+        """All sessions, or the newest so many, the most recently used first; `prefix`: whose ids begin so."""
         found: builtins.list[SessionSummary] = []
-        async with aclosing(self.pages(channel=channel, limit=limit)) as pages:
+        async with aclosing(self.pages(channel=channel, prefix=prefix, limit=limit)) as pages:
             async for page in pages:
                 found += page
         return found
 
     async def pages(
-        self, *, channel: str | None = None, limit: int | None = None
+        self, *, channel: str | None = None, prefix: str | None = None, limit: int | None = None
     ) -> AsyncGenerator[builtins.list[SessionSummary], None]:
         """`list`, a page at a time."""
         after, left = None, limit
         while left is None or left > 0:
             size = sessions.MAX_PAGE if left is None else min(left, sessions.MAX_PAGE)
-            rows, after = await self.page(channel=channel, limit=size, after=after)
+            rows, after = await self.page(channel=channel, prefix=prefix, limit=size, after=after)
             yield rows
             left = None if left is None else left - len(rows)
             if after is None:
                 return
 
     async def page(
-        self, *, channel: str | None = None, limit: int = 100, after: str | None = None
+        self, *, channel: str | None = None, prefix: str | None = None, limit: int = 100, after: str | None = None
     ) -> tuple[builtins.list[SessionSummary], str | None]:
         """One page of the list, and the `after` of the next one; None where there is none."""
-        wanted = sessions.ListSessions(channel=channel, limit=limit, after=after)
+        wanted = sessions.ListSessions(channel=channel, prefix=prefix, limit=limit, after=after)
         reply = await self.transport.call(sessions.list_sessions, wanted)
         return reply.sessions, reply.next
 

@@ -159,12 +159,11 @@ def _url_of(target: str | Path | None) -> str | None:
 
 @asynccontextmanager
 async def _at_url(url: str, token: str | None, patience_s: float) -> AsyncIterator[HttpTransport]:
-    from miniclaw_sessions.client.http import HttpTransport, unix_client, url_client  # noqa: PLC0415 - heavy
+    from miniclaw_sessions.client.connection import Address, Connections  # noqa: PLC0415 - not needed in process
+    from miniclaw_sessions.client.http import HttpTransport  # noqa: PLC0415 - same
 
-    is_socket = url.startswith("unix:")
-    made = unix_client(url.removeprefix("unix:").removeprefix("//")) if is_socket else url_client(url, token)
-    async with made as client:
-        yield HttpTransport(client, url, patience_s=patience_s)
+    async with Connections(Address.of(url), token) as connections:
+        yield HttpTransport(connections, url, patience_s=patience_s)
 
 
 async def _found(
@@ -172,14 +171,15 @@ async def _found(
 ) -> HttpTransport | None:
     """The daemon that holds the workspace, or None."""
     for path in (path for path in sockets if path.exists()):
-        from miniclaw_sessions.client.http import HttpTransport, health_of, unix_client  # noqa: PLC0415 - heavy
+        from miniclaw_sessions.client.connection import Address, Connections  # noqa: PLC0415 - not needed in process
+        from miniclaw_sessions.client.http import HttpTransport, health_of  # noqa: PLC0415 - same
 
         async with AsyncExitStack() as asking:
-            client = await asking.enter_async_context(unix_client(str(path)))
-            health = await health_of(client)
+            connections = await asking.enter_async_context(Connections(Address(socket=str(path))))
+            health = await health_of(connections)
             if health is not None and await to_thread.run_sync(_holds, health.pid, workspace):
                 await stack.enter_async_context(asking.pop_all())
-                return HttpTransport(client, f"unix:{path}", patience_s=patience_s)
+                return HttpTransport(connections, f"unix:{path}", patience_s=patience_s)
     return None
 
 

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, cast
-from urllib.parse import quote
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote, urlencode
 
 import anyio
-import httpx2
 import msgspec
 
-from miniclaw_sessions.api.error_table import UNREACHABLE, error_of
+from miniclaw_sessions.api.chat import Chat, chat
+from miniclaw_sessions.api.error_table import UNREACHABLE, error_of, invalid
 from miniclaw_sessions.api.operation import BODY, IDEMPOTENCY_KEY, Operation
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest, HealthReply
+from miniclaw_sessions.client.connection import (
+    CONNECT_TIMEOUT_S,
+    MAX_REPLY_BYTES,
+    Connection,
+    Connections,
+    NoReplyInTime,
+    NotConnected,
+    RequestFailed,
+)
 from miniclaw_sessions.errors import SessionsError, TurnCutOff, Unreachable
 
-CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 60.0
 """Longer than the daemon's heartbeat in a stream, and than its own limit for a request."""
 
@@ -30,45 +38,26 @@ PATIENT_TIMEOUT_S = 3600.0
 PATIENCE_S = 10.0
 """How long a daemon that does not answer is waited for: one that restarts comes back within it."""
 
-MAX_CONNECTIONS = 64
-
 _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
-_CHAT_PATH = "/v1/chat"
-_TIMEOUT = httpx2.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None)
-_PATIENT = httpx2.Timeout(PATIENT_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None)
-_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout)
+_SUCCESS = range(200, 300)  # what lies elsewhere is not followed
 _ENDS = ("done", "stopped", "suspended", "stop")
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R")
 
 
-def unix_client(socket: str) -> httpx2.AsyncClient:
-    """A client of a daemon's Unix socket; there is no TLS: no certificates are loaded."""
-    limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
-    transport = httpx2.AsyncHTTPTransport(uds=socket, verify=False, limits=limits)
-    return httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=_TIMEOUT)
-
-
-def url_client(url: str, token: str | None) -> httpx2.AsyncClient:
-    """A client of a daemon's TCP port, or of the TLS proxy before it."""
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
-    return httpx2.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT, limits=limits)
-
-
 class HttpTransport:
     """Asks a daemon.
 
     Args:
-        client: where it is; closed by whoever made it.
+        connections: to where it is; closed by whoever made them.
         where: what people call the place.
         patience_s: how long a daemon that does not answer is waited for.
     """
 
-    def __init__(self, client: httpx2.AsyncClient, where: str, *, patience_s: float = PATIENCE_S) -> None:
-        self._client = client
+    def __init__(self, connections: Connections, where: str, *, patience_s: float = PATIENCE_S) -> None:
+        self._connections = connections
         self._where = where
         self._patience_s = patience_s
 
@@ -80,33 +69,35 @@ class HttpTransport:
 
         Raises:
             Unreachable: it does not answer, and the request may have been carried out.
-            SessionsError: whatever the operation raises there.
+            SessionsError: whatever the operation raises there; or the reply is none of a daemon.
         """
-        response = await self._sent(operation, request)
-        reply: R = msgspec.json.decode(response.content, type=operation.reply)
+        content = await self._answered(operation, request)
+        try:
+            reply: R = msgspec.json.decode(content, type=operation.reply)
+        except msgspec.MsgspecError as error:
+            raise SessionsError(f"what answers at {self._where} is no daemon of this version ({error})") from error
         return reply
 
-    async def _sent(self, operation: Operation[Q, R], request: Q) -> httpx2.Response:
+    async def _answered(self, operation: Operation[Q, R], request: Q) -> bytes:
         """Send until there is an answer, as long as that is safe."""
-        options = request_options(operation, request)
-        repeats = operation.method == "GET" or IDEMPOTENCY_KEY in options["headers_given"]
-        del options["headers_given"]
+        asked = asked_for(operation, request)
+        repeats = operation.method == "GET" or "Idempotency-Key" in asked.headers
         give_up = anyio.current_time() + self._patience_s
         pause_s = _PAUSE_S
         while True:
-            failure: Exception
+            failure: SessionsError
             try:
-                response = await self._client.request(operation.method, **options)
-            except httpx2.TransportError as error:
+                async with self._connections.request(**asked._asdict()) as reply:
+                    content = await reply.read(asked.wait_s)
+            except RequestFailed as error:
                 failure = self._unreachable(error)
-                may_repeat = isinstance(error, _NOT_SENT) or repeats
-                may_repeat = may_repeat and not (operation.uploads or isinstance(error, httpx2.ReadTimeout))
+                may_repeat = isinstance(error, NotConnected) or (repeats and not isinstance(error, NoReplyInTime))
             else:
-                refused = _refusal(response)
+                refused = _refusal(reply.status, content)
                 if refused is None:
-                    return response
-                failure, may_repeat = refused, _is_stopping(response) and not operation.uploads
-            if not may_repeat or anyio.current_time() + pause_s > give_up:
+                    return content
+                failure, may_repeat = refused, _is_stopping(content)
+            if not may_repeat or operation.uploads or anyio.current_time() + pause_s > give_up:
                 raise failure
             await anyio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -118,104 +109,130 @@ class HttpTransport:
         Raises:
             Unreachable: it broke off in the middle.
         """
-        options = request_options(operation, request)
-        del options["headers_given"]
+        asked = asked_for(operation, request)
         try:
-            async with self._client.stream(operation.method, **options) as response:
-                await _refuse(response)
-                yield response.aiter_bytes()
-        except httpx2.TransportError as error:
+            async with self._connections.request(**asked._asdict()) as reply:
+                if reply.status not in _SUCCESS:
+                    raise error_of(reply.status, _document(await reply.read(ANSWER_TIMEOUT_S)))
+                yield _pieces(reply)
+        except RequestFailed as error:
             raise self._unreachable(error) from error
 
     @asynccontextmanager
     async def chat(self, request: ChatRequest) -> AsyncIterator[AsyncIterator[ChatEvent]]:
         """The events of the answer, as they arrive."""
-        wanted = msgspec.structs.replace(request, stream=True)
-        options = {"json": msgspec.to_builtins(wanted), "max_event_size": None}
-        try:
-            async with self._client.sse(_CHAT_PATH, method="POST", **options) as source:
-                await _refuse(source.response)
-                yield _events(source)
-        except httpx2.TransportError as error:
-            raise self._unreachable(error) from error
+        async with self.stream(chat, Chat(msgspec.structs.replace(request, stream=True))) as pieces:
+            yield _events(pieces)
 
     def _unreachable(self, error: Exception) -> Unreachable:
         return Unreachable(
-            f"the daemon at {self._where} does not answer ({type(error).__name__}): start it again if it has stopped, "
+            f"the daemon at {self._where} does not answer ({error}): start it again if it has stopped, "
             "or look into its log"
         )
 
 
-def request_options(operation: Operation[Any, Any], request: msgspec.Struct) -> dict[str, Any]:
-    """A request as the HTTP client takes it; `headers_given` names the fields that became headers."""
+class Asked(NamedTuple):
+    """A request of an operation, as it is sent."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes | AsyncIterator[bytes]
+    wait_s: float
+
+
+def asked_for(operation: Operation[Any, Any], request: msgspec.Struct) -> Asked:
+    """A request as it is sent.
+
+    Raises:
+        RequestError: its idempotency key cannot stand in a header.
+    """
     values = {name: getattr(request, name) for name in operation.fields}
-    path = operation.path
+    target = operation.path
     for name in operation.in_path:
-        path = path.replace(f"{{{name}}}", quote(values[name], safe=""))
-    query = {name: _in_query(values[name]) for name in operation.in_query if values[name] is not None}
-    options: dict[str, Any] = {"url": path, "params": query, "headers": {}, "headers_given": ()}
-    if values.get(IDEMPOTENCY_KEY) is not None:
-        options["headers"]["Idempotency-Key"] = values[IDEMPOTENCY_KEY]
-        options["headers_given"] = (IDEMPOTENCY_KEY,)
-    if operation.uploads:
-        options["content"] = values[BODY]
-        options["headers"]["Content-Type"] = "application/octet-stream"
-    elif BODY in values:
-        options["content"] = msgspec.json.encode(values[BODY])
-        options["headers"]["Content-Type"] = "application/json"
-    if operation.patient:
-        options["timeout"] = _PATIENT
-    return options
+        target = target.replace(f"{{{name}}}", quote(values[name], safe="", errors="surrogatepass"))
+    if query := {name: _in_query(values[name]) for name in operation.in_query if values[name] is not None}:
+        target = f"{target}?{urlencode(query, errors='surrogatepass')}"
+    headers: dict[str, str] = {}
+    if (key := values.get(IDEMPOTENCY_KEY)) is not None:
+        headers["Idempotency-Key"] = _in_header(key)
+    body: bytes | AsyncIterator[bytes] = b""
+    if BODY in values:
+        headers["Content-Type"] = "application/octet-stream" if operation.uploads else "application/json"
+        body = values[BODY] if operation.uploads else msgspec.json.encode(values[BODY])
+    return Asked(operation.method, target, headers, body, PATIENT_TIMEOUT_S if operation.patient else ANSWER_TIMEOUT_S)
 
 
 def _in_query(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _refusal(response: httpx2.Response) -> SessionsError | None:
+def _in_header(key: str) -> str:
+    if not key.isprintable() or key != key.strip():
+        raise invalid("an idempotency key holds no control characters, and no spaces at its ends", "idempotency_key")
+    return key
+
+
+def _refusal(status: int, content: bytes) -> SessionsError | None:
     """The error that a reply tells of; None where it is what was asked for."""
-    if response.is_success:
+    if status in _SUCCESS:
         return None
-    document = _document(response)
-    if "error" not in document and response.status_code == UNREACHABLE and "status" in document:
+    document = _document(content)
+    if "error" not in document and status == UNREACHABLE and "status" in document:
         return None  # health, which is told also where it is bad
-    return error_of(response.status_code, document)
+    return error_of(status, document)
 
 
-async def _refuse(response: httpx2.Response) -> None:
-    if not response.is_success:
-        await response.aread()
-        raise error_of(response.status_code, _document(response))
-
-
-def _document(response: httpx2.Response) -> dict[str, Any]:
+def _document(content: bytes) -> dict[str, Any]:
     try:
-        document = response.json()
-    except ValueError:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except msgspec.MsgspecError:
         return {}
-    return document if isinstance(document, dict) else {}
 
 
-def _is_stopping(response: httpx2.Response) -> bool:
-    about = _document(response).get("error")
+def _is_stopping(content: bytes) -> bool:
+    about = _document(content).get("error")
     return isinstance(about, dict) and about.get("type") == "manager_closed"
 
 
-async def _events(source: httpx2.EventSource) -> AsyncIterator[ChatEvent]:
-    async for event in source:
-        data = cast("dict[str, Any]", event.json())
-        if event.event == "error":
+async def _pieces(reply: Connection) -> AsyncIterator[bytes]:
+    while piece := await reply.piece(ANSWER_TIMEOUT_S):
+        yield piece
+
+
+async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[ChatEvent]:
+    async for kind, encoded in server_sent_events(pieces):
+        data = _document(encoded)
+        if kind == "error":
             raise error_of(UNREACHABLE, {"error": data})
-        yield ChatEvent(event.event, data)
-        if event.event in _ENDS:
+        yield ChatEvent(kind, data)
+        if kind in _ENDS:
             return
     raise TurnCutOff("the daemon ended the answer in the middle; what it had completed is saved")
 
 
-async def health_of(client: httpx2.AsyncClient) -> HealthReply | None:
+async def server_sent_events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:
+    """The names and the data of the events in a daemon's text/event-stream: each datum is one line."""
+    kind, data, rest = "message", b"", b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > MAX_REPLY_BYTES:
+            raise RequestFailed(f"an event is longer than {MAX_REPLY_BYTES} bytes")
+        for line in lines:
+            name, _, value = line.rstrip(b"\r").partition(b": ")  # a line without a name is a comment
+            if name == b"event":
+                kind = value.decode(errors="replace")
+            elif name == b"data":
+                data = value
+            elif not name and not value and data:
+                yield kind, data
+                kind, data = "message", b""
+
+
+async def health_of(connections: Connections) -> HealthReply | None:
     """Who answers there; None: nobody, or another program."""
     try:
-        response = await client.get("/health", timeout=CONNECT_TIMEOUT_S)
-        return msgspec.json.decode(response.content, type=HealthReply)
-    except (httpx2.TransportError, msgspec.MsgspecError):
+        async with connections.request("GET", "/health", wait_s=CONNECT_TIMEOUT_S) as reply:
+            return msgspec.json.decode(await reply.read(CONNECT_TIMEOUT_S), type=HealthReply)
+    except (RequestFailed, msgspec.MsgspecError):
         return None

@@ -171,7 +171,10 @@ def fields_given(operation: Operation[Any, Any], request: Request) -> dict[str, 
         keys = [value for name, value in request.scope["headers"] if name == b"idempotency-key"]
         if len(keys) > 1 or keys == [b""]:
             raise invalid("send one idempotency key", param="Idempotency-Key")
-        given[IDEMPOTENCY_KEY] = keys[0].decode("latin-1") if keys else None
+        try:
+            given[IDEMPOTENCY_KEY] = keys[0].decode() if keys else None
+        except UnicodeDecodeError:
+            raise invalid("the idempotency key is not UTF-8", param="Idempotency-Key") from None
     return given
 
 

@@ -17,14 +17,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import RequestError
+from miniclaw_sessions.api.failures import as_reply
 from miniclaw_sessions.api.table import OPERATIONS
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import Settings
 from miniclaw_sessions.gateway import metrics
 from miniclaw_sessions.gateway.binding import routes_of
-from miniclaw_sessions.gateway.chat import ChatApi
+from miniclaw_sessions.gateway.chat import DispatchedChats
 from miniclaw_sessions.gateway.metrics import LoopDelay, RequestCounts, make_registry
-from miniclaw_sessions.gateway.replies import as_reply, error_reply
+from miniclaw_sessions.gateway.replies import error_reply
 from miniclaw_sessions.gateway.security import AccessPolicy, refusal
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager import SessionManager
@@ -45,16 +46,16 @@ def make_app(
     Args:
         manager: whose sessions are served.
         dispatcher: takes what is said in chats.
-        settings: sizes and times.
+        settings: sizes and times; an answer that nobody waits for any more goes on for `model.timeout_s`.
         policy: what requests by TCP must show; None refuses all of them.
         summarizer: who summarises for compactions.
     """
     requests, delay = RequestCounts(), LoopDelay()
     registry = make_registry(manager.statistics, requests, delay)
-    context = Context(manager, summarizer=summarizer)
+    chats = DispatchedChats(dispatcher, patience_s=settings.model.timeout_s)
+    context = Context(manager, summarizer=summarizer, chats=chats)
     routes = [
         *routes_of(OPERATIONS, context, settings.listen),
-        *ChatApi(dispatcher, manager, settings).routes(),
         Route("/metrics", _metrics_of(registry)),
     ]
     return Gateway(Router(routes, redirect_slashes=False), context, policy, requests, delay)

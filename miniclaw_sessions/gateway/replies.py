@@ -1,56 +1,17 @@
-"""What goes back to a client: JSON, and errors.
-
-Faults of the store, of the model and of the program itself are logged here, the one place that sees them all.
-"""
+"""What goes back to a client: JSON, and errors."""
 
 from __future__ import annotations
 
-import traceback
-from typing import Any
-
 import orjson
-import uuid_utils
 from starlette.responses import Response
 
-from miniclaw_sessions.api.error_table import MODELS_FAULT, OUR_FAULT, RequestError, as_request_error, error_document
-from miniclaw_sessions.log import get_logger
-
-log = get_logger(__name__)
-
-
-def as_reply(error: Exception) -> RequestError:
-    """The reply to any error; what the daemon's operator must see to, and not the client, is logged too."""
-    refused = as_request_error(error)
-    if refused is None:
-        return _unexpected(error)
-    if refused.status in (OUR_FAULT, MODELS_FAULT):
-        log.error("a request failed", action="http.failed", error_type=type(error).__name__, error=str(error))
-    return refused
-
-
-def _unexpected(error: Exception) -> RequestError:
-    """Log where it happened, without the text, which may be a message's; reply with an id that finds the line."""
-    error_id = str(uuid_utils.uuid7())
-    frames = traceback.extract_tb(error.__traceback__)[-5:]
-    log.error(
-        "a request failed unexpectedly",
-        action="http.failed",
-        error_id=error_id,
-        error_type=type(error).__name__,
-        where=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
-    )
-    return RequestError(OUR_FAULT, "internal_error", f"unexpected error; the daemon's log has it as {error_id}")
+from miniclaw_sessions.api.error_table import RequestError, error_document
 
 
 def error_reply(error: RequestError) -> Response:
     """The error as a response."""
     headers = {**error.headers, "Connection": "close"} if error.close else error.headers
-    return json_reply(error_document(error), status=error.status, headers=headers)
-
-
-def json_reply(data: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Data as a JSON response."""
-    return encoded_reply(orjson.dumps(data), status=status, headers=headers)
+    return encoded_reply(orjson.dumps(error_document(error)), status=error.status, headers=headers)
 
 
 def encoded_reply(

@@ -7,7 +7,6 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 import anyio
-import orjson
 from anyio.lowlevel import checkpoint
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -118,8 +117,3 @@ async def while_client_waits(request: Request, work: Coroutine[Any, Any, T]) -> 
     if not done:
         raise ClientDisconnect
     return done[0]
-
-
-def server_sent_event(name: str, data: Any) -> bytes:
-    """One event of a text/event-stream; `data` becomes one line of JSON."""
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), orjson.dumps(data))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import NamedTuple
@@ -47,6 +47,7 @@ class Listing(NamedTuple):
         self,
         *,
         channel: str | None = None,
+        only: Callable[[str], bool] | None = None,
         behind: ListPosition | None = None,
         limit: int | None = None,
         offset: int = 0,
@@ -55,6 +56,7 @@ class Listing(NamedTuple):
 
         Args:
             channel: only this channel's; one on disk whose id is shortened may be of another.
+            only: only those whose id this is true of.
             behind: only those that stand behind this position.
             limit: at most this many.
             offset: after this many others.
@@ -64,6 +66,8 @@ class Listing(NamedTuple):
             ((used, session_id) for used, session_id, its in self.in_memory if channel is None or its == channel),
             (one for one in zip(self.used, self.on_disk, strict=True) if is_asked_for(one[1])),
         )
+        if only is not None:
+            everybody = (one for one in everybody if only(one[1]))
         if behind is not None:
             last = (behind.last_accessed.timestamp(), behind.session_id)
             everybody = (one for one in everybody if one < last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +90,7 @@ class SessionReader(ABC):
         self,
         *,
         channel: str | None = None,
+        only: Callable[[str], bool] | None = None,
         limit: int | None = None,
         offset: int = 0,
         after: ListPosition | None = None,
@@ -100,6 +101,7 @@ class SessionReader(ABC):
 
         Args:
             channel: only this channel.
+            only: only those whose id this is true of; the others are not loaded.
             limit: at most so many of them; None: all.
             offset: after so many others.
             after: only those that stand behind this position.
@@ -108,7 +110,7 @@ class SessionReader(ABC):
             SnapshotUnreadable, SchemaTooNew, StoreError: one of them cannot be loaded.
         """
         limit = None if limit is None else max(limit, 0)
-        chosen = await self._newest(channel=channel, behind=after, limit=limit, offset=max(offset, 0))
+        chosen = await self._newest(channel=channel, only=only, behind=after, limit=limit, offset=max(offset, 0))
         summaries = []
         for used, session_id in reversed(chosen):  # so that the newest stays in memory longest
             session = await self._load(session_id)

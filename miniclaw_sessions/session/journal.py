@@ -129,6 +129,7 @@ class SessionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     evicted: int
     dirty: bool
     in_turn: bool
+    incarnation: str
 
 
 _open_turns: ContextVar[tuple[OpenTurn, ...]] = ContextVar("open_turns", default=())
@@ -250,6 +251,7 @@ class Journal:
             evicted=self.evicted,
             dirty=self.is_dirty,
             in_turn=self.in_turn,
+            incarnation=self.incarnation,
         )
 
     # --- turns -------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.session.compacting import SUMMARY_TIMEOUT_S, CompactionOutcome, Summarizer, compact
 from miniclaw_sessions.session.copying import copy_session, key_of_fork
-from miniclaw_sessions.session.journal import Journal
+from miniclaw_sessions.session.journal import Journal, SessionStatistics
 from miniclaw_sessions.session.memory import MemoryHome
 from miniclaw_sessions.session.tree import SessionTree
 from miniclaw_sessions.session.turn import Turn
@@ -399,6 +399,10 @@ class Session:
         unit = self.unit()
         unit.add_metadata(title=title, model=model, provider=provider, thinking_level=thinking_level, **metadata)
         unit.accept()
+
+    def statistics(self) -> SessionStatistics:
+        """Its numbers at this moment: what is in memory, and what of it is saved."""
+        return self.journal.statistics()
 
     @property
     def message_count(self) -> int:
