@@ -13,13 +13,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import appends, checkpoints, client, encryption, imports, memory, scale, trees, turns
+from benchmarks import appends, checkpoints, client, encryption, imports, memory, scale, startup, trees, turns
 from benchmarks.workload import Row
 
 BENCHMARKS = {
     "appends": appends.measure,
     "checkpoints": checkpoints.measure,
     "client": client.measure,
+    "startup": startup.measure,
     "memory": memory.measure,
     "imports": imports.measure,
     "trees": trees.measure,

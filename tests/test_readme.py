@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from typer.main import get_command
 from miniclaw_sessions.cli.app import app
 from miniclaw_sessions.formats.registry import FORMATS
 from tests import http_page
+from tests.command_line import serving
 from tests.test_architecture import LAYERS
 
 ROOT = Path(__file__).parents[1]
@@ -65,15 +67,16 @@ def test_every_python_example_prints_what_it_says_and_leaves_private_files(code:
     program = as_program(code)
     says = re.findall(r"# prints: (.*)$", code, re.MULTILINE)
 
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "HOME": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    with serving(tmp_path / "workspace") if "in_process=False" in code else nullcontext():
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "HOME": str(tmp_path)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
     assert done.returncode == 0, done.stderr
     assert says

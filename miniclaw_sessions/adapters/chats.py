@@ -153,6 +153,10 @@ class Chats(Protocol):
         """The session with this id. Raises SessionNotFound where there is none."""
         ...
 
+    async def use(self, key: SessionKey) -> Chat:
+        """The session of this key, whose time to live is renewed. Raises SessionNotFound where there is none."""
+        ...
+
     async def ids(self, channel: str | None = None) -> list[str]:
         """The ids of all sessions, or of those of a channel."""
         ...
@@ -241,6 +245,11 @@ class _HeldChats(Chats):
     async def find(self, session_id: str) -> Chat:
         return _HeldChat(await self._manager.find(session_id))
 
+    async def use(self, key: SessionKey) -> Chat:
+        session = await self._manager.find(key.session_id)
+        session.journal.touch()
+        return _HeldChat(session)
+
     async def ids(self, channel: str | None = None) -> list[str]:
         return [summary.session_id for summary in await self._manager.list(channel=channel)]
 
@@ -325,6 +334,10 @@ class _RemoteChats(Chats):
     async def find(self, session_id: str) -> Chat:
         session = self._client.session(session_id)
         return _RemoteChat(session, await session.info())
+
+    async def use(self, key: SessionKey) -> Chat:
+        await self._client.find(key.session_id)
+        return await self.get_or_create(key)
 
     async def ids(self, channel: str | None = None) -> list[str]:
         return [summary.session_id for summary in await self._client.list(channel=channel)]

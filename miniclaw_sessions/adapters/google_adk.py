@@ -59,9 +59,11 @@ from google.genai import types
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
+from miniclaw_sessions.adapters.chats import Changes, Chat, Data, New, chats_of
 from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.adapters.home_loop import HomeLoop
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
+from miniclaw_sessions.client import Client
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved, SessionNotFound, StoreCorrupt
 from miniclaw_sessions.formats.codec import kept_fields
 from miniclaw_sessions.formats.google import from_google, from_google_reply, to_google
@@ -70,8 +72,6 @@ from miniclaw_sessions.protocol.encoding import parse_json
 from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.unit import Unit
 
 KEPT = "google_adk"
 """The key of `extra` under which the fields of an event are kept that its message has no place for.
@@ -97,10 +97,12 @@ def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:
 
 
 class MiniclawSessionService(BaseSessionService):
-    """The sessions of a manager as ADK wants them. Made on the manager's event loop; it may be used from any other.
+    """The sessions of a manager, or of a client, as ADK wants them.
+
+    Made on the manager's event loop; it may be used from any other.
 
     Args:
-        manager: the sessions.
+        manager: the sessions; of a client (`miniclaw_sessions.client.connect`), a daemon may hold them.
         agent_name: the author of what other programs' assistants said; ADK tells an agent what other agents said in
             other words than what it said itself, so give your agent's name.
         key: which session of ours an app, a user and a session id stand for, for example a chat of Telegram.
@@ -111,8 +113,9 @@ class MiniclawSessionService(BaseSessionService):
         InvalidMessage: an event, or a state, is larger than `max_message_bytes`.
     """
 
-    def __init__(self, manager: SessionManager, *, agent_name: str = "model", key: Key = session_key) -> None:
+    def __init__(self, manager: SessionManager | Client, *, agent_name: str = "model", key: Key = session_key) -> None:
         self.manager = manager
+        self._chats = chats_of(manager)
         self.agent_name = agent_name
         self._key = key
         self._home = HomeLoop()
@@ -140,7 +143,7 @@ class MiniclawSessionService(BaseSessionService):
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
         """Delete a session with everything in it; what is shared with others stays."""
         key = self._key(app_name, user_id, session_id.strip())
-        await self._home.run(lambda: self.manager.delete(key.session_id))
+        await self._home.run(lambda: self._chats.delete(key.session_id))
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """What the sessions of a user share, without the prefix `user:`."""
@@ -169,34 +172,31 @@ class MiniclawSessionService(BaseSessionService):
     async def _create(
         self, app_name: str, user_id: str, state: Mapping[str, Any], session_id: str | None
     ) -> AdkSession:
-        session_id = (session_id or "").strip() or self.manager.clock.new_id()
-        session = await self.manager.get_or_create(*self._key(app_name, user_id, session_id))
-        if session.metadata.get(KEPT) is not None:
+        session_id = (session_id or "").strip() or self._chats.clock.new_id()
+        session = await self._chats.get_or_create(self._key(app_name, user_id, session_id))
+        if (await session.state()).metadata.get(KEPT) is not None:
             raise AlreadyExistsError(f"Session with id {session_id} already exists.")
         await self._share(app_name, user_id, state)
-        unit = session.unit()
         own = {
             "app_name": app_name,
             "user_id": user_id,
             "id": session_id,
-            "created": self.manager.clock.now().timestamp(),
+            "created": self._chats.clock.now().timestamp(),
         }
-        unit.add_metadata(**{KEPT: own, **_metadata(_scoped(state, ""))})
-        await unit.save()
+        await session.append([Changes({KEPT: own, **_metadata(_scoped(state, ""))})])
         return await self._loaded(session, own, [])
 
     async def _get(self, app_name: str, user_id: str, session_id: str, config: GetSessionConfig) -> AdkSession | None:
         try:
-            session = await self.manager.find(self._key(app_name, user_id, session_id.strip()).session_id)
+            session = await self._chats.use(self._key(app_name, user_id, session_id.strip()))
         except SessionNotFound:
             return None
-        own = session.metadata.get(KEPT)
+        own = (await session.state()).metadata.get(KEPT)
         if own is None:
             return None
-        session.journal.touch()
         return await self._loaded(session, own, await self._events(session, config))
 
-    async def _loaded(self, session: Session, own: Mapping[str, Any], events: list[Event]) -> AdkSession:
+    async def _loaded(self, session: Chat, own: Mapping[str, Any], events: list[Event]) -> AdkSession:
         newest = await _newest(session)
         loaded = AdkSession(
             app_name=own["app_name"],
@@ -209,8 +209,8 @@ class MiniclawSessionService(BaseSessionService):
         loaded._storage_update_marker = "" if newest is None else newest.id  # noqa: SLF001 - made for services
         return loaded
 
-    async def _state(self, session: Session, own: Mapping[str, Any]) -> dict[str, Any]:
-        state = _state_in(session.metadata)
+    async def _state(self, session: Chat, own: Mapping[str, Any]) -> dict[str, Any]:
+        state = _state_in((await session.state()).metadata)
         for prefix, key in (
             (State.APP_PREFIX, _app_key(own["app_name"])),
             (State.USER_PREFIX, _user_key(own["app_name"], own["user_id"])),
@@ -220,26 +220,24 @@ class MiniclawSessionService(BaseSessionService):
 
     async def _shared(self, key: SessionKey) -> dict[str, Any]:
         try:
-            session = await self.manager.find(key.session_id)
+            session = await self._chats.use(key)  # it lives as long as somebody uses it
         except SessionNotFound:
             return {}
-        session.journal.touch()  # it lives as long as somebody uses it
-        return _state_in(session.metadata)
+        return _state_in((await session.state()).metadata)
 
     async def _share(self, app_name: str, user_id: str, state: Mapping[str, Any]) -> None:
         """Apply the part of a state that others share."""
         for prefix, key in ((State.APP_PREFIX, _app_key(app_name)), (State.USER_PREFIX, _user_key(app_name, user_id))):
             if delta := _scoped(state, prefix):
-                shared = await self.manager.get_or_create(*key)
-                shared.update(**_metadata(delta))
-                await shared.saved()
+                shared = await self._chats.get_or_create(key)
+                await shared.append([Changes(_metadata(delta))])
 
     async def _list(self, app_name: str, user_id: str | None) -> ListSessionsResponse:
         found: list[AdkSession] = []
-        for summary in await self.manager.list():
+        for one in await self._chats.ids():
             with suppress(SessionNotFound):
-                session = await self.manager.find(summary.session_id)
-                own = session.metadata.get(KEPT)
+                session = await self._chats.find(one)
+                own = (await session.state()).metadata.get(KEPT)
                 if own is not None and own["app_name"] == app_name and user_id in (None, own["user_id"]):
                     found.append(await self._loaded(session, own, []))
         found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
@@ -248,7 +246,7 @@ class MiniclawSessionService(BaseSessionService):
     async def _append(self, known: AdkSession, event: Event) -> bool:
         """Append an event, unless it is the newest already; whether it was appended."""
         try:
-            session = await self.manager.find(self._key(known.app_name, known.user_id, known.id).session_id)
+            session = await self._chats.use(self._key(known.app_name, known.user_id, known.id))
         except SessionNotFound:
             raise SessionNotFoundError(f"Session {known.id} not found.") from None
         while True:
@@ -261,17 +259,16 @@ class MiniclawSessionService(BaseSessionService):
             return False
         known._storage_update_marker = entry_id  # noqa: SLF001 - made for services
         await self._share(known.app_name, known.user_id, event.actions.state_delta)  # of no event that was refused
-        session.journal.touch()
         return True
 
-    async def _append_if_known(self, session: Session, known: AdkSession, event: Event) -> str | None:
+    async def _append_if_known(self, session: Chat, known: AdkSession, event: Event) -> str | None:
         """Append an event where nobody spoke since the session was read; None if it is the newest already.
 
         Raises:
             StaleSessionError: somebody spoke.
             LeafMoved: somebody wrote something meanwhile; nothing was appended.
         """
-        leaf_id = session.leaf_id or ""
+        leaf_id = (await session.state()).leaf_id or ""
         newest = await _newest(session)
         if newest is not None and _is_same(newest, event):
             return None  # it was delivered once more
@@ -283,16 +280,14 @@ class MiniclawSessionService(BaseSessionService):
         )
         if is_stale:
             raise StaleSessionError("somebody spoke in the session since it was read; get_session again, and repeat")
-        unit = session.unit()
-        entry_id = _add_event(unit, event)
-        if delta := _scoped(event.actions.state_delta, ""):
-            unit.add_metadata(**_metadata(delta))
-        await unit.save(if_leaf=leaf_id)
-        return entry_id
+        said = _entries(event)
+        delta = _metadata(_scoped(event.actions.state_delta, ""))
+        appended = await session.append([*said, Changes(delta)] if delta else said, if_leaf=leaf_id)
+        return appended[len(said) - 1].id
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    async def _events(self, session: Session, config: GetSessionConfig) -> list[Event]:
+    async def _events(self, session: Chat, config: GetSessionConfig) -> list[Event]:
         """The events of the current branch, or its newest."""
         wanted, since = config.num_recent_events, config.after_timestamp
         if wanted == 0:
@@ -300,7 +295,7 @@ class MiniclawSessionService(BaseSessionService):
         entries: list[MessageEntry | Custom] = []
         found = 0
         is_beginning = True
-        async for entry in session.tree.walk():
+        async for entry in session.walk():
             if not _is_said(entry):
                 continue
             is_late = since is not None and _time_of(entry) < since
@@ -331,8 +326,8 @@ class MiniclawSessionService(BaseSessionService):
         written = to_google([message])
         content = (written["contents"] or [{"role": "user", **written.get("system_instruction", {"parts": []})}])[0]
         is_agents = message.is_assistant or message.is_tool_result
-        entry_id = self.manager.clock.new_id() if entry is None else entry.id
-        said_at = message.timestamp or self.manager.clock.now()
+        entry_id = self._chats.clock.new_id() if entry is None else entry.id
+        said_at = message.timestamp or self._chats.clock.now()
         return Event(
             id=entry_id,
             invocation_id=entry_id,
@@ -345,21 +340,21 @@ class MiniclawSessionService(BaseSessionService):
 # --- an event as entries ---------------------------------------------------------------------------------------------
 
 
-def _add_event(unit: Unit, event: Event) -> str:
-    """Put an event into a unit: its messages, or a custom entry; the id of the last of them."""
+def _entries(event: Event) -> list[New]:
+    """An event as it is appended: its messages, or a custom entry."""
     fields: dict[str, Any] = parse_json(event.model_dump_json(exclude_none=True).encode(), depth=1_000)
     messages = _messages_of(event)
     if not messages:
-        return unit.add_custom(EVENT, kept_verbatim(fields)).id
+        return [Data(EVENT, kept_verbatim(fields))]
     if len(messages) == 1 and _content_of(messages[0]) == event.content:
         del fields["content"]
-    last = ""
+    said: list[New] = []
     for place, message in enumerate(messages):
         extra = {**(message.extra or {}), KEPT: {_OF: event.id} if place else kept_verbatim(fields)}
         author = None if event.author == "user" else event.author or None
         moment = datetime.fromtimestamp(event.timestamp, UTC)
-        last = unit.add_message(msgspec.structs.replace(message, timestamp=moment, author=author, extra=extra)).id
-    return last
+        said.append(msgspec.structs.replace(message, timestamp=moment, author=author, extra=extra))
+    return said
 
 
 def _messages_of(event: Event) -> list[Message]:
@@ -427,8 +422,8 @@ def _is_same(entry: MessageEntry | Custom, event: Event) -> bool:
     return verbatim(_kept(entry)) is not None and _event_of(entry) == event
 
 
-async def _newest(session: Session) -> MessageEntry | Custom | None:
-    async for entry in session.tree.walk():
+async def _newest(session: Chat) -> MessageEntry | Custom | None:
+    async for entry in session.walk():
         if _is_said(entry):
             return entry
     return None

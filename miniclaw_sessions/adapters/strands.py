@@ -49,7 +49,7 @@ nobody is on any more: the conversation goes on without what was redacted, and t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,19 +61,19 @@ from strands.types.exceptions import SessionException
 from strands.types.session import Session as StrandsSession
 from strands.types.session import SessionAgent, SessionMessage
 
+from miniclaw_sessions.adapters.chats import Changes, Chat, Data, New, chats_of
 from miniclaw_sessions.adapters.histories import Shown, traced
 from miniclaw_sessions.adapters.home_loop import HomeLoop
 from miniclaw_sessions.adapters.strands_messages import KEPT, from_strands, to_strands
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
+from miniclaw_sessions.client import Client, connect
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.errors import SessionNotFound, StoreCorrupt
+from miniclaw_sessions.errors import InvalidMessage, SessionNotFound, StoreCorrupt
 from miniclaw_sessions.formats.codec import kept_fields
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import Custom, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.unit import Unit
 from miniclaw_sessions.stores.base import Store
 
 if TYPE_CHECKING:
@@ -91,12 +91,12 @@ T = TypeVar("T")
 
 
 class MiniclawSessionRepository(SessionRepository):
-    """The sessions of a manager as Strands wants them.
+    """The sessions of a manager, or of a client, as Strands wants them.
 
     Made on the manager's event loop, and called from other threads; `opened` sees to both.
 
     Args:
-        manager: the sessions.
+        manager: the sessions; of a client (`miniclaw_sessions.client.connect`), a daemon may hold them.
         channel: the channel of the sessions; a session id of Strands is a chat id of it.
 
     Raises, from every method:
@@ -106,9 +106,10 @@ class MiniclawSessionRepository(SessionRepository):
         RuntimeError: it was called on the manager's own event loop.
     """
 
-    def __init__(self, manager: SessionManager, *, channel: str = "strands") -> None:
+    def __init__(self, manager: SessionManager | Client, *, channel: str = "strands") -> None:
         self.manager = manager
         self.channel = channel
+        self._chats = chats_of(manager)
         self._home = HomeLoop()
 
     @classmethod
@@ -124,7 +125,8 @@ class MiniclawSessionRepository(SessionRepository):
         """A repository with a manager of its own, on a thread of its own, for as long as the block lasts.
 
         Args:
-            workspace: as for `SessionManager`.
+            workspace: as for `SessionManager`; or `unix:/path/of/a.sock`, where a daemon that holds the sessions is
+                asked.
             channel: as for the repository.
             settings: as for `SessionManager`.
             store: as for `SessionManager`.
@@ -133,9 +135,12 @@ class MiniclawSessionRepository(SessionRepository):
             DirectoryInUse, StoreError, ConfigError, ...: as for opening and closing a `SessionManager`.
         """
         with start_blocking_portal(name="miniclaw-sessions") as portal:
-            manager = SessionManager(workspace, settings=settings, store=store)
-            with portal.wrap_async_context_manager(manager):
-                yield portal.call(lambda: cls(manager, channel=channel))
+            if isinstance(workspace, str) and workspace.startswith("unix:"):
+                opened: AbstractAsyncContextManager[SessionManager | Client] = connect(workspace)
+            else:
+                opened = SessionManager(workspace, settings=settings, store=store)
+            with portal.wrap_async_context_manager(opened) as sessions:
+                yield portal.call(lambda: cls(sessions, channel=channel))
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
@@ -147,13 +152,10 @@ class MiniclawSessionRepository(SessionRepository):
         """
 
         async def create() -> StrandsSession:
-            own = await self.manager.get_or_create(self.channel, session.session_id)
-            if KEPT in own.metadata:
+            own = await self._chats.get_or_create(SessionKey.of(self.channel, session.session_id))
+            if KEPT in (await own.state()).metadata:
                 raise SessionException(f"Session {session.session_id} already exists")
-            unit = own.unit()
-            fields: dict[str, Any] = {KEPT: session.to_dict()}
-            unit.add_metadata(**fields)
-            await unit.save()
+            await own.append([Changes({KEPT: session.to_dict()})])
             return session
 
         return self._home.wait(create)
@@ -163,7 +165,7 @@ class MiniclawSessionRepository(SessionRepository):
 
         async def read() -> StrandsSession | None:
             session = await self._find(session_id)
-            return None if session is None else StrandsSession.from_dict(session.metadata[KEPT])
+            return None if session is None else StrandsSession.from_dict((await session.state()).metadata[KEPT])
 
         return self._home.wait(read)
 
@@ -174,7 +176,7 @@ class MiniclawSessionRepository(SessionRepository):
             SessionException: there is none.
         """
         key = SessionKey.of(self.channel, session_id)
-        if not self._home.wait(lambda: self.manager.delete(key.session_id)):
+        if not self._home.wait(lambda: self._chats.delete(key.session_id)):
             raise SessionException(f"Session {session_id} does not exist")
 
     # --- agents ------------------------------------------------------------------------------------------------------
@@ -228,15 +230,15 @@ class MiniclawSessionRepository(SessionRepository):
             raise SessionException(f"MultiAgent state {multi_agent.id} in session {session_id} does not exist")
         self.create_multi_agent(session_id, multi_agent)
 
-    async def _keep(self, session: Session, kind: str, name: str, fields: Mapping[str, Any]) -> None:
-        await session.tree.append_custom_entry(kind, {"name": name, **kept_verbatim(fields)})
+    async def _keep(self, session: Chat, kind: str, name: str, fields: Mapping[str, Any]) -> None:
+        await session.append([Data(kind, {"name": name, **kept_verbatim(fields)})])
 
     def _read(self, session_id: str, kind: str, name: str) -> dict[str, Any] | None:
         async def read() -> dict[str, Any] | None:
             session = await self._find(session_id)
             if session is None:
                 return None
-            async for entry in session.tree.walk():
+            async for entry in session.walk():
                 if isinstance(entry, Custom) and entry.custom_type == kind and entry.data.get("name") == name:
                     return verbatim(entry.data)
             return None
@@ -252,10 +254,8 @@ class MiniclawSessionRepository(SessionRepository):
             SessionException: there is no such session.
         """
 
-        async def create(session: Session) -> None:
-            unit = session.unit()
-            _add(unit, agent_id, session_message)
-            await unit.save()
+        async def create(session: Chat) -> None:
+            await session.append(_entries(agent_id, session_message))
 
         if not str(session_message.message.get("tracking_id")).startswith(BY_OTHERS):
             self._in(session_id, create)
@@ -278,9 +278,10 @@ class MiniclawSessionRepository(SessionRepository):
             SessionException: there is no such message.
         """
 
-        async def update(session: Session) -> None:
+        async def update(session: Chat) -> None:
+            leaf_id = (await session.state()).leaf_id
             later: list[MessageEntry | Custom] = []
-            async for entry in session.tree.walk():
+            async for entry in session.walk():
                 if isinstance(entry, MessageEntry) and _is_of(entry, agent_id, session_message.message_id):
                     break
                 if isinstance(entry, MessageEntry | Custom):
@@ -291,20 +292,13 @@ class MiniclawSessionRepository(SessionRepository):
             session_message.created_at = before.get("created_at", session_message.created_at)
             while later and isinstance(later[-1], MessageEntry) and _OF in _kept(later[-1]):
                 later.pop()  # the further results of the same message
-
-            def said_again() -> Unit:
-                unit = session.unit()
-                _add(unit, agent_id, session_message)
-                for repeated in reversed(later):
-                    if isinstance(repeated, MessageEntry):
-                        unit.add_message(repeated.message)
-                    else:
-                        unit.add_custom(repeated.custom_type, repeated.data)
-                return unit
-
-            said_again().check()  # before anything is left behind for it
-            await session.tree.branch(entry.parent_id)
-            await said_again().save()
+            again = [_again(repeated) for repeated in reversed(later)]
+            await session.go_to(entry.parent_id)
+            try:
+                await session.append([*_entries(agent_id, session_message), *again])
+            except InvalidMessage:  # nothing is left behind for it
+                await session.go_to(leaf_id)
+                raise
 
         self._in(session_id, update)
 
@@ -320,12 +314,12 @@ class MiniclawSessionRepository(SessionRepository):
 
         async def read() -> list[SessionMessage]:
             try:
-                session = await self.manager.find(SessionKey.of(self.channel, session_id).session_id)
+                session = await self._chats.find(SessionKey.of(self.channel, session_id).session_id)
             except SessionNotFound:
                 return []
             entries = [
                 entry
-                async for entry in session.tree.walk()
+                async for entry in session.walk()
                 if isinstance(entry, MessageEntry) and _kept(entry).get(_AGENT_OF, agent_id) == agent_id
             ]
             return _listed(entries[::-1])
@@ -339,15 +333,14 @@ class MiniclawSessionRepository(SessionRepository):
 
     # --- on the manager's own loop -----------------------------------------------------------------------------------
 
-    async def _find(self, session_id: str) -> Session | None:
+    async def _find(self, session_id: str) -> Chat | None:
         try:
-            session = await self.manager.find(SessionKey.of(self.channel, session_id).session_id)
+            session = await self._chats.use(SessionKey.of(self.channel, session_id))
         except SessionNotFound:
             return None
-        session.journal.touch()
-        return session if KEPT in session.metadata else None
+        return session if KEPT in (await session.state()).metadata else None
 
-    def _in(self, session_id: str, work: Callable[[Session], Awaitable[T]]) -> T:
+    def _in(self, session_id: str, work: Callable[[Chat], Awaitable[T]]) -> T:
         async def run() -> T:
             session = await self._find(session_id)
             if session is None:
@@ -360,8 +353,8 @@ class MiniclawSessionRepository(SessionRepository):
 # --- a message as entries --------------------------------------------------------------------------------------------
 
 
-def _add(unit: Unit, agent_id: str, session_message: SessionMessage) -> None:
-    """Put a message into a unit: others are told what it says now, Strands gets back what it was."""
+def _entries(agent_id: str, session_message: SessionMessage) -> list[New]:
+    """A message as it is appended: others are told what it says now, Strands gets back what it was."""
     fields: dict[str, Any] = session_message.to_dict()
     said = fields["redact_message"] or fields["message"]
     messages = from_strands(said)
@@ -370,10 +363,16 @@ def _add(unit: Unit, agent_id: str, session_message: SessionMessage) -> None:
     ]:
         fields["message"] = {name: value for name, value in said.items() if name not in ("role", "content")}
     first = {_AGENT_OF: agent_id, _ID: session_message.message_id, **kept_verbatim(fields)}
+    appended: list[New] = []
     for place, message in enumerate(messages):
         kept = {_AGENT_OF: agent_id, _OF: session_message.message_id} if place else first
         author = agent_id if message.is_assistant else None
-        unit.add_message(msgspec.structs.replace(message, author=author, extra={KEPT: kept}))
+        appended.append(msgspec.structs.replace(message, author=author, extra={KEPT: kept}))
+    return appended
+
+
+def _again(entry: MessageEntry | Custom) -> New:
+    return entry.message if isinstance(entry, MessageEntry) else Data(entry.custom_type, entry.data)
 
 
 def _listed(entries: Sequence[MessageEntry]) -> list[SessionMessage]:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import traceback
 
-import uuid_utils
-
 from miniclaw_sessions.api.error_table import MODELS_FAULT, OUR_FAULT, RequestError, as_request_error
 from miniclaw_sessions.log import get_logger
 
@@ -27,6 +25,8 @@ def as_reply(error: Exception) -> RequestError:
 
 def _unexpected(error: Exception) -> RequestError:
     """Log where it happened, without the text, which may be a message's; reply with an id that finds the line."""
+    import uuid_utils  # noqa: PLC0415 - a client loads this module too
+
     error_id = str(uuid_utils.uuid7())
     frames = traceback.extract_tb(error.__traceback__)[-5:]
     log.error(

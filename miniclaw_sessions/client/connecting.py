@@ -63,7 +63,8 @@ async def connect(  # noqa: PLR0913 - each can be left out
         target: the workspace's directory, by default `~/.miniclaw/workspace`; or `unix:/path/of/a.sock`, or an http(s)
             URL; or a manager that is open in this process.
         token: what a URL asks for.
-        in_process: open the workspace here if nobody holds it; False: there must be a daemon.
+        in_process: open the workspace here if nobody holds it. False, for workers beside a daemon: wait for one as long
+            as `patience_s`; a worker that starts while the daemon restarts would else take its place.
         readonly: open it here without a lock, and only to read; nothing is made or changed, whoever holds it.
         create: where it is opened here to be written: make the workspace if there is none.
         patience_s: how long a daemon that starts, or starts again, is waited for, in seconds.

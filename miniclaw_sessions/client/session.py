@@ -60,6 +60,7 @@ Said = Message | Mapping[str, Any]
 """A message, or one as JSON has it, such as {"role": "user", "content": "hello"}."""
 
 PAGE = 256
+_FIRST_PAGE = 16
 _UNSET: Any = msgspec.UNSET
 T = TypeVar("T")
 
@@ -445,9 +446,14 @@ class ClientTree:
         return found[::-1]
 
     async def walk(self, entry_id: str | None = None, *, page: int = PAGE) -> AsyncGenerator[Entry, None]:
-        """The entries of the branch that ends at an entry, or at the leaf, newest first; read as far as it is asked."""
+        """The entries of the branch that ends at an entry, or at the leaf, newest first; read as far as it is asked.
+
+        The first pages are short: many want only the newest entries.
+        """
+        limit = min(page, _FIRST_PAGE)
         while True:
-            wanted = tree.ShowBranch(self._session.session_id, entry_id, limit=page)
+            wanted = tree.ShowBranch(self._session.session_id, entry_id, limit=limit)
+            limit = min(page, 4 * limit)
             reply = await self._transport.call(tree.show_branch, wanted)
             entries = [decode_entry(bytes(encoded)) for encoded in reply.entries]
             for entry in reversed(entries):

@@ -165,15 +165,6 @@ class Unit:
             if (entry := await self.journal.find_by_key(key)) is not None:
                 self._known[key] = entry
 
-    def check(self) -> None:
-        """Raise unless each of the entries could be accepted.
-
-        Raises:
-            InvalidMessage: one of them is too large.
-        """
-        for one in self._entries:
-            self.journal.check_entry(one.entry, len(one.encoded))
-
     def accept(
         self, *, if_leaf: str | None = None, if_sequence: int | None = None, branch: Branch | None = None
     ) -> list[Entry]:

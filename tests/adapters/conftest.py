@@ -1,9 +1,29 @@
-"""The frameworks' own telemetry is off: tests use no network, whatever keys the environment holds."""
+"""Sessions for the adapters' suites, held by the process or asked for over HTTP.
+
+The frameworks' own telemetry is off: tests use no network, whatever keys the environment holds.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
+
+import pytest
+
+from miniclaw_sessions.client import Client
+from miniclaw_sessions.manager import SessionManager
+from tests.serving import asked
 
 os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
 os.environ["LANGSMITH_TRACING"] = "false"
 os.environ["LANGCHAIN_TRACING_V2"] = "false"
+
+
+@pytest.fixture(params=["held", "asked"])
+async def sessions(request: pytest.FixtureRequest, manager: SessionManager) -> AsyncIterator[SessionManager | Client]:
+    """What an adapter is given: the manager of this process, or a client that asks for its sessions over a socket."""
+    if request.param == "held":
+        yield manager
+    else:
+        async with asked(manager) as client:
+            yield client

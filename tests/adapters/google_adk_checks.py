@@ -31,6 +31,7 @@ from hypothesis import strategies as st
 from miniclaw_sessions.adapters import google_adk as adapter
 from miniclaw_sessions.adapters.google_adk import MiniclawSessionService
 from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.client import Client
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import Custom
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -50,8 +51,8 @@ async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
 
 
 @pytest.fixture
-async def ours(manager: SessionManager) -> MiniclawSessionService:
-    return MiniclawSessionService(manager)
+async def ours(sessions: SessionManager | Client) -> MiniclawSessionService:
+    return MiniclawSessionService(sessions)
 
 
 @pytest.fixture(params=["ours", "in memory", "sqlite"])

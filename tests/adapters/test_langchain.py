@@ -37,6 +37,7 @@ from miniclaw_sessions.adapters.langchain import (
     from_langchain,
     to_langchain,
 )
+from miniclaw_sessions.client import Client
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
 from miniclaw_sessions.manager import SessionManager
@@ -56,8 +57,8 @@ async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
 
 
 @pytest.fixture
-async def history(manager: SessionManager) -> MiniclawChatMessageHistory:
-    return MiniclawChatMessageHistory(await manager.get_or_create("telegram", 1))
+async def history(sessions: SessionManager | Client) -> MiniclawChatMessageHistory:
+    return MiniclawChatMessageHistory(await sessions.get_or_create("telegram", 1))
 
 
 def through_the_store(messages: list[BaseMessage]) -> list[BaseMessage]:

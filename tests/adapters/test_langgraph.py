@@ -29,6 +29,7 @@ from langgraph.types import Command, interrupt
 from miniclaw_sessions.adapters import langgraph as adapter
 from miniclaw_sessions.adapters.langgraph import MiniclawSaver
 from miniclaw_sessions.adapters.langgraph import saver as saver_module
+from miniclaw_sessions.client import Client
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionExists, StoreUnavailable
 from miniclaw_sessions.manager import SessionManager
@@ -52,8 +53,8 @@ async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
 
 
 @pytest.fixture
-async def saver(manager: SessionManager) -> MiniclawSaver:
-    return MiniclawSaver(manager)
+async def saver(sessions: SessionManager | Client) -> MiniclawSaver:
+    return MiniclawSaver(sessions)
 
 
 def chat(saver: MiniclawSaver, reply: str = "reply") -> CompiledStateGraph[Any, Any, Any, Any]:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from miniclaw_sessions.adapters import openai_agents as adapter
 from miniclaw_sessions.adapters.openai_agents import KEPT, MiniclawSession
+from miniclaw_sessions.client import Client
 from miniclaw_sessions.config import SessionSettings as Limits
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted, StoreUnavailable, TranscriptNotKept
 from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
@@ -67,8 +68,8 @@ async def session(manager: SessionManager) -> Session:
 
 
 @pytest.fixture
-async def adapted(session: Session) -> MiniclawSession:
-    return MiniclawSession(session)
+async def adapted(sessions: SessionManager | Client) -> MiniclawSession:
+    return MiniclawSession(await sessions.get_or_create("telegram", 1))
 
 
 def user(text: str) -> Item:

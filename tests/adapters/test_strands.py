@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from anyio import to_thread
+from anyio.from_thread import start_blocking_portal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +28,7 @@ from miniclaw_sessions.adapters.strands import MiniclawSessionRepository
 from miniclaw_sessions.adapters.strands_messages import from_strands, to_strands
 from miniclaw_sessions.agent.loop import Agent as OurAgent
 from miniclaw_sessions.agent.tools import calculator_tool
+from miniclaw_sessions.client import Client, ClientSession
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.context import is_legal
 from miniclaw_sessions.manager import SessionManager
@@ -33,6 +36,7 @@ from miniclaw_sessions.protocol.entries import Custom
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.adapters.examples import run_example
+from tests.serving import asked
 
 pytestmark = pytest.mark.anyio
 
@@ -88,9 +92,15 @@ def agent_of(
     )
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Iterator[MiniclawSessionRepository]:
-    with MiniclawSessionRepository.opened(tmp_path / "workspace") as repository:
+@pytest.fixture(params=["held", "asked"])
+def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MiniclawSessionRepository]:
+    """Over the manager of a process, and over a client that asks for its sessions."""
+    with start_blocking_portal() as portal, ExitStack() as stack:
+        manager = stack.enter_context(portal.wrap_async_context_manager(SessionManager(tmp_path / "workspace")))
+        sessions: SessionManager | Client = manager
+        if request.param == "asked":
+            sessions = stack.enter_context(portal.wrap_async_context_manager(asked(manager)))
+        repository = portal.call(MiniclawSessionRepository, sessions)
         repository.create_session(StrandsSession("s", SessionType.AGENT))
         repository.create_agent("s", SessionAgent("a", {"mood": "good"}, {}))
         yield repository
@@ -105,6 +115,8 @@ def shown(repository: MiniclawSessionRepository, session_id: str = "s", channel:
 
     async def read() -> list[str]:
         session = await repository.manager.get(channel, session_id)
+        if isinstance(session, ClientSession):
+            return [message.text for message in await session.messages()]
         assert session.journal.committed_sequence == session.last_sequence  # everything was acknowledged
         return [message.text for message in session.messages()]
 

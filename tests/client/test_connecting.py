@@ -15,7 +15,7 @@ from miniclaw_sessions.errors import DirectoryInUse, ReadOnlyWorkspace, SessionN
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.client.conftest import serving
+from tests.serving import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -92,6 +92,34 @@ async def test_a_daemon_that_restarts_is_waited_for_and_nothing_is_doubled(short
                         await anyio.wait_all_tasks_blocked()
         async with serving(manager, socket, agent):
             assert [message.text for message in await client.session("a_1").messages()] == ["before", "between"]
+
+
+async def test_a_worker_that_starts_while_the_daemon_restarts_waits_and_does_not_take_its_place(
+    short_path: Path,
+) -> None:
+    workspace = short_path / "w"
+    found: list[bool] = []
+
+    async def work() -> None:
+        async with connect(workspace, in_process=False, patience_s=60) as client:
+            found.append(client.is_local)
+            await client.session("a_1").add_message(user(f"worker {len(found)}"))
+
+    async def serve(until: anyio.Event) -> None:
+        agent = Agent(ScriptedProvider())
+        async with SessionManager(workspace) as manager, serving(manager, workspace / "miniclaw.sock", agent):
+            await until.wait()
+
+    for _ in range(3):
+        async with anyio.create_task_group() as daemon:
+            async with anyio.create_task_group() as workers:
+                for _ in range(4):
+                    workers.start_soon(work)
+                await anyio.wait_all_tasks_blocked()  # they look for a daemon while nobody has the lock
+                done = anyio.Event()
+                daemon.start_soon(serve, done)
+            done.set()
+    assert found == [False] * 12
 
 
 async def test_a_lost_answer_is_asked_for_again_with_the_same_key(short_path: Path) -> None:
