@@ -333,6 +333,14 @@ def test_importing_the_package_loads_nothing_but_itself() -> None:
 def test_using_a_manager_loads_nothing_that_it_may_not_need() -> None:
     loaded = loaded_by(f"from {PACKAGE} import SessionManager, Message, StoreError")
     assert not of_these(loaded, NOT_LOADED - {"anyio", "asyncio", "msgspec", "orjson", "json", "tomllib", "logging"})
+    assert not of_these(loaded, {f"{PACKAGE}.{room}" for room in ("api", "client", "transfer")})
+
+
+def test_a_client_loads_neither_a_manager_nor_an_http_package() -> None:
+    loaded = loaded_by(f"from {PACKAGE}.client import connect; import {PACKAGE}.client.http")
+    rooms = ("manager", "session", "stores", "persistence", "transfer", "disk", "encryption", "log.records")
+    others = {"sqlalchemy", "structlog", "aiofiles", "uuid_utils", "httpx2", "h11", "starlette", "uvicorn", "pydantic"}
+    assert not of_these(loaded, {*others, *(f"{PACKAGE}.{room}" for room in rooms)})
 
 
 def test_importing_the_package_writes_nothing_and_warns_of_nothing() -> None:

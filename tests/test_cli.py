@@ -18,9 +18,13 @@ from pathlib import Path
 
 import anyio
 import pytest
+import typer
+from typer.main import get_command
 
 from miniclaw_sessions import Message, SessionManager, ToolCall
-from miniclaw_sessions.cli.app import COMMANDS
+from miniclaw_sessions.cli import settings
+from miniclaw_sessions.cli.app import COMMANDS, app
+from miniclaw_sessions.cli.names import complete_session
 from miniclaw_sessions.config import option_names
 from tests.command_line import (
     NASTY,
@@ -826,6 +830,19 @@ def test_the_shell_completes_sessions_and_commands(filled: Cli) -> None:
     assert {f"a%5Fb_c%2F{number}" for number in range(3)} <= offered("miniclaw-sessions show ")
 
 
+def test_the_shell_completes_a_part_of_an_id_or_a_title_where_no_id_begins_so(filled: Cli) -> None:
+    def offered(part: str) -> set[str]:
+        context = typer.Context(get_command(app))
+        context.params["workspace"] = str(filled.workspace)
+        return {offer.value for offer in complete_session(context, None, part)}
+
+    assert offered("TELE") == {"telegram_123"}
+    assert offered("gram_1") == {"telegram_123"}
+    assert offered("trip") == {"telegram_123"}
+    assert offered("_c%2F") == {f"a%5Fb_c%2F{number}" for number in range(3)}
+    assert offered("nowhere") == set()
+
+
 # --- files that a service needs --------------------------------------------------------------------------------------
 
 
@@ -853,6 +870,27 @@ def test_systemd_install_prints_units_that_start_this_very_program(cli: Cli, mon
     assert "PrivateNetwork=yes" in out
 
 
+def test_systemd_install_writes_what_the_service_can_read_whatever_the_umask(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units, config = tmp_path / "etc/systemd/system", tmp_path / "etc/miniclaw-sessions/miniclaw.toml"
+    monkeypatch.setattr(settings, "UNITS", units)
+    monkeypatch.setattr(settings, "SYSTEM_CONFIG", config)
+    before = os.umask(0o077)
+    try:
+        assert cli("systemd", "install").status == 0
+    finally:
+        os.umask(before)
+    files = [*units.iterdir(), config]
+    assert len(files) == 4
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o644}
+    assert {place.stat().st_mode & 0o777 for place in (units, config.parent)} == {0o755}
+    config.write_text("mine")
+    assert "is there already" in cli("systemd", "install").error
+    assert cli("systemd", "install", "--force").status == 0
+    assert config.read_text() == "mine"
+
+
 # --- which daemon ----------------------------------------------------------------------------------------------------
 
 
@@ -862,6 +900,14 @@ def test_a_named_socket_is_asked_whatever_the_workspace_is(filled: Cli, tmp_path
         listed = filled("list", "--workspace", str(tmp_path / "none"), "--socket", path, "--json").document
         assert len(listed["sessions"]) == 4
         assert filled("--socket", path, "show", "telegram_123").status == 0
+
+
+def test_an_address_without_a_scheme_is_refused_and_not_taken_for_a_directory(filled: Cli, tmp_path: Path) -> None:
+    result = filled("list", "--url", "127.0.0.1:8080")
+    assert (result.status, result.out) == (1, "")
+    assert "write http://127.0.0.1:8080" in result.error
+    assert not (tmp_path / "127.0.0.1:8080").exists()
+    assert not Path("127.0.0.1:8080").exists()
 
 
 @pytest.mark.parametrize("where", [["--socket", "/nonexistent/a.sock"], ["--url", "http://127.0.0.1:9"]])

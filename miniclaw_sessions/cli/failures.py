@@ -13,6 +13,8 @@ from miniclaw_sessions.protocol.printable import printable
 FAILED = 1
 WRONG_USAGE = 2
 
+_UNAUTHORIZED = 401
+
 
 def tell(error: Exception, *, debug: bool = False) -> int:
     """Print the error as one line on standard error and return the exit status that belongs to it."""
@@ -29,6 +31,8 @@ def sentence(error: Exception) -> str:
         text = str(error).partition("\n")[0]
         if said := getattr(error, "provider_message", None):
             text += f": {said}"  # the provider's own sentence, for the person who asked
+        if getattr(error, "status", None) == _UNAUTHORIZED:
+            text = "the daemon asks for its token: --token-file names the file that holds it"
     elif isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "miniclaw-sessions"

@@ -102,6 +102,10 @@ def _is_named(invocation: Invocation) -> bool:
 def _connected(invocation: Invocation, *, in_process: bool) -> AbstractAsyncContextManager[Client]:
     loaded = invocation.loaded
     if invocation.url is not None:
+        if not invocation.url.startswith(("http://", "https://")):  # it would be taken for a directory
+            raise ConfigError(
+                f"{invocation.url} is no address; write http://{invocation.url}, or https:// where it has TLS"
+            )
         token = read_secret(loaded.settings.listen.token_file, "token", os.environ)
         return connect(invocation.url, token=None if token is None else token.reveal(), patience_s=PATIENCE_S)
     if invocation.socket is not None:

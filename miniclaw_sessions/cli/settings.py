@@ -143,6 +143,9 @@ def install(
     if not SYSTEM_CONFIG.exists():
         files[SYSTEM_CONFIG] = shipped("config/miniclaw.toml")
     _write(files, force=force)
+    for path in files:  # whatever the umask: the service runs as a user of its own
+        path.parent.chmod(0o755)
+        path.chmod(0o644)
     if invocation.as_json:
         invocation.print_json({"written": [str(path) for path in files]})
         return
@@ -152,7 +155,8 @@ def install(
         errors.print(f"  {path}", style="dim", soft_wrap=True)
     if program.is_relative_to("/home") or program.is_relative_to("/root"):
         errors.print(f"the service cannot see {program}: install the package outside of home directories", style="red")
-    errors.print("now: systemctl daemon-reload && systemctl enable --now miniclaw-sessions.socket miniclaw-sessions")
+    now = "systemctl daemon-reload && systemctl enable --now miniclaw-sessions.socket miniclaw-sessions"
+    errors.print(f"now: {now}", soft_wrap=True)
 
 
 def _program() -> Path:

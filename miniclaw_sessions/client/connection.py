@@ -6,6 +6,7 @@ httptools parses. Nothing is sent twice, followed elsewhere or decompressed here
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -280,6 +281,11 @@ class Connection(asyncio.Protocol):
             self._complete()
 
 
+def _reason(error: OSError) -> str:
+    is_systems = error.errno is not None and error.errno > 0 and not isinstance(error, ssl.SSLError)
+    return os.strerror(error.errno) if is_systems else error.strerror or str(error) or type(error).__name__
+
+
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -365,7 +371,7 @@ class Connections:
         except TimeoutError:
             raise NotConnected(f"no connection within {CONNECT_TIMEOUT_S:g} s") from None
         except OSError as error:
-            raise NotConnected(error.strerror or str(error) or type(error).__name__) from error
+            raise NotConnected(_reason(error)) from error
 
     async def _connect(self) -> Connection:
         loop, address = asyncio.get_running_loop(), self._address

@@ -55,6 +55,7 @@ from miniclaw_sessions.adapters.pydantic_ai import (
     save_conversation,
 )
 from miniclaw_sessions.adapters.pydantic_ai_messages import KEPT, from_model_messages, to_model_messages
+from miniclaw_sessions.client import Client, ClientSession
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
 from miniclaw_sessions.manager import SessionManager
@@ -77,8 +78,8 @@ async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
 
 
 @pytest.fixture
-async def session(manager: SessionManager) -> Session:
-    return await manager.get_or_create("telegram", 1)
+async def session(sessions: SessionManager | Client) -> Session | ClientSession:
+    return await sessions.get_or_create("telegram", 1)
 
 
 def stored(said: list[Message]) -> list[Message]:

@@ -27,8 +27,10 @@ from miniclaw_sessions.errors import (
     SessionsError,
     UnsafeCompaction,
 )
+from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import Custom, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
+from miniclaw_sessions.session import Session
 
 pytestmark = pytest.mark.anyio
 
@@ -115,8 +117,37 @@ async def test_a_part_of_a_name_is_enough_where_it_is_unique(client: Client) -> 
     with pytest.raises(AmbiguousName) as several:
         await client.resolve("telegram")
     assert sorted(several.value.candidates) == ["telegram_4711", "telegram_4712"]
+    assert (await client.resolve("ROME")).session_id == "irc_rome"  # an id before a title
     with pytest.raises(SessionNotFound):
         await client.resolve("nothing")
+
+
+async def test_a_beginning_is_looked_for_among_the_ids_and_nothing_else_is_loaded(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        await client.get_or_create("a", number)
+    await client.get_or_create("telegram", "4711")
+    loaded: list[str] = []
+    load = SessionManager._load
+
+    async def counting(manager: SessionManager, session_id: str) -> Session | None:
+        loaded.append(session_id)
+        return await load(manager, session_id)
+
+    monkeypatch.setattr(SessionManager, "_load", counting)
+    assert (await client.resolve("tele")).session_id == "telegram_4711"
+    assert (await client.resolve("gram_47")).session_id == "telegram_4711"
+    assert [row.session_id for row in await client.list(prefix="TELE")] == ["telegram_4711"]
+    assert await client.list(prefix="gram") == []
+    assert set(loaded) == {"telegram_4711"}
+
+
+async def test_a_key_may_have_any_letters(client: Client) -> None:
+    session = await a_chat(client)
+    first = await session.add_message(user("x"), idempotency_key="ключ \u00fc 鍵")
+    again = await session.add_message(user("x"), idempotency_key="ключ \u00fc 鍵")
+    assert (again.id, again.duplicate) == (first.id, True)
 
 
 async def test_a_deleted_session_is_gone_and_deleting_it_again_does_nothing(client: Client) -> None:
