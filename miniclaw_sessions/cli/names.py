@@ -45,7 +45,7 @@ class Offer(NamedTuple):
     type: str = "plain"
 
 
-def complete_session(context: Any, parameter: Any, incomplete: str) -> list[Offer]:
+def complete_session(context: Any, parameter: Any, incomplete: str) -> Any:
     """What the shell offers for the beginning or a part of a session's id or title; nothing where nobody answers."""
     del parameter
     import asyncio  # noqa: PLC0415 - only the shell asks for it

@@ -70,8 +70,7 @@ async def connect(  # noqa: PLR0913 - each can be left out
         patience_s: how long a daemon that starts, or starts again, is waited for, in seconds.
         sockets: where else a daemon of this workspace may listen.
         settings: for a workspace that is opened here; see `SessionManager`.
-        encryption: same.
-        on_progress: same.
+        encryption, on_progress: same.
         on_waiting: told the process id of whoever holds the workspace and does not answer yet, when that is waited for.
         chats: who answers in a workspace that is opened here.
         summarizer: who summarises there.

@@ -66,7 +66,7 @@ class Address(NamedTuple):
             port = parts.port or _PORTS[parts.scheme]
             host = parts.hostname or ""
         except (ValueError, KeyError):
-            host = ""
+            parts, port, host = urlsplit(""), 0, ""
         if not host or not url.isascii() or not url.isprintable() or " " in url:
             raise ConfigError(f"{url!r} is no address of a daemon; write http://HOST:PORT, https://HOST or unix:/PATH")
         if parts.query or parts.fragment or parts.username is not None:
@@ -270,8 +270,9 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
         self._beside_body = 0
-        self._unread += len(body)
-        self._pieces.append(body)
+        if self._is_asked:
+            self._unread += len(body)
+            self._pieces.append(body)
 
     def on_message_complete(self) -> None:
         """A reply has ended."""
@@ -282,8 +283,9 @@ class Connection(asyncio.Protocol):
 
 
 def _reason(error: OSError) -> str:
-    is_systems = error.errno is not None and error.errno > 0 and not isinstance(error, ssl.SSLError)
-    return os.strerror(error.errno) if is_systems else error.strerror or str(error) or type(error).__name__
+    if error.errno is not None and error.errno > 0 and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or type(error).__name__
 
 
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})

@@ -19,7 +19,7 @@ from miniclaw_sessions.history.context import is_legal
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.client.conftest import serving
+from tests.serving import serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proof, pytest.mark.timeout(300)]
 

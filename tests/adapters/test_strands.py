@@ -34,6 +34,7 @@ from miniclaw_sessions.history.context import is_legal
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import Custom
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall
+from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.adapters.examples import run_example
 from tests.serving import asked
@@ -338,7 +339,9 @@ def test_altered_messages_of_others_are_not_stored_again_and_keep_their_order(tm
             await (await repository.manager.get_or_create("strands", "42")).add_messages(messages)
 
         async def stored() -> list[Message]:
-            return await read_messages(await repository.manager.get("strands", "42"))
+            session = await repository.manager.get("strands", "42")
+            assert isinstance(session, Session)
+            return await read_messages(session)
 
         in_home(
             repository, lambda: said_by_others([Message.user((TextPart("look"), heic)), Message.assistant("", (odd,))])
