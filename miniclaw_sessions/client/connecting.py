@@ -56,8 +56,7 @@ async def connect(  # noqa: PLR0913 - each can be left out
             session = await client.get_or_create("telegram", "123456789")
             await session.add_message(Message.user("Hello miniclaw!"))
 
-    A daemon that holds the workspace is asked over its Unix socket. If nobody holds it, it is opened in this process,
-    and the same operations are called without HTTP in between.
+    A daemon that holds the workspace is asked over its Unix socket. If nobody holds it, it is opened in this process.
 
     Args:
         target: the workspace's directory, by default `~/.miniclaw/workspace`; or `unix:/path/of/a.sock`, or an http(s)
@@ -70,7 +69,8 @@ async def connect(  # noqa: PLR0913 - each can be left out
         patience_s: how long a daemon that starts, or starts again, is waited for, in seconds.
         sockets: where else a daemon of this workspace may listen.
         settings: for a workspace that is opened here; see `SessionManager`.
-        encryption, on_progress: same.
+        encryption: same.
+        on_progress: same.
         on_waiting: told the process id of whoever holds the workspace and does not answer yet, when that is waited for.
         chats: who answers in a workspace that is opened here.
         summarizer: who summarises there.

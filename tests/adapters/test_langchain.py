@@ -57,6 +57,11 @@ async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
 
 
 @pytest.fixture
+async def session(manager: SessionManager) -> Session:
+    return await manager.get_or_create("telegram", 1)
+
+
+@pytest.fixture
 async def history(sessions: SessionManager | Client) -> MiniclawChatMessageHistory:
     return MiniclawChatMessageHistory(await sessions.get_or_create("telegram", 1))
 
@@ -74,7 +79,8 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert run_example(adapter, tmp_path) == "['I am Ada.', 'Hello Ada!']\n"
 
 
-async def test_it_is_a_history_of_the_framework(history: MiniclawChatMessageHistory) -> None:
+async def test_it_is_a_history_of_the_framework(session: Session) -> None:
+    history = MiniclawChatMessageHistory(session)
     assert isinstance(history, BaseChatMessageHistory)
     await history.aadd_messages([HumanMessage("hi"), AIMessage("hello")])
     assert str(history) == "Human: hi\nAI: hello"
@@ -330,8 +336,7 @@ async def test_a_call_that_somebody_else_left_open_is_answered(history: Miniclaw
 # --- from everywhere, and acknowledged -------------------------------------------------------------------------------
 
 
-async def test_asynchronous_calls_are_acknowledged(history: MiniclawChatMessageHistory) -> None:
-    session = history.session
+async def test_asynchronous_calls_are_acknowledged(history: MiniclawChatMessageHistory, session: Session) -> None:
     await history.aadd_messages([HumanMessage("one"), HumanMessage("two")])
     assert session.journal.committed_sequence == session.last_sequence == 2
     await history.aclear()
@@ -339,10 +344,12 @@ async def test_asynchronous_calls_are_acknowledged(history: MiniclawChatMessageH
     assert await history.aget_messages() == []
 
 
-async def test_synchronous_calls_from_a_thread_are_acknowledged(history: MiniclawChatMessageHistory) -> None:
+async def test_synchronous_calls_from_a_thread_are_acknowledged(
+    history: MiniclawChatMessageHistory, session: Session
+) -> None:
     def in_a_thread() -> list[BaseMessage]:
         history.add_messages([HumanMessage(f"{number}") for number in range(60)])
-        assert history.session.journal.committed_sequence == 60
+        assert session.journal.committed_sequence == 60
         everything = history.messages
         history.add_user_message("one more")
         history.clear()
@@ -351,11 +358,11 @@ async def test_synchronous_calls_from_a_thread_are_acknowledged(history: Minicla
 
     everything = await to_thread.run_sync(in_a_thread)
     assert [message.content for message in everything] == [f"{number}" for number in range(60)]  # more than the window
-    assert history.session.journal.committed_sequence == history.session.last_sequence
+    assert session.journal.committed_sequence == session.last_sequence
 
 
-async def test_synchronous_calls_on_the_loop_do_not_block_it(history: MiniclawChatMessageHistory) -> None:
-    session = history.session
+async def test_synchronous_calls_on_the_loop_do_not_block_it(session: Session) -> None:
+    history = MiniclawChatMessageHistory(session)
     history.add_messages([HumanMessage(f"{number}") for number in range(60)])
     assert (session.journal.committed_sequence, session.last_sequence) == (0, 60)  # accepted, and nobody waited
     assert [message.content for message in history.messages] == [f"{number}" for number in range(10, 60)]  # the window
@@ -366,13 +373,13 @@ async def test_synchronous_calls_on_the_loop_do_not_block_it(history: MiniclawCh
     assert session.journal.committed_sequence == session.last_sequence
 
 
-async def test_another_event_loop_is_as_good_as_a_thread(history: MiniclawChatMessageHistory) -> None:
+async def test_another_event_loop_is_as_good_as_a_thread(history: MiniclawChatMessageHistory, session: Session) -> None:
     async def elsewhere() -> list[BaseMessage]:
         await history.aadd_messages([HumanMessage("hi")])
         return await history.aget_messages()
 
     assert await to_thread.run_sync(lambda: asyncio.run(elsewhere())) == [HumanMessage("hi")]
-    assert history.session.journal.committed_sequence == 1
+    assert session.journal.committed_sequence == 1
 
 
 def test_without_an_event_loop_a_session_in_memory_is_used_directly() -> None:
