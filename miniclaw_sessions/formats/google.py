@@ -339,6 +339,8 @@ class _ContentReader:
     def pieces(self, content: Mapping[str, Any]) -> list[Part | ToolCall]:
         """The parts of a content, in order."""
         parts = content.get("parts") or []
+        if "parts" not in content and content.keys() - {"role"}:
+            raise InvalidMessage('what a content says must be in its "parts"')
         if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
             raise InvalidMessage('"parts" must be a list of objects')
         return [self._piece(_snake(part)) for part in parts]

@@ -7,7 +7,7 @@ that nobody sees until it is complete. What had to be repaired or left out is re
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -33,7 +33,7 @@ from miniclaw_sessions.formats.codec import (
 from miniclaw_sessions.formats.registry import recognize
 from miniclaw_sessions.persistence.recovery import Progress, ids_for
 from miniclaw_sessions.protocol.encoding import encode_entry, has_more_elements, parse_in_pieces, parse_json
-from miniclaw_sessions.protocol.entries import OWN_METADATA, SOURCE, Custom, Entry, MessageEntry
+from miniclaw_sessions.protocol.entries import OWN_METADATA, SOURCE, Custom, Entry, MessageEntry, OtherEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.copying import adopt_all
@@ -135,6 +135,8 @@ class Import:
         self._bytes = _Bytes(chunks)
         self._batches: AsyncGenerator[list[Entry], None] | None = None
         self._first: list[Entry] = []
+        self._doubt = ""
+        self._is_understood = False
         self.report = ImportReport(session_id="", format="", dry_run=dry_run)
 
     async def __aenter__(self) -> Self:
@@ -162,11 +164,17 @@ class Import:
             OSError: the file cannot be read.
         """
         head = await self._bytes.head(HEAD_BYTES)
-        sample = await self._sample(head)
-        form: Format = await to_thread.run_sync(recognize, sample) if self._form is None else self._form
-        self._form = form
+        form = self._form
+        if form is None:
+            sample = await self._sample(head, None)
+            self._form = form = await to_thread.run_sync(recognize, sample)
+        else:
+            sample = await self._sample(head, form)
+            self._doubt = await self._doubted(head, form, sample)
         if form.reader is None:
             raise ImportRefused(f"{self._name} cannot be read as {form.name}: that format is only written")
+        if not form.by_line and sample.document is None and self._doubt:
+            raise ImportRefused(f"{self._name} is not one JSON document, as {form.name} has it; {self._doubt}")
         self._reader = form.reader(Chain(new_id=ids_for(head), now=self._clock.now()))
         self._batches = self._read(form, self._reader, sample.document)
         self._first = await anext(self._batches, self._first)  # by the time there is an entry, the header has been read
@@ -207,13 +215,24 @@ class Import:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    async def _sample(self, head: bytes) -> Sample:
+    async def _doubted(self, head: bytes, form: Format, sample: Sample) -> str:
+        """What a file looks like that does not look like the format it is said to have; empty where it does."""
+        with suppress(ImportRefused):  # or it looks like something that is refused, as its reader will say
+            if form.reader is None or await to_thread.run_sync(form.recognize, sample):
+                return ""
+        with suppress(ImportRefused):
+            other: Format = await to_thread.run_sync(recognize, await self._sample(head, None))
+            return f"it looks like a session of {other.name}: leave --format out, or say --format {other.name}"
+        return "it looks like no known format"
+
+    async def _sample(self, head: bytes, form: Format | None) -> Sample:
         """What the file's format is recognized by: its first lines, and all of it where it is one document."""
         while b"\n" not in head and not self._bytes.at_end and len(head) < MAX_LINE_BYTES:
             head = await self._bytes.head(2 * len(head))  # the first line is long: it may hold an image
         lines = await to_thread.run_sync(partial(_parsed_lines, head, is_whole=self._bytes.at_end))
-        has_lines = len(lines) > 1 or (len(lines) == 1 and not self._bytes.at_end)
-        is_by_line = has_lines if self._form is None else self._form.by_line
+        objects = sum(isinstance(line, dict) for line in lines)  # other values may be lines of a document
+        has_lines = objects > 1 or (objects == 1 and not self._bytes.at_end)
+        is_by_line = has_lines if form is None else form.by_line
         if is_by_line or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"[", b"{"):
             return Sample(lines=lines)
         data = await self._bytes.head(MAX_DOCUMENT_BYTES)
@@ -225,12 +244,22 @@ class Import:
             document = await to_thread.run_sync(parse_in_pieces, data.removeprefix(b"\xef\xbb\xbf"))
             return Sample(lines=lines, document=document)
         except InvalidMessage as error:
-            if self._form is not None:
-                raise ImportRefused(f"{self._name} cannot be read as {self._form.name}: {error}") from None
+            if form is not None and not has_lines:
+                raise ImportRefused(f"{self._name} cannot be read as {form.name}: {error}") from None
             return Sample(lines=lines)
 
     async def _read(self, form: Format, reader: Reader, document: Any) -> AsyncGenerator[list[Entry], None]:
         """Everything that the reader makes of the file, some entries at a time; no batch is empty."""
+        try:
+            async for entries in self._read_all(form, reader, document):
+                self._is_understood = self._is_understood or not all(map(_is_kept_whole, entries))
+                yield entries
+        except ImportRefused as error:
+            if not self._doubt:
+                raise
+            raise ImportRefused(f"{self._name} cannot be read as {form.name}: {error}; {self._doubt}") from None
+
+    async def _read_all(self, form: Format, reader: Reader, document: Any) -> AsyncGenerator[list[Entry], None]:
         if form.by_line:
             async for lines in self._bytes.lines(self._name):
                 if entries := await to_thread.run_sync(_fed, reader, lines):
@@ -272,6 +301,8 @@ class Import:
         return storable
 
     def _refuse_nothing(self) -> None:
+        if self._doubt and not self._is_understood:
+            raise ImportRefused(f"nothing in {self._name} is as {self.report.format} has it; {self._doubt}")
         if not self.report.entries and not self._reader.facts.source_id:
             raise ImportRefused(f"{self._name} holds nothing that is an entry of a session; nothing was imported")
 
@@ -283,6 +314,11 @@ class Import:
 
 def _fed(reader: Reader, lines: Iterable[bytes]) -> list[Entry]:
     return [entry for line in lines for entry in reader.feed(line)]
+
+
+def _is_kept_whole(entry: Entry) -> bool:
+    """Whether a reader only kept what it did not understand."""
+    return isinstance(entry, Custom | OtherEntry)
 
 
 def _some(entries: Iterator[Entry]) -> list[Entry]:

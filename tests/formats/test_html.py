@@ -146,16 +146,43 @@ def test_no_control_character_gets_through(text: str) -> None:
     )
 
 
+PROSE = {"p", "pre", "blockquote", "div", "hr", "code", "strong", "em", "ul", "ol", "li"}
+TABLE = {"table", "thead", "tbody", "tr", "th", "td"}
+HOSTILE = [
+    *SPEAKING_HTML,
+    *(
+        "[a](javascript:alert(1))",
+        "[a](data:text/html,x)",
+        "![a](https://example.org/pixel.png)",
+        "<https://a.example>",
+    ),
+    *("[a]: javascript:x\n\n[a]", "https://example.org", '```"><script>\nx\n```', '| a |\n|:-:|\n| "><b> |'),
+    *("&#x1b;[31m", "&lt;script&gt;", "\\<script>", "`<b>`", "99999999999. x", '3) x" onclick="y', "    <b>"),
+]
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow])
-@given(text=st.text(alphabet="<>&\"'`*|#-!/ \n\tab\u202e\x00") | st.text())
+@given(
+    text=st.text(alphabet="<>&\"'`*|#-!/[]():; \n\tab\u202e\x00")
+    | st.text()
+    | st.lists(st.sampled_from(HOSTILE)).map("\n\n".join)
+)
 def test_prose_makes_no_element_but_its_own(text: str) -> None:
     elements = Elements(prose(text))
-    known = {"p", "pre", "blockquote", "div", "table", "tr", "th", "td", "hr", "code", "strong", "em"}
-    assert set(elements.tags) <= known
-    assert {(name, value) for _, name, value in elements.attributes} <= {
-        ("class", kind) for kind in ("code", "heading", "table", *(f"item in{depth}" for depth in range(5)))
+    assert set(elements.tags) <= PROSE | TABLE
+    assert {(name, value) for _, name, value in elements.attributes if name != "start"} <= {
+        ("class", kind) for kind in ("code", "heading", "table")
     }
+    assert all((value or "").isdigit() for value in elements.all_of("start"))
     assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]", elements.text)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_could_load_or_lead_somewhere_is_shown_as_it_was_written(text: str) -> None:
+    elements = Elements(prose(text))
+    assert not {"a", "img", "script", "b", "svg"} & elements.tags.keys()
+    for address in ("javascript:", "https://", "data:", "&#x1b;", "&lt;"):
+        assert (address in text) == (address in elements.text)
 
 
 @given(words=st.lists(st.text(alphabet="abcdef", min_size=1), min_size=1))
@@ -167,24 +194,32 @@ def test_prose_leaves_no_word_out(words: list[str]) -> None:
     assert all(word in shown for word, _ in zip(words, range(63), strict=False))
 
 
+@pytest.mark.parametrize("mark", ["> ", "- ", "1. ", "> - "])
+@pytest.mark.parametrize("depth", [1, 19, 20, 39, 40, 41, 5_000])
+def test_prose_of_any_depth_is_shown(mark: str, depth: int) -> None:
+    assert "a word" in Elements(prose(mark * depth + "a word")).text
+
+
 def test_prose_reads_as_it_was_meant() -> None:
     text = "## Found *it*\n\nIn `a*b*c`, **`x` now**:\n- one\n  - two\n\n"
-    text += "| a | b |\n|---|---|\n| 1 | `2` |\n```py\nif a < b:\n```\n> so"
+    text += "| a | b |\n|---|--:|\n| 1 | `2` |\n```py\nif a < b:\n```\n> so\n\n7. x"
     assert prose(text).split("\n") == [
         '<p class="heading">Found <em>it</em></p>',
         "<p>In <code>a*b*c</code>, <strong><code>x</code> now</strong>:</p>",
-        '<p class="item in0">- one</p>',
-        '<p class="item in1">- two</p>',
-        '<div class="table"><table><tr><th>a</th>',
-        "<th>b</th></tr><tr><td>1</td> <td><code>2</code></td></tr></table></div>",
-        '<pre class="code">',
-        "if a &lt; b:</pre>",
-        "<blockquote>so</blockquote>",
+        *("<ul>", "<li>one", "<ul>", "<li>two</li>", "</ul>", "</li>", "</ul>"),
+        *('<div class="table"><table>', "<thead>", "<tr>", "<th>a</th>", "<th>b</th>", "</tr>", "</thead>"),
+        *("<tbody>", "<tr>", "<td>1</td>", "<td><code>2</code></td>", "</tr>", "</tbody>", "</table></div>"),
+        *('<pre class="code">', "if a &lt; b:</pre>", "<blockquote>", "<p>so</p>", "</blockquote>"),
+        *('<ol start="7">', "<li>x</li>", "</ol>", ""),
     ]
 
 
 @pytest.mark.parametrize(
-    "text", ["`" * 100_000, "*" * 100_000, "*a" * 50_000, "|-" * 50_000, "> " * 50_000, "-" * 100_000]
+    "text",
+    [
+        *("`" * 100_000, "*" * 100_000, "*a" * 50_000, "|-" * 50_000, "> " * 50_000, "-" * 100_000, "_*" * 50_000),
+        *("- " * 50_000, "[" * 100_000, "`a" * 50_000, "\\" * 100_000, "".join(f"{'`' * n} " for n in range(400))),
+    ],
 )
 def test_no_text_takes_long(text: str) -> None:
     assert prose(text)  # the time limit of the tests ends what would take quadratic time

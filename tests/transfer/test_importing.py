@@ -291,6 +291,33 @@ async def test_a_format_that_is_named_is_believed(tmp_path: Path) -> None:
             await manager.import_file(file, form=format_named("html"))
 
 
+CHAT = b'{"messages": [{"role": "user", "content": "hello"}]}'
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong", "right"),
+    [
+        *(
+            (LARGE.read_bytes(), wrong, "pi")
+            for wrong in ("codex", "claude-code", "nanobot", "jsonl", "dive", "openai")
+        ),
+        *((CHAT, wrong, "openai") for wrong in ("codex", "claude-code", "nanobot", "pi", "google", "miniclaw")),
+        (b'{"a": 1}\n{"b": 2}\n', "codex", "no known format"),
+    ],
+)
+async def test_a_format_that_is_named_wrongly_is_refused_with_what_the_file_looks_like_and_leaves_nothing(
+    tmp_path: Path, content: bytes, wrong: str, right: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    async with opened(tmp_path / "w") as manager:
+        for dry_run in (True, False):
+            with pytest.raises(ImportRefused, match=f"(?i){wrong}.*looks like .*{right}"):
+                await manager.import_file(file, form=format_named(wrong), dry_run=dry_run)
+        assert await manager.list() == []
+        assert (await manager.check()).entries == 0
+
+
 # --- all or nothing --------------------------------------------------------------------------------------------------
 
 
