@@ -53,7 +53,7 @@ async def list_formats(context: Context, request: Nothing) -> FormatsReply:
 
 
 class ImportSession(msgspec.Struct, frozen=True):
-    """A file; its format is recognised unless it is named, and its session named by the file unless it is here."""
+    """A file; its format is recognized unless it is named, and its session named by the file unless it is here."""
 
     body: Upload
     name: Name = UNNAMED

@@ -72,7 +72,7 @@ class ImportFormat(StrEnum):
     app,
     "import",
     examples={
-        "import chat.jsonl": "recognises the format",
+        "import chat.jsonl": "recognizes the format",
         "import ~/.pi/agent/sessions --recursive --dry-run": "what would become of a directory",
         "import ~/.pi/agent/sessions --recursive --skip-existing": "what is new in it since the last time",
         "import backup.jsonl --as telegram_123": "under this id",
@@ -83,7 +83,7 @@ async def import_files(  # noqa: PLR0913 - one for each option
     *,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Files, and directories of files.")],
     form: Annotated[
-        ImportFormat | None, typer.Option("--format", help="What the files are; recognised otherwise.")
+        ImportFormat | None, typer.Option("--format", help="What the files are; recognized otherwise.")
     ] = None,
     session_id: Annotated[
         str | None,

@@ -16,24 +16,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts, kept_apart, kept_fields
+from miniclaw_sessions.formats.blocks import read_block, read_usage, written_part
+from miniclaw_sessions.formats.codec import kept_apart, kept_but, kept_fields, text_of
+from miniclaw_sessions.formats.images import inlined
 from miniclaw_sessions.formats.message_list import (
+    NOTHING_TO_SHOW,
     MessageList,
-    MessageListReader,
     OneByOne,
-    RequestWriter,
     all_of,
-    list_in,
+    message_list_format,
 )
-from miniclaw_sessions.formats.tool_calls import (
-    CallIds,
-    arguments_object,
-    arguments_text,
-    fitting_name,
-    in_order,
-    taken_apart,
-)
+from miniclaw_sessions.formats.tool_calls import CallIds, arguments_object, fitting_name, in_order, taken_apart
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
     Message,
@@ -43,7 +39,6 @@ from miniclaw_sessions.protocol.messages import (
     TextPart,
     ThinkingPart,
     ToolCall,
-    Usage,
 )
 
 KEPT = "anthropic"
@@ -52,30 +47,16 @@ KEPT = "anthropic"
 On a message it also says that the parts of unknown type in it are this service's own, and may be sent back to it.
 """
 
-NOTHING_TO_SHOW = "(a message without anything that can be shown here)"
-"""What stands for a user's message of which nothing can be sent: the service refuses empty ones."""
-
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _LONGEST_NAME = 128
 _IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 _BLOCKS_OF_A_USER = ("document", "search_result")  # blocks that only this service knows, whoever made them
 _ERROR_BLOCKS = frozenset({"text"})  # the service refuses any other block in a result that is an error
 _THINKING = frozenset({"thinking", "redacted_thinking"})
-_OTHER_SERVICES = frozenset(
-    {"google", "openai-items", "codex"}
-)  # what they keep marks thinking that this one did not sign
+_OTHER_SERVICES = frozenset({"google", "openai-items", "codex"})  # their mark is on thinking not signed here
 _OUR_API = "anthropic-messages"
-_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
-_MESSAGE_FIELDS = frozenset({"role", "content", "model", "stop_reason", "usage"})
-_REPLY_FIELDS = frozenset(
-    {"id", "type", "stop_sequence", "stop_details", "container", "diagnostics", "context_management"}
-)
-_COUNTS = {
-    "input_tokens": "input_tokens",
-    "output_tokens": "output_tokens",
-    "cache_read_tokens": "cache_read_input_tokens",
-    "cache_write_tokens": "cache_creation_input_tokens",
-}
+_MESSAGE_FIELDS = ("role", "content", "model", "stop_reason", "usage")
+_REPLY_FIELDS = ("id", "type", "stop_sequence", "stop_details", "container", "diagnostics", "context_management")
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -94,7 +75,7 @@ class _Turn:
         self.blocks += blocks
         self.texts.append(message.content if isinstance(message.content, str) and not message.tool_calls else None)
         if not message.is_tool_result:  # what is kept of a result belongs to its block
-            self.fields = {**_unknown(message, _MESSAGE_FIELDS | _REPLY_FIELDS), **self.fields}
+            self.fields = {**kept_but(message.extra, KEPT, *_MESSAGE_FIELDS, *_REPLY_FIELDS), **self.fields}
 
     def written(self, *, is_last: bool) -> dict[str, Any]:
         """The message: text alone as text, the results before everything else."""
@@ -172,7 +153,7 @@ def _write_piece(message: Message, piece: Part | ToolCall, ids: CallIds) -> dict
         case ToolCall():
             return _write_call(piece, ids)
         case ThinkingPart():
-            return _write_thinking(piece) if message.is_assistant and _may_be_signed_here(message, piece) else None
+            return written_part(piece, KEPT) if message.is_assistant and _is_signed_here(message, piece) else None
         case ImagePart():
             return None if message.is_assistant else _write_image(piece)
         case _:
@@ -196,49 +177,32 @@ def _write_shown(message: Message, part: Part) -> dict[str, Any] | None:
 
 
 def _write_text(part: TextPart) -> dict[str, Any] | None:
-    if not part.text.strip():  # refused
-        return None
-    return {**_unknown(part, {"type", "text"}), "type": "text", "text": part.text}
+    return written_part(part, KEPT) if part.text.strip() else None  # refused
 
 
-def _write_image(part: ImagePart) -> dict[str, Any]:
-    kept = kept_fields(part.extra, KEPT)
-    source = dict(kept["source"]) if isinstance(kept.get("source"), dict) else {}
-    media_type, data, url = part.media_type or "image/png", part.data, part.url
-    if data is None and url is not None and (inline := _DATA_URL.fullmatch(url)):
-        media_type, data = inline[1], inline[2]
-    if data is not None:
-        source |= {"type": "base64", "media_type": media_type, "data": data}
-    elif url is not None:
-        source |= {"type": "url", "url": url}
-    if data is not None and media_type not in _IMAGE_TYPES:
-        return {"type": "text", "text": f"(an image of type {media_type}, which cannot be shown)"}
-    if not source or (source.get("type") == "url" and not str(source["url"]).startswith(("https://", "http://"))):
+def _write_image(part: ImagePart) -> dict[str, Any] | None:
+    image = inlined(part)
+    if image.data is not None and (image.media_type or "image/png") not in _IMAGE_TYPES:
+        return {"type": "text", "text": f"(an image of type {image.media_type}, which cannot be shown)"}
+    block = written_part(replace(image, media_type=image.media_type or "image/png"), KEPT)
+    source = {} if block is None else block["source"]
+    if not source or (source.get("type") == "url" and not str(source.get("url")).startswith(("https://", "http://"))):
         return {"type": "text", "text": "(an image that is not at hand)"}
-    return {**_unknown(part, {"type", "source"}), "type": "image", "source": source}
+    return block
 
 
-def _may_be_signed_here(message: Message, part: ThinkingPart) -> bool:
-    """Whether the signature can be this service's: it refuses a request with another's."""
+def _is_signed_here(message: Message, part: ThinkingPart) -> bool:
+    """Whether the signature can be this service's: it refuses a request with another's, or without one."""
     extra = message.extra or {}
-    if _OTHER_SERVICES & {*(part.extra or {}), *extra}:
+    if part.signature is None or _OTHER_SERVICES & {*(part.extra or {}), *extra}:
         return False
     source = extra.get("pi") if isinstance(extra.get("pi"), dict) else extra  # pi says which API a reply came from
     return source is None or source.get("api", _OUR_API) == _OUR_API
 
 
-def _write_thinking(part: ThinkingPart) -> dict[str, Any] | None:
-    if part.signature is None:
-        return None
-    if part.redacted:
-        return {**_unknown(part, {"type", "data"}), "type": "redacted_thinking", "data": part.signature}
-    known = {"type", "thinking", "signature"}
-    return {**_unknown(part, known), "type": "thinking", "thinking": part.thinking, "signature": part.signature}
-
-
 def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
     return {
-        **_unknown(call, {"type", "id", "name", "input"}),
+        **kept_fields(call.extra, KEPT),
         "type": "tool_use",
         "id": ids.of_call(call.id),
         "name": fitting_name(call.name, _LONGEST_NAME),
@@ -249,7 +213,7 @@ def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
 def _write_result(message: Message, ids: CallIds) -> list[dict[str, Any]]:
     """The result, and behind it the blocks that the service does not take in an error."""
     block = {
-        **_unknown(message, {"type", "tool_use_id", "content", "is_error"}),
+        **kept_but(message.extra, KEPT, "content", "is_error"),
         "type": "tool_result",
         "tool_use_id": ids.of_result(message.tool_call_id or ""),
     }
@@ -264,13 +228,6 @@ def _write_result(message: Message, ids: CallIds) -> list[dict[str, Any]]:
     content = [inner for inner in shown if not message.is_error or inner["type"] in _ERROR_BLOCKS]
     behind = [inner for inner in shown if message.is_error and inner["type"] not in _ERROR_BLOCKS]
     return [{**block, "content": content} if content else block, *behind]
-
-
-def _unknown(value: Message | Part | ToolCall, known: Iterable[str]) -> dict[str, Any]:
-    if isinstance(value, OtherPart):
-        return {}
-    names = frozenset(known)
-    return {name: kept for name, kept in kept_fields(value.extra, KEPT).items() if name not in names}
 
 
 def _without_trailing_space(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
@@ -363,23 +320,15 @@ def _read_reply(fields: Mapping[str, Any], content: str | list[Any], extra: dict
         parts, calls = content, None
     else:
         parts, calls = taken_apart(_read_block(block) for block in content)
-    model, stop_reason = fields.get("model"), fields.get("stop_reason")
     return Message(
         Role.ASSISTANT,
         parts,
         tool_calls=calls,
-        model=model if isinstance(model, str) else None,
-        usage=_read_usage(fields.get("usage")),
-        stop_reason=stop_reason if isinstance(stop_reason, str) else None,
+        model=text_of(fields, "model"),
+        usage=read_usage(fields.get("usage"), KEPT),
+        stop_reason=text_of(fields, "stop_reason"),
         extra=_marked(extra, parts),
     )
-
-
-def _read_usage(usage: Any) -> Usage | None:
-    if not isinstance(usage, dict):
-        return None
-    counts = {ours: count for ours, theirs in _COUNTS.items() if isinstance(count := usage.get(theirs), int)}
-    return Usage(**counts, extra=kept_apart(usage, _COUNTS.values(), KEPT))
 
 
 def _read_parts(content: str | Iterable[Any]) -> str | tuple[Part, ...]:
@@ -392,50 +341,14 @@ def _read_part(block: Any) -> Part:
 
 
 def _read_block(block: Any) -> Part | ToolCall:
-    match block:
-        case {"type": "text", "text": str(text), **rest}:
-            return TextPart(text, extra=_keeping(rest))
-        case {"type": "thinking", "thinking": str()} | {"type": "redacted_thinking", "data": str()}:
-            return _read_thinking(block)
-        case {"type": "tool_use", "id": str(call_id), "name": str(name), "input": dict(arguments), **rest}:
-            return ToolCall(call_id, name, arguments_text(arguments), extra=_keeping(rest))
-        case {"type": "image", "source": dict(source), **rest}:
-            return _read_image(source, rest)
-        case {"type": str(kind)} if kind not in ("text", "thinking", "redacted_thinking", "tool_use", "image"):
-            return OtherPart(dict(block))
-        case _:
-            raise InvalidMessage("a content block has no type, or lacks what one of its type must have")
-
-
-def _read_thinking(block: Mapping[str, Any]) -> ThinkingPart:
-    if block["type"] == "redacted_thinking":
-        return ThinkingPart("", block["data"], redacted=True, extra=kept_apart(block, {"type", "data"}, KEPT))
-    signature = block.get("signature")
-    if not isinstance(signature, str):
-        return ThinkingPart(block["thinking"], extra=kept_apart(block, {"type", "thinking"}, KEPT))
-    extra = kept_apart(block, {"type", "thinking", "signature"}, KEPT)
-    return ThinkingPart(block["thinking"], signature, extra=extra)
-
-
-def _read_image(source: Mapping[Any, Any], rest: Mapping[Any, Any]) -> ImagePart:
-    image: dict[str, Any]
-    more: Mapping[Any, Any]
-    match source:
-        case {"type": "base64", "media_type": str(media_type), "data": str(data), **unknown}:
-            image, more = {"media_type": media_type, "data": data}, unknown
-        case {"type": "url", "url": str(url), **unknown}:
-            image, more = {"url": url}, unknown
-        case _:
-            image, more = {}, source
-    return ImagePart(**image, extra=_keeping({**rest, "source": more} if more else rest))
+    piece = read_block(block, KEPT)
+    if piece is None or (isinstance(piece, ToolCall) and not isinstance(block["input"], dict)):
+        raise InvalidMessage("a content block has no type, or lacks what one of its type must have")
+    return piece
 
 
 def _type_of(block: Any) -> Any:
     return block.get("type") if isinstance(block, dict) else None
-
-
-def _keeping(rest: Mapping[Any, Any]) -> dict[str, Any] | None:
-    return {KEPT: dict(rest)} if rest else None
 
 
 def _marked(extra: dict[str, Any] | None, content: str | tuple[Part, ...]) -> dict[str, Any] | None:
@@ -448,21 +361,14 @@ def _marked(extra: dict[str, Any] | None, content: str | tuple[Part, ...]) -> di
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def _find(document: Any) -> MessageList | None:
-    return list_in(document, ["messages"], {"system": _system_message})
-
-
-def _recognize(sample: Sample) -> bool:
-    """Whether the file has what only this service's messages have: its blocks, or a system text beside the messages."""
-    found = _find(sample.document)
-    if found is None or not found.messages:
-        return False
-    if not all(isinstance(fields, dict) and fields.get("role") in ("user", "assistant") for fields in found.messages):
+def _is_ours(found: MessageList) -> bool:
+    """Whether a list has what only this service's have: its blocks, or a system text beside the messages."""
+    if not all(fields.get("role") in ("user", "assistant") for fields in found.messages):
         return False
     blocks = [
         block for fields in found.messages if isinstance(fields.get("content"), list) for block in fields["content"]
     ]
-    return bool(found.before) or "anthropic_version" in found.header or any(_is_typical(block) for block in blocks)
+    return bool(found.before) or "anthropic_version" in found.header or any(map(_is_typical, blocks))
 
 
 def _is_typical(block: Any) -> bool:
@@ -472,21 +378,13 @@ def _is_typical(block: Any) -> bool:
     return kind in ("tool_use", "tool_result", "redacted_thinking") or (kind == "thinking" and "signature" in block)
 
 
-def _reader(chain: Chain) -> MessageListReader:
-    return MessageListReader(chain, ANTHROPIC.name, OneByOne(_read), _find)
-
-
-def _writer(facts: SessionFacts) -> RequestWriter:
-    return RequestWriter(_Request(), facts, ANTHROPIC.name, "messages")
-
-
-ANTHROPIC = Format(
+ANTHROPIC = message_list_format(
     name="anthropic",
     about="Anthropic Messages API: a list of messages or a request with one; times, and the places of system messages "
     "behind the first, are lost",
-    suffix=".json",
-    recognize=_recognize,
-    reader=_reader,
-    by_line=False,
-    message_writer=_writer,
+    fields=["messages"],
+    before={"system": _system_message},
+    is_ours=_is_ours,
+    reader=lambda: OneByOne(_read),
+    request=_Request,
 )

@@ -24,19 +24,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from miniclaw_sessions.formats.blocks import read_usage
 from miniclaw_sessions.formats.claude_messages import (
     KEPT,
     as_text,
     is_result,
-    read_call,
     read_content,
-    read_part,
+    read_piece,
     read_result,
-    read_usage,
 )
-from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts, text_of
+from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts, count_of, stated, text_of, without
 from miniclaw_sessions.formats.json_lines import JsonLines
-from miniclaw_sessions.protocol.encoding import instant
 from miniclaw_sessions.protocol.entries import Compaction, Custom, Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Part, Role, ToolCall, Usage
 
@@ -47,7 +45,7 @@ _MOST_HELD = 512
 
 _COMMON = ("sessionId", "version", "cwd", "gitBranch", "userType", "entrypoint", "slug", "isSidechain")
 _PLACED = frozenset({"type", "uuid", "parentUuid", "timestamp", "message"})
-_OF_A_REPLY = frozenset({"role", "content", "model", "usage", "stop_reason"})
+_OF_A_REPLY = ("role", "content", "model", "usage", "stop_reason")
 _TITLES = {"summary": "summary", "ai-title": "aiTitle", "custom-title": "customTitle"}
 _TITLE_RANKS = {kind: rank for rank, kind in enumerate(_TITLES)}
 _SIGNS = {"summary": "leafUuid", "file-history-snapshot": "snapshot", "queue-operation": "operation"}
@@ -102,7 +100,7 @@ class _Reply(_Open):
         self.usage: Usage | None = None
         self.stop_reason: str | None = None
         self.message_id = text_of(message, "id") or ""
-        self.kept = {name: value for name, value in message.items() if name not in _OF_A_REPLY and value is not None}
+        self.kept = without(stated(message), *_OF_A_REPLY)
         self.last_result: str | None = None
         self.answered: set[str] = set()
         self.add(message)
@@ -111,11 +109,12 @@ class _Reply(_Open):
         """The next block; the last usage is the final one."""
         content = message.get("content")
         for block in content if isinstance(content, list) else [content or ""]:
-            if (call := read_call(block)) is not None:
-                self.calls.append(call)
+            piece = read_piece(block)
+            if isinstance(piece, ToolCall):
+                self.calls.append(piece)
             else:
-                self.parts.append(read_part(block))
-        self.usage = read_usage(message.get("usage")) or self.usage
+                self.parts.append(piece)
+        self.usage = read_usage(message.get("usage"), KEPT) or self.usage
         self.model = text_of(message, "model") or self.model
         self.stop_reason = text_of(message, "stop_reason") or self.stop_reason
 
@@ -147,8 +146,8 @@ class _Boundary(_Open):
             **self._base(),
             summary=self.summary,
             first_kept_entry_id=self.first_kept,
-            tokens_before=_count(meta, "preTokens") or 0,
-            tokens_after=_count(meta, "postTokens"),
+            tokens_before=count_of(meta, "preTokens") or 0,
+            tokens_after=count_of(meta, "postTokens"),
             reason=_REASONS.get(trigger, trigger),
         )
 
@@ -369,12 +368,9 @@ class _Reader:
 
     def _note_facts(self, line: Mapping[str, Any]) -> None:
         facts = self.facts
-        moment = instant(line.get("timestamp"))
-        if isinstance(moment, datetime):
-            self._time = moment
-            facts.created_at = facts.created_at or moment
-        elif line.get("timestamp") is not None:
-            self._lines.repaired("its timestamp is not a time; it has that of the line before")
+        moment = self._lines.moment_in(line)
+        self._time = moment or self._time
+        facts.created_at = facts.created_at or moment
         for name in _COMMON:
             if name in line and name not in facts.header:
                 facts.header[name] = line[name]
@@ -391,8 +387,8 @@ class _Reader:
         known = {**self.facts.header, **(compared_to or {})}
         kept: dict[str, Any] = {n: v for n, v in line.items() if n not in _PLACED and (n not in known or known[n] != v)}
         message = line.get("message")
-        if line.get("type") == "user" and isinstance(message, dict) and message.keys() - {"role", "content"}:
-            kept["message"] = {name: value for name, value in message.items() if name not in ("role", "content")}
+        if line.get("type") == "user" and isinstance(message, dict) and (rest := without(message, "role", "content")):
+            kept["message"] = rest
         if compared_to is None and line.get("parentUuid") != parent_id:
             kept["parentUuid"] = line.get("parentUuid")
         return kept
@@ -421,11 +417,6 @@ def _preserved(meta: Any) -> tuple[str | None, str | None]:
 
 def _is_side(line: Mapping[str, Any]) -> bool:
     return line.get("isSidechain") is True
-
-
-def _count(fields: Mapping[str, Any], name: str) -> int | None:
-    value = fields.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 CLAUDE_CODE = Format(

@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from miniclaw_sessions.protocol.encoding import instant
 from miniclaw_sessions.protocol.entries import Entry, EntryBase
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.messages import Message, OtherPart
 
 E = TypeVar("E", bound=EntryBase)
+T = TypeVar("T")
+W_contra = TypeVar("W_contra", contravariant=True)
 
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 """The largest file that is one JSON document; one of lines may have any size."""
@@ -111,36 +113,33 @@ class Reader(Protocol):
         ...
 
 
-class Writer(Protocol):
-    """Writes one file, piece by piece."""
+class Writer(Protocol[W_contra]):
+    """Writes one file, piece by piece: of entries, or of messages that are legal for a model."""
 
     def begin(self) -> bytes:
-        """What stands before the first entry."""
+        """What stands before the first piece."""
         ...
 
-    def feed(self, entry: Entry) -> bytes:
-        """One entry; empty where the format has no place for it."""
+    def feed(self, piece: W_contra, /) -> bytes:
+        """One piece; empty where the format has no place for it. The bytes may be those of an earlier one."""
         ...
 
     def finish(self) -> bytes:
-        """What stands after the last entry."""
+        """What stands after the last piece."""
         ...
 
 
-class ForesightedWriter(Writer, Protocol):
-    """Writes one file, and has to know beforehand what will come."""
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A writer that has to know beforehand what will come."""
 
     def foresee(self, entry: Entry) -> None:
-        """One entry; all of them are shown, in the same order, before `begin`. They must not be held."""
+        """One entry; all of them are shown, oldest first, before anything is written. They must not be held."""
         ...
 
 
-class PageWriter(Protocol):
+class PageWriter(Foreseeing, Protocol):
     """Writes one file in another order than that of logging: it reads the entries again, where it needs them."""
-
-    def foresee(self, entry: Entry) -> None:
-        """One entry; all of them are shown, oldest first. They must not be held."""
-        ...
 
     def pieces(self, read: Callable[[int, int], Sequence[Entry]]) -> Iterator[bytes]:
         """The file.
@@ -148,22 +147,6 @@ class PageWriter(Protocol):
         Args:
             read: gives the entries behind a sequence number, at most so many of them; it may take its time.
         """
-        ...
-
-
-class MessageWriter(Protocol):
-    """Writes the messages of one branch, which `history.context` has made legal for a model."""
-
-    def begin(self) -> bytes:
-        """What stands before the first message."""
-        ...
-
-    def feed(self, message: Message) -> bytes:
-        """One message; the bytes may be those of an earlier one."""
-        ...
-
-    def finish(self) -> bytes:
-        """What stands after the last message."""
         ...
 
 
@@ -180,7 +163,6 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
         by_line: whether the reader is fed lines; else the parsed document.
         writer: makes a writer that is fed all entries, oldest first; None: only read, or written by `message_writer`.
         branch_only: the writer is fed the entries of the current branch, and not the whole tree.
-        looks_ahead: the writer is a `ForesightedWriter`: it is shown all entries before it is fed them.
         page: makes a writer that is shown all entries, and reads them again.
         message_writer: makes a writer that is fed the current branch as a model may be sent it; for formats without a
             tree.
@@ -192,10 +174,9 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     recognize: Callable[[Sample], bool] = lambda sample: False  # noqa: ARG005 - nothing to look at
     reader: Callable[[Chain], Reader] | None = None
     by_line: bool = True
-    writer: Callable[[SessionFacts], Writer] | None = None
+    writer: Callable[[SessionFacts], Writer[Entry]] | None = None
     branch_only: bool = False
-    looks_ahead: bool = False
-    message_writer: Callable[[SessionFacts], MessageWriter] | None = None
+    message_writer: Callable[[SessionFacts], Writer[Message]] | None = None
     page: Callable[[SessionFacts], PageWriter] | None = None
 
     @property
@@ -227,23 +208,50 @@ class Chain:
         return entry
 
 
+# --- fields ----------------------------------------------------------------------------------------------------------
+
+
+def keeping(fields: Mapping[Any, Any], under: str) -> dict[str, Any] | None:
+    """Fields that have no canonical place, as an `extra` that keeps them under the format's name; None if none."""
+    return {under: dict(fields)} if fields else None
+
+
 def kept_apart(fields: Mapping[str, Any], known: Iterable[str], under: str) -> dict[str, Any] | None:
-    """The fields that have no canonical place, as an `extra` that keeps them under the format's name; None if none."""
-    names = frozenset(known)
-    unknown = {name: value for name, value in fields.items() if name not in names}
-    return {under: unknown} if unknown else None
+    """`keeping` of the fields but those that are known."""
+    return keeping(without(fields, *known), under)
 
 
 def kept_fields(extra: Mapping[str, Any] | None, under: str) -> Mapping[str, Any]:
-    """What `kept_apart` kept; empty where there is nothing, or where somebody else put something there."""
+    """What `keeping` kept; empty where there is nothing, or where somebody else put something there."""
     kept = (extra or {}).get(under)
     return kept if isinstance(kept, dict) else {}
 
 
-def kept_but(extra: Mapping[str, Any] | None, under: str, known: Iterable[str]) -> dict[str, Any]:
-    """What `kept_apart` kept, without the fields of these names, which the codec writes itself."""
-    names = frozenset(known)
-    return {name: kept for name, kept in kept_fields(extra, under).items() if name not in names}
+def kept_but(extra: Mapping[str, Any] | None, under: str, *known: str) -> dict[str, Any]:
+    """What `keeping` kept, without the fields of these names, which the codec writes itself, or not at all."""
+    return without(kept_fields(extra, under), *known)
+
+
+def kept_whole(piece: Any, under: str, name: str) -> OtherPart:
+    """A part that has no form here, as it came; within one of ours where it could be read as a part of ours."""
+    kind = piece.get("type") if isinstance(piece, dict) else None
+    is_another = isinstance(kind, str) and kind not in ("text", "image", "thinking", under)
+    return OtherPart(piece if is_another else {"type": under, name: piece})
+
+
+def without(fields: Mapping[Any, Any], *names: str) -> dict[str, Any]:
+    """The fields but those of these names."""
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+def stated(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def taken(fields: dict[Any, Any], name: str, kind: type[T]) -> T | None:
+    """A field of this type, taken out; what has another type stays where it is."""
+    return fields.pop(name) if isinstance(fields.get(name), kind) else None
 
 
 def moment_of(value: Any) -> datetime | None:
@@ -256,3 +264,9 @@ def text_of(fields: Mapping[str, Any], name: str) -> str | None:
     """A field that is a text and not empty; else None."""
     value = fields.get(name)
     return value if isinstance(value, str) and value else None
+
+
+def count_of(fields: Mapping[str, Any], name: str) -> int | None:
+    """A field that is a whole number; else None."""
+    value = fields.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from msgspec.structs import replace
 
-from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts, kept_apart, text_of
+from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts, kept_apart, moment_of, text_of
 from miniclaw_sessions.formats.codex_items import (
     ITEMS,
     KEPT,
@@ -29,7 +28,6 @@ from miniclaw_sessions.formats.codex_items import (
     texts_of,
 )
 from miniclaw_sessions.formats.json_lines import JsonLines
-from miniclaw_sessions.protocol.encoding import instant
 from miniclaw_sessions.protocol.entries import (
     Compaction,
     Custom,
@@ -137,8 +135,7 @@ class _Reader:
         facts.header = header
         facts.source_id = text_of(header, "id") or text_of(header, "session_id") or ""
         facts.parent_session = text_of(header, "forked_from_id")
-        began = instant(header.get("timestamp"))
-        facts.created_at = began if isinstance(began, datetime) else self._time
+        facts.created_at = moment_of(header.get("timestamp")) or self._time
         self._provider = text_of(header, "model_provider") or ""
 
     def _take_item(self, item: dict[str, Any]) -> None:
@@ -292,11 +289,7 @@ class _Reader:
             self._model = self._effort = self._context = None  # what said them may be among the turns: say them again
 
     def _note_time(self, line: Mapping[str, Any]) -> None:
-        moment = instant(line.get("timestamp"))
-        if isinstance(moment, datetime):
-            self._time = moment
-        elif line.get("timestamp") is not None:
-            self._lines.repaired("its timestamp is not a time; it has that of the line before")
+        self._time = self._lines.moment_in(line) or self._time
 
 
 def _item_texts(item: Mapping[str, Any]) -> list[str]:

@@ -8,16 +8,14 @@ stand on one message, and their results right behind it. Fields without a canoni
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-import msgspec
-
-from miniclaw_sessions.formats.codec import kept_apart
+from miniclaw_sessions.formats.codec import count_of, kept_apart, kept_whole, stated, text_of, without
+from miniclaw_sessions.formats.images import image_at
+from miniclaw_sessions.formats.tool_calls import arguments_text
 from miniclaw_sessions.protocol.messages import (
-    ImagePart,
     Message,
     OtherPart,
     Part,
@@ -39,9 +37,6 @@ ITEMS = CALLS | OUTPUTS | HOSTED | {"message", "reasoning"}
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM, "developer": Role.SYSTEM}
 _TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
-_PART_TYPES = frozenset({"text", "image", "thinking"})
-_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
-_encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 class _Reply:
@@ -60,7 +55,7 @@ class _Reply:
             self.has_text = True
             content = _content(item.get("content"))
             self.parts += (TextPart(content),) if isinstance(content, str) else content
-            self.kept |= _without(item, ("type", "role", "content"))
+            self.kept |= without(stated(item), "type", "role", "content")
         elif kind == "reasoning":
             self.parts.append(_reasoning(item))
         elif (call := _call(item)) is not None:
@@ -134,13 +129,13 @@ def read_usage(event: Mapping[str, Any]) -> Usage | None:
             pass
         case _:
             return None
-    cached = _count(last, "cached_input_tokens")
+    cached = count_of(last, "cached_input_tokens") or 0
     return Usage(
-        input_tokens=max(_count(last, "input_tokens") - cached, 0),
-        output_tokens=_count(last, "output_tokens"),
+        input_tokens=max((count_of(last, "input_tokens") or 0) - cached, 0),
+        output_tokens=count_of(last, "output_tokens") or 0,
         cache_read_tokens=cached,
-        total_tokens=_count(last, "total_tokens") or None,
-        extra={KEPT: {name: value for name, value in event.items() if name != "type"}},
+        total_tokens=count_of(last, "total_tokens") or None,
+        extra={KEPT: without(event, "type")},
     )
 
 
@@ -152,7 +147,7 @@ def _message(item: Mapping[str, Any], timestamp: datetime | None) -> Message | N
     if not isinstance(role_text, str) or not role_text:
         return None
     role = _role(role_text)
-    extra = _extra(item, ("type", "role", "content")) or {}
+    extra = kept_apart(stated(item), ("type", "role", "content"), KEPT) or {}
     if role_text == "developer":
         extra.setdefault(KEPT, {})["role"] = role_text
     if role is None:
@@ -182,13 +177,9 @@ def _part(part: Any) -> Part:
         case {"type": "refusal", "refusal": str(text)}:
             return TextPart(text, extra={KEPT: {"type": "refusal"}})
         case {"type": "input_image", "image_url": str(url)}:
-            data = _DATA_URL.fullmatch(url)
-            extra = kept_apart(part, ("type", "image_url"), KEPT)
-            return ImagePart(data[1], data[2], extra=extra) if data else ImagePart(url=url, extra=extra)
-        case {"type": str(kind)} if kind not in _PART_TYPES:
-            return OtherPart(part)
+            return image_at(url, kept_apart(part, ("type", "image_url"), KEPT))
         case _:
-            return OtherPart({"type": KEPT, "part": part})
+            return kept_whole(part, KEPT, "part")
 
 
 def reasoning_texts(item: Mapping[str, Any]) -> list[str]:
@@ -208,7 +199,7 @@ def _reasoning(item: Mapping[str, Any]) -> ThinkingPart:
     return ThinkingPart(
         "\n\n".join(reasoning_texts(item)),
         signature if isinstance(signature, str) else None,
-        extra=_extra(item, ("type", "summary", "encrypted_content")),
+        extra=kept_apart(stated(item), ("type", "summary", "encrypted_content"), KEPT),
     )
 
 
@@ -219,45 +210,27 @@ def _call(item: Mapping[str, Any]) -> ToolCall | None:
         return None
     match item:
         case {"type": "function_call", "name": str(name), "arguments": arguments}:
-            text = arguments if isinstance(arguments, str) else _encode(arguments).decode()
-            return ToolCall(call_id, name, text, extra=_extra(item, ("type", "call_id", "name", "arguments")))
-        case {"type": "custom_tool_call", "name": str(name), "input": str(text)}:  # its kept type says: free text
-            return ToolCall(
-                call_id, name, _encode({"input": text}).decode(), extra=_extra(item, ("call_id", "name", "input"))
-            )
+            known = ["type", "call_id", "name", "arguments"]
+            text = arguments if isinstance(arguments, str) else arguments_text(arguments)
+        case {"type": "custom_tool_call", "name": str(name), "input": str(free)}:  # its kept type says: free text
+            text, known = arguments_text({"input": free}), ["call_id", "name", "input"]
         case {"type": "local_shell_call", "action": dict(action)}:
-            return ToolCall(call_id, "local_shell", _encode(action).decode(), extra=_extra(item, ("call_id", "action")))
+            name, text, known = "local_shell", arguments_text(action), ["call_id", "action"]
         case _:
             return None
+    return ToolCall(call_id, name, text, extra=kept_apart(stated(item), known, KEPT))
 
 
 def _result(item: Mapping[str, Any], timestamp: datetime | None) -> Message:
-    call_id, output = item.get("call_id"), item.get("output")
-    is_error = False
+    output, is_error = item.get("output"), False
     if isinstance(output, dict) and isinstance(output.get("content"), str):
         is_error, output = output.get("success") is False, output["content"]
-    name = item.get("name")
     return Message(
         Role.TOOL_RESULT,
         _content(output),
         timestamp=timestamp,
-        tool_call_id=call_id if isinstance(call_id, str) and call_id else None,
-        name=name if isinstance(name, str) else None,
+        tool_call_id=text_of(item, "call_id"),
+        name=text_of(item, "name"),
         is_error=is_error,
-        extra=_extra(item, ("type", "call_id", "output", "name")),
+        extra=kept_apart(stated(item), ("type", "call_id", "output", "name"), KEPT),
     )
-
-
-def _extra(item: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any] | None:
-    kept = _without(item, known)
-    return {KEPT: kept} if kept else None
-
-
-def _without(item: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """The fields that have no place, and a value."""
-    return {name: value for name, value in item.items() if name not in known and value is not None}
-
-
-def _count(fields: Mapping[str, Any], name: str) -> int:
-    value = fields.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -30,6 +30,9 @@ from miniclaw_sessions.formats.codec import (
     SessionFacts,
     kept_fields,
     moment_of,
+    stated,
+    taken,
+    without,
 )
 from miniclaw_sessions.formats.dive_message import KEPT, read_message, read_usage, written_messages, written_usage
 from miniclaw_sessions.formats.json_lines import JsonLines
@@ -117,9 +120,9 @@ class _Reader:
             return
         self._has_header = True
         facts = self.facts
-        facts.source_id = data.pop("id") if isinstance(data.get("id"), str) else ""
-        facts.title = data.pop("title") if isinstance(data.get("title"), str) else None
-        facts.parent_session = data.pop("forked_from") if isinstance(data.get("forked_from"), str) else None
+        facts.source_id = taken(data, "id", str) or ""
+        facts.title = taken(data, "title", str)
+        facts.parent_session = taken(data, "forked_from", str)
         if (created_at := moment_of(data.get("created_at"))) is not None:
             facts.created_at = created_at
             if _as_text(created_at) == data["created_at"]:
@@ -219,11 +222,10 @@ class _Writer:
             "id": facts.source_id or facts.session_id,
             "title": facts.title,
             "created_at": facts.created_at,
-            "metadata": {name: value for name, value in facts.metadata.items() if name != "title"} or None,
+            "metadata": without(facts.metadata, "title") or None,
             "forked_from": facts.parent_session,
         }
-        told = {name: value for name, value in data.items() if value is not None}
-        return _line("header", {**told, **(facts.header if facts.format == KEPT else {})})
+        return _line("header", {**stated(data), **(facts.header if facts.format == KEPT else {})})
 
     def feed(self, entry: Entry) -> bytes:
         """An entry of the branch; the bytes may be those of the turn before it."""
@@ -296,5 +298,4 @@ DIVE = Format(
     reader=_Reader,
     writer=_Writer,
     branch_only=True,
-    looks_ahead=True,
 )

@@ -14,21 +14,12 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.codec import kept_apart, kept_fields
-from miniclaw_sessions.formats.tool_calls import NOT_AN_OBJECT, arguments_text, in_order, taken_apart
+from miniclaw_sessions.formats.blocks import COUNTS, read_block, written_part
+from miniclaw_sessions.formats.codec import kept_apart, kept_fields, without
+from miniclaw_sessions.formats.tool_calls import NOT_AN_OBJECT, arguments_text, in_order, in_pieces, taken_apart
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.protocol.encoding import parse_json
-from miniclaw_sessions.protocol.messages import (
-    ImagePart,
-    Message,
-    OtherPart,
-    Part,
-    Role,
-    TextPart,
-    ThinkingPart,
-    ToolCall,
-    Usage,
-)
+from miniclaw_sessions.protocol.messages import Message, OtherPart, Part, Role, TextPart, ToolCall, Usage
 
 KEPT = "dive"
 """The key of `extra` under which fields without a canonical place are kept.
@@ -46,12 +37,6 @@ _BLOCKS = (
 )
 """The types of blocks that Dive knows, beside those that have a canonical place."""
 
-_COUNTS = {
-    "input_tokens": "input_tokens",
-    "output_tokens": "output_tokens",
-    "cache_read_input_tokens": "cache_read_tokens",
-    "cache_creation_input_tokens": "cache_write_tokens",
-}
 _ALWAYS_COUNTED = ("input_tokens", "output_tokens")
 
 
@@ -71,25 +56,12 @@ def read_message(fields: Any) -> list[Message]:
         blocks = [{"type": "text", "text": blocks}] if blocks else []
     if not isinstance(blocks, list | None):
         raise InvalidMessage('"content" must be a list of blocks')
-    unknown = {name: value for name, value in fields.items() if name not in ("role", "content")}
+    unknown = without(fields, "role", "content")
     if blocks is None:
         unknown["content"] = None
-    first, *further = _pieces(blocks or [])
+    first, *further = in_pieces(blocks or [], _is_result) or [[]]
     message = _read_piece(role, first, {"message": unknown} if unknown else {})
     return [message, *(_read_piece(role, piece, {"piece": True}) for piece in further)]
-
-
-def _pieces(blocks: Sequence[Any]) -> list[list[Any]]:
-    """The blocks in groups: each result by itself, and what stands between results together."""
-    pieces: list[list[Any]] = []
-    is_open = False
-    for block in blocks:
-        if _is_result(block) or not is_open:
-            pieces.append([block])
-        else:
-            pieces[-1].append(block)
-        is_open = not _is_result(block)
-    return pieces or [[]]
 
 
 def _is_result(block: Any) -> bool:
@@ -122,42 +94,14 @@ def _role_of(text: str) -> Role:
 
 
 def _read_block(block: Any) -> Part | ToolCall:
-    piece: Part | ToolCall
-    match block:
-        case {"type": "text", "text": str(text), **rest}:
-            piece = TextPart(text, extra=_keeping(rest))
-        case {"type": "image", "source": dict(source), **rest} if (image := _read_source(source)) is not None:
-            source = {
-                name: value for name, value in source.items() if name not in ("type", "media_type", "data", "url")
-            }
-            piece = msgspec.structs.replace(image, extra=_keeping({**rest, **({"source": source} if source else {})}))
-        case {"type": "thinking", "thinking": str(thinking), "signature": str(signature), **rest}:
-            piece = ThinkingPart(thinking, signature, extra=_keeping(rest))
-        case {"type": "thinking", "thinking": str(thinking), **rest} if "signature" not in rest:
-            piece = ThinkingPart(thinking, extra=_keeping(rest))
-        case {"type": "redacted_thinking", "data": str(data), **rest}:
-            piece = ThinkingPart("", data, redacted=True, extra=_keeping(rest))
-        case {"type": "tool_use", "id": str(call_id), "name": str(name), "input": call_input, **rest}:
-            piece = ToolCall(call_id, name, arguments_text(call_input), extra=_keeping(rest))
-        case {"type": str(kind)} if kind in _BLOCKS:
-            piece = OtherPart(block)
-        case _:
-            piece = OtherPart({"type": KEPT, "block": block})
+    piece = read_block(block, KEPT)
+    if piece is None or (isinstance(piece, OtherPart) and piece.fields["type"] not in _BLOCKS):
+        return OtherPart({"type": KEPT, "block": block})
     return piece
 
 
-def _read_source(source: Mapping[Any, Any]) -> ImagePart | None:
-    match source:
-        case {"type": "base64", "media_type": str(media_type), "data": str(data)} if "url" not in source:
-            return ImagePart(media_type, data)
-        case {"type": "url", "url": str(url)} if not source.keys() & {"media_type", "data"}:
-            return ImagePart(url=url)
-        case _:
-            return None
-
-
 def _read_result(block: dict[str, Any], kept: dict[str, Any]) -> Message:
-    rest = {name: value for name, value in block.items() if name not in ("type", "tool_use_id", "content", "is_error")}
+    rest = without(block, "type", "tool_use_id", "content", "is_error")
     content = _read_result_content(block.get("content"))
     if content is None:  # any JSON may stand there
         rest |= {"content": block["content"]} if "content" in block else {}
@@ -180,10 +124,6 @@ def _read_result_content(content: Any) -> str | tuple[Part, ...] | None:
     if any(isinstance(piece, ToolCall) or (isinstance(piece, OtherPart) and KEPT in piece.fields) for piece in pieces):
         return None
     return tuple(piece for piece in pieces if not isinstance(piece, ToolCall))
-
-
-def _keeping(unknown: Mapping[Any, Any]) -> dict[str, Any] | None:
-    return {KEPT: dict(unknown)} if unknown else None
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -219,7 +159,7 @@ def _told(message: Message) -> Iterable[Message]:
 def _written(message: Message) -> dict[str, Any]:
     kept = kept_fields(message.extra, KEPT)
     role = kept.get("role")
-    if not isinstance(role, str):
+    if not isinstance(role, str) or not (message.is_tool_result or _role_of(role) is message.role):
         role = _ROLES.get(message.role, "user")
     if message.is_tool_result and message.tool_calls and not kept:
         blocks = [_written_output(message, call) for call in message.tool_calls]
@@ -259,33 +199,11 @@ def _written_block(piece: Part | ToolCall) -> Iterable[Any]:
         if piece.fields.get("type") == KEPT and "block" in piece.fields:
             return (piece.fields["block"],)
         return (piece.fields,) if piece.fields.get("type") in _BLOCKS else ()
-    fields = _known_block(piece)
-    return ({**kept_fields(piece.extra, KEPT), **fields},) if fields else ()
-
-
-def _known_block(piece: TextPart | ImagePart | ThinkingPart | ToolCall) -> dict[str, Any]:
-    match piece:
-        case TextPart(text=text):
-            return {"type": "text", "text": text}
-        case ThinkingPart(redacted=True, signature=str(data)):
-            return {"type": "redacted_thinking", "data": data}
-        case ThinkingPart(thinking=thinking, signature=signature):
-            signed = {} if signature is None else {"signature": signature}
-            return {"type": "thinking", "thinking": thinking, **signed}
-        case ToolCall(id=call_id, name=name):
-            return {"type": "tool_use", "id": call_id, "name": name, "input": _input(piece.arguments)}
-        case ImagePart():
-            return _written_image(piece)
-
-
-def _written_image(image: ImagePart) -> dict[str, Any]:
-    if image.data is not None:
-        source = {"type": "base64", "media_type": image.media_type, "data": image.data}
-    elif image.url is not None:
-        source = {"type": "url", "url": image.url}
-    else:
-        return {}
-    return {"type": "image", "source": {**kept_fields(kept_fields(image.extra, KEPT), "source"), **source}}
+    if isinstance(piece, ToolCall):
+        call = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": _input(piece.arguments)}
+        return ({**kept_fields(piece.extra, KEPT), **call},)
+    block = written_part(piece, KEPT)
+    return () if block is None else (block,)
 
 
 def _input(arguments: str) -> Any:
@@ -305,14 +223,12 @@ def read_usage(fields: Any) -> Usage | None:
     """A turn's usage; None for what is none."""
     if not isinstance(fields, dict):
         return None
-    counts = {ours: fields.get(theirs, 0) for theirs, ours in _COUNTS.items()}
+    counts = {ours: fields.get(theirs, 0) for theirs, ours in COUNTS.items()}
     if not all(type(number) is int for number in counts.values()):
         return None
     total = fields["cost"].get("total") if isinstance(fields.get("cost"), dict) else None
     cost = float(total) if isinstance(total, int | float) and not isinstance(total, bool) else None
-    written = [
-        name for name in _COUNTS if name in _ALWAYS_COUNTED or fields.get(name)
-    ]  # a zero is kept, if it is there
+    written = [name for name in COUNTS if name in _ALWAYS_COUNTED or fields.get(name)]  # else a zero is kept
     return Usage(**counts, cost=cost, extra=kept_apart(fields, written, KEPT))
 
 
@@ -321,7 +237,7 @@ def written_usage(usages: Sequence[Usage]) -> dict[str, Any]:
     if not usages:
         return {}
     kept = kept_fields(usages[0].extra, KEPT) if len(usages) == 1 else {}
-    sums = {theirs: sum(getattr(usage, ours) for usage in usages) for theirs, ours in _COUNTS.items()}
+    sums = {theirs: sum(getattr(usage, ours) for usage in usages) for theirs, ours in COUNTS.items()}
     counts = {name: number for name, number in sums.items() if number or name in _ALWAYS_COUNTED}
     costs = [usage.cost for usage in usages if usage.cost is not None]
     cost = {"cost": {"total": sum(costs), "breakdown_unavailable": True}} if costs else {}

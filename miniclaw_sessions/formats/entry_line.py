@@ -19,11 +19,22 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.formats.codec import Chain, Finding, Format, Outcome, Sample, SessionFacts
+from miniclaw_sessions.formats.codec import (
+    Chain,
+    Finding,
+    Format,
+    Outcome,
+    Sample,
+    SessionFacts,
+    moment_of,
+    stated,
+    taken,
+)
 from miniclaw_sessions.formats.entry_message import KEPT, joined, piece_ids, read_messages, written_message
 from miniclaw_sessions.formats.json_lines import JsonLines
-from miniclaw_sessions.protocol.encoding import STORED_DEPTH, decode_entry, encode_entry, instant
-from miniclaw_sessions.protocol.entries import Entry, LeafMove, MessageEntry, OtherEntry, moves_leaf
+from miniclaw_sessions.formats.tree import Tree
+from miniclaw_sessions.protocol.encoding import STORED_DEPTH, decode_entry, encode_entry
+from miniclaw_sessions.protocol.entries import Entry, LeafMove, MessageEntry, OtherEntry
 
 VERSION = 1
 """The version of document 003's form, and of ours."""
@@ -70,7 +81,7 @@ class _Reader:
         self.facts = SessionFacts(format=KEPT)
         self._lines = JsonLines(depth=STORED_DEPTH, beginning=_BEGINNING)
         self.findings: list[Finding] = self._lines.findings
-        self._tree = _Tree(self._lines)
+        self._tree = Tree(self._lines)
         self._new_id = chain.new_id
         self._time = chain.now
         self._has_header = False
@@ -84,7 +95,7 @@ class _Reader:
         before = len(self.findings)
         fields = self._lines.parse(piece)
         if any(finding.outcome is Outcome.SET_ASIDE for finding in self.findings[before:]):
-            self._tree.lose()
+            self._tree.note_damage()
         if fields is None:
             return []
         if _is_header(fields):
@@ -118,17 +129,17 @@ class _Reader:
             self._lines.repaired(f"the header has no valid version; it is read as version {VERSION}")
         del header["type"]
         facts = self.facts
-        facts.source_id = _taken(header, "id", str) or ""
-        facts.title = _taken(header, "title", str)
-        facts.parent_session = _taken(header, "parent_session", str)
-        facts.metadata = _taken(header, "metadata", dict) or {}
+        facts.source_id = taken(header, "id", str) or ""
+        facts.title = taken(header, "title", str)
+        facts.parent_session = taken(header, "parent_session", str)
+        facts.metadata = taken(header, "metadata", dict) or {}
         if isinstance(source := header.get("source"), dict) and isinstance(source.get("format"), str):
             facts.source = header.pop("source")
-        facts.session_id = _taken(header, "session_id", str) or ""
-        facts.channel = _taken(header, "channel", str) or ""
-        facts.chat_id = _taken(header, "chat_id", str) or ""
-        if isinstance(created_at := instant(header.get("timestamp")), datetime):
-            facts.created_at = created_at
+        facts.session_id = taken(header, "session_id", str) or ""
+        facts.channel = taken(header, "channel", str) or ""
+        facts.chat_id = taken(header, "chat_id", str) or ""
+        facts.created_at = moment_of(header.get("timestamp"))
+        if facts.created_at is not None:
             del header["timestamp"]
         facts.header = header
 
@@ -143,7 +154,7 @@ class _Reader:
             return []
         fields["id"] = entry_id
         named = fields.get("parent_id")
-        fields["parent_id"] = parent_id = self._tree.parent_of(entry_id, fields)
+        fields["parent_id"] = parent_id = self._parent_of(fields)
         fields["timestamp"] = self._time_of(fields.get("timestamp"))
         if len(self.findings) > before or parent_id != named:
             raw = b""
@@ -151,7 +162,7 @@ class _Reader:
             entries = [decode_entry(stored) for stored in self._stored(fields, raw)]
         except InvalidMessage as error:
             self._lines.set_aside(str(error))
-            self._tree.leave_out(entry_id, parent_id)
+            self._tree.mean(entry_id, parent_id)  # its children are its parent's
             return []
         return self._taken_in(entries)
 
@@ -185,16 +196,17 @@ class _Reader:
         placeless = [_without_places(entry) for entry in entries]
         first, last = placeless[0], placeless[-1]
         if isinstance(first, LeafMove) and first.target_id is not None:
-            target_id = self._tree.resolved(first.target_id)
+            target_id = self._tree.meant(first.target_id)
             if target_id is None or target_id not in self._tree:
                 self._lines.set_aside("it moves the leaf to an entry that is not in the file before it")
-                self._tree.leave_out(first.id, first.parent_id)
+                self._tree.mean(first.id, first.parent_id)
                 return []
             placeless[0] = msgspec.structs.replace(first, target_id=target_id)
         for entry in placeless:
-            self._tree.add(entry)
+            self._tree.know(entry.id)
+            self._tree.note(entry)
         if len(placeless) > 1:
-            self._tree.stand_in(first.id, last.id)
+            self._tree.mean(first.id, last.id)
         self._time = last.timestamp
         self.facts.leaf_id = self._tree.leaf_id
         return placeless
@@ -208,76 +220,24 @@ class _Reader:
             return None
         return entry_id
 
-    def _time_of(self, value: Any) -> datetime:
-        moment = instant(value)
-        if isinstance(moment, datetime):
-            return moment
-        self._lines.repaired("the entry has no valid time; it has that of the entry before it")
-        return self._time
-
-
-class _Tree:
-    """Which entries there are, and who is the parent where the file's own is missing.
-
-    Holds a number for each entry, not its id: there may be millions.
-    """
-
-    def __init__(self, lines: JsonLines) -> None:
-        self._lines = lines
-        self._known: set[int] = set()
-        self.leaf_id: str | None = None
-        self._instead: dict[str, str | None] = {}
-        self._lost_after: str | None = None
-
-    def __contains__(self, entry_id: str) -> bool:
-        return hash(entry_id) in self._known
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._known
-
-    def add(self, entry: Entry) -> None:
-        """This entry may be a parent from here on; a move of the leaf is none: what names it follows where it goes."""
-        self._known.add(hash(entry.id))
-        if self._instead:
-            self._instead.pop(entry.id, None)
-        if isinstance(entry, LeafMove):
-            self.leaf_id = self._instead[entry.id] = entry.target_id
-        elif moves_leaf(entry):
-            self.leaf_id = entry.id
-
-    def lose(self) -> None:
-        """An entry stood here, and nobody knows its id."""
-        self._lost_after = self.leaf_id
-
-    def leave_out(self, entry_id: str, parent_id: str | None) -> None:
-        """This entry was set aside: its children are its parent's."""
-        self._instead[entry_id] = parent_id
-
-    def stand_in(self, entry_id: str, last_id: str) -> None:
-        """This entry became several: what follows it, follows the last of them."""
-        self._instead[entry_id] = last_id
-
-    def resolved(self, entry_id: str) -> str | None:
-        return self._instead.get(entry_id, entry_id)
-
-    def parent_of(self, entry_id: str, fields: Mapping[str, Any]) -> str | None:
+    def _parent_of(self, fields: Mapping[str, Any]) -> str | None:
         named = fields.get("parent_id", "")
         if named is None:
             return None
         if not isinstance(named, str) or not named:
             self._lines.repaired("the entry does not name its parent; it follows the entry before it")
-            return self.leaf_id
-        if named == entry_id:
-            self._lines.repaired("the entry names itself as its parent; it begins a branch")
-            return None
-        parent_id = self.resolved(named)
-        if parent_id is None or parent_id in self:
-            return parent_id
-        self._instead[named] = self._lost_after
-        where = "it begins a branch" if self._lost_after is None else "it follows what stood before an unreadable line"
-        self._lines.repaired(f"the entry's parent is missing, or comes after it; {where}")
-        return self._lost_after
+            return self._tree.leaf_id
+        parent_id = self._tree.meant(named)
+        if parent_id is not None and parent_id not in self._tree:
+            parent_id = self._tree.missing_parent()
+            self._tree.mean(named, parent_id)
+        return parent_id
+
+    def _time_of(self, value: Any) -> datetime:
+        moment = moment_of(value)
+        if moment is None:
+            self._lines.repaired("the entry has no valid time; it has that of the entry before it")
+        return moment or self._time
 
 
 def _flat(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -289,11 +249,6 @@ def _flat(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
     if kind == "compaction" and fields.get("first_kept_entry_id") == "":
         return {**fields, "first_kept_entry_id": None}
     return fields
-
-
-def _taken(fields: dict[str, Any], name: str, kind: type[Any]) -> Any:
-    """A field that has this type, taken out; what has another type stays where it is."""
-    return fields.pop(name) if isinstance(fields.get(name), kind) else None
 
 
 def _without_places(entry: Entry) -> Entry:
@@ -332,7 +287,7 @@ class _Writer:
             "metadata": facts.metadata or None,
             "source": facts.source or None,
         }
-        told = {name: value for name, value in header.items() if value is not None}
+        told = stated(header)
         theirs = facts.header if facts.format == KEPT else {}
         return msgspec.json.encode({**told, **{n: v for n, v in theirs.items() if n not in told}}) + b"\n"
 

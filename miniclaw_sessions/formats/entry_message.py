@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.tool_calls import PLACE, arguments_text
+from miniclaw_sessions.formats.codec import keeping, kept_fields, without
+from miniclaw_sessions.formats.tool_calls import PLACE, arguments_text, in_pieces
 from miniclaw_sessions.protocol.encoding import check_json, parse_json
 from miniclaw_sessions.protocol.messages import Role
 
@@ -27,8 +28,8 @@ PIECE_ID = "entry"
 
 _FORM = "content_form"  # beside the content, where it is text or parts against what its parts look like
 _TOOL = "tool"  # document 003's name for the role of a result
-_CALL_FIELDS = frozenset({"id", "name", "input", "arguments", "output"})
-_RESULT_FIELDS = frozenset({"tool_use_id", "is_error", "content", "parts"})
+_CALL_FIELDS = ("id", "name", "input", "arguments", "output")
+_RESULT_FIELDS = ("tool_use_id", "is_error", "content", "parts")
 _RESULT_NAMES = {"tool_call_id": "tool_use_id", "is_error": "is_error"}
 
 
@@ -52,7 +53,7 @@ def written_message(stored: dict[str, Any]) -> dict[str, Any]:
 
 def _written_result(fields: dict[str, Any], content: str | list[dict[str, Any]]) -> dict[str, Any]:
     kept = _popped(fields)
-    result: dict[str, Any] = {**_dict(kept, "tool_result")}
+    result: dict[str, Any] = {**kept_fields(kept, "tool_result")}
     if "tool_call_id" in fields:
         result["tool_use_id"] = fields.pop("tool_call_id")
     result["is_error"] = fields.pop("is_error", False)
@@ -61,7 +62,7 @@ def _written_result(fields: dict[str, Any], content: str | list[dict[str, Any]])
     else:
         result["content"] = "".join(part["text"] for part in content if part.get("type") == "text")
         result["parts"] = _written_parts(content)
-    part = {**_dict(kept, "part"), "type": "tool_result", "tool_result": result}
+    part = {**kept_fields(kept, "part"), "type": "tool_result", "tool_result": result}
     return {"role": kept.get("role", _TOOL), "content": [part], **fields}
 
 
@@ -76,11 +77,7 @@ def _written_part(part: dict[str, Any]) -> dict[str, Any]:
         case {"type": "text", "text": text, **rest}:
             return {"type": "text", "text": {**_popped(rest), "content": text}, **rest}
         case {"type": "image", "data": _, **rest} | {"type": "image", "url": _, **rest}:
-            return _written_image(part, {name: value for name, value in rest.items() if name not in ("data", "url")})
-        case {"type": "tool_use" | "tool_result" | "jsonl"}:
-            return {"type": KEPT, "part": part}  # or else it would be read as a call or a result
-        case {"type": "tool_use" | "tool_result" | "jsonl"}:
-            return {"type": KEPT, "part": part}  # or else it would be read as a call or a result
+            return _written_image(part, without(rest, "data", "url"))
         case {"type": "tool_use" | "tool_result" | "jsonl"}:
             return {"type": KEPT, "part": part}  # or else it would be read as a call or a result
         case _:
@@ -89,7 +86,7 @@ def _written_part(part: dict[str, Any]) -> dict[str, Any]:
 
 def _written_image(part: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
     kept = _popped(rest)
-    source = {**_dict(kept, "source"), "type": "base64", "media_type": rest.pop("media_type", "")}
+    source = {**kept_fields(kept, "source"), "type": "base64", "media_type": rest.pop("media_type", "")}
     if "data" not in part:
         source |= {"type": "url", "data": part["url"]}
     else:
@@ -166,27 +163,17 @@ def read_messages(message: Any) -> list[Any]:
         return [message]
     if not any(map(_is_result, content)):
         return [_read_message(message, content)]
-    first, *further = _pieces(content)
-    rest = {name: value for name, value in message.items() if name not in ("role", "content")}
+    first, *further = in_pieces(content, _is_result)
+    rest = without(message, "role", "content")
     return [_read_piece(message, first, rest), *(_read_piece(message, piece, {}) for piece in further)]
 
 
 def piece_ids(message: dict[str, Any]) -> list[Any]:
     """The ids of the further pieces of a message that answers several calls; None where it has none."""
-    return [piece[0].get(PIECE_ID) if isinstance(piece[0], dict) else None for piece in _pieces(message["content"])[1:]]
-
-
-def _pieces(content: Sequence[Any]) -> list[list[Any]]:
-    """The parts in groups: each result by itself, and what stands between results together."""
-    pieces: list[list[Any]] = []
-    is_open = False
-    for part in content:
-        if _is_result(part) or not is_open:
-            pieces.append([part])
-        else:
-            pieces[-1].append(part)
-        is_open = not _is_result(part)
-    return pieces
+    return [
+        piece[0].get(PIECE_ID) if isinstance(piece[0], dict) else None
+        for piece in in_pieces(message["content"], _is_result)[1:]
+    ]
 
 
 def _read_piece(message: dict[str, Any], content: list[Any], rest: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +182,7 @@ def _read_piece(message: dict[str, Any], content: list[Any], rest: dict[str, Any
         return _read_result(role, content[0], rest)
     first = content[0]
     if isinstance(first, dict) and PIECE_ID in first:
-        first = {name: value for name, value in first.items() if name != PIECE_ID}
+        first = without(first, PIECE_ID)
     return _read_message({**rest, "role": role}, [first, *content[1:]])
 
 
@@ -238,12 +225,8 @@ def _read_part(part: Any) -> Any:
     match part:
         case {"type": "jsonl", "part": dict(wrapped)}:
             return wrapped
-        case {"type": "jsonl", "part": dict(wrapped)}:
-            return wrapped
-        case {"type": "jsonl", "part": dict(wrapped)}:
-            return wrapped
         case {"type": "text", "text": {"content": str(text), **inner}, **rest}:
-            return {"type": "text", "text": text, **rest, **_keeping(inner)}
+            return {"type": "text", "text": text, **rest, **_kept(inner)}
         case {"type": "image", "image": {"source": {"type": "base64", "data": str(data), **source}, **inner}, **rest}:
             image = {"data": data}
         case {"type": "image", "image": {"source": {"type": "url", "data": str(url), **source}, **inner}, **rest}:
@@ -254,17 +237,17 @@ def _read_part(part: Any) -> Any:
             return part  # ours already, or for the decoder to judge
     image |= {name: source.pop(name) for name in ("media_type", "url") if isinstance(source.get(name), str)}
     kept = {**inner, "source": source} if source else inner
-    return {"type": "image", **image, **rest, **_keeping(kept)}
+    return {"type": "image", **image, **rest, **_kept(kept)}
 
 
 def _read_call(part: dict[str, Any], use: dict[str, Any]) -> dict[str, Any]:
-    call = {name: value for name, value in part.items() if name not in ("type", "tool_use")}
+    call = without(part, "type", "tool_use")
     call |= {"id": "", "name": ""}  # a call that lacks them is kept, but never sent to a model
     call |= {name: use[name] for name in ("id", "name", "output") if name in use}
     call["arguments"] = use.get("arguments")
     if call["arguments"] is None:
         call["arguments"] = "" if use.get("input") is None else arguments_text(use["input"])
-    return {**call, **_keeping({name: value for name, value in use.items() if name not in _CALL_FIELDS})}
+    return {**call, **_kept(without(use, *_CALL_FIELDS))}
 
 
 def _read_result(role: Any, part: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
@@ -275,19 +258,15 @@ def _read_result(role: Any, part: dict[str, Any], rest: dict[str, Any]) -> dict[
     message = {**rest, "role": Role.TOOL_RESULT, "content": content}
     message |= {name: result[key] for name, key in _RESULT_NAMES.items() if key in result}
     kept = {
-        "tool_result": {name: value for name, value in result.items() if name not in _RESULT_FIELDS},
-        "part": {name: value for name, value in part.items() if name not in ("type", "tool_result", PIECE_ID)},
+        "tool_result": without(result, *_RESULT_FIELDS),
+        "part": without(part, "type", "tool_result", PIECE_ID),
         "role": None if role == _TOOL else role,
     }
-    return {**message, **_keeping({name: value for name, value in kept.items() if value})}
+    return {**message, **_kept({name: value for name, value in kept.items() if value})}
 
 
 def _is_result(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "tool_result" and isinstance(part.get("tool_result"), dict)
-
-
-def _keeping(fields: dict[Any, Any]) -> dict[str, Any]:
-    return {KEPT: fields} if fields else {}
 
 
 def _popped(fields: dict[str, Any]) -> dict[str, Any]:
@@ -295,6 +274,5 @@ def _popped(fields: dict[str, Any]) -> dict[str, Any]:
     return fields.pop(KEPT) if isinstance(fields.get(KEPT), dict) else {}
 
 
-def _dict(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    value = fields.get(name)
-    return value if isinstance(value, dict) else {}
+def _kept(fields: dict[Any, Any]) -> dict[str, Any]:
+    return keeping(fields, KEPT) or {}

@@ -23,6 +23,18 @@ from miniclaw_sessions.protocol.printable import printable
 MAX_CHARACTERS = 160
 """How much of a text is taken for a line."""
 
+NAMES = {
+    Role.SYSTEM: "System",
+    Role.USER: "User",
+    Role.ASSISTANT: "Assistant",
+    Role.TOOL_RESULT: "Tool result",
+    Role.BASH_EXECUTION: "Shell",
+    Role.CUSTOM: "Note",
+    Role.BRANCH_SUMMARY: "Summary of a branch that was left",
+    Role.COMPACTION_SUMMARY: "Summary of what came before",
+}
+"""Who speaks in each role, for people."""
+
 _SPEAKERS = {
     Role.TOOL_RESULT: "tool",
     Role.BASH_EXECUTION: "shell",
@@ -38,6 +50,12 @@ _KINDS: dict[type, str] = {
     Compaction: "compaction",
     BranchSummary: "summary",
 }
+
+
+def named(message: Message) -> str:
+    """Who speaks, as a heading: a role, and a name where there is one. May hold anything."""
+    who = NAMES.get(message.role) or message.role_text or message.role.value
+    return f"{who}: {message.name}" if message.name else who
 
 
 def speaker(entry: Entry) -> str:

@@ -19,8 +19,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts, kept_but, kept_fields
-from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, RequestWriter, all_of, list_in
+from miniclaw_sessions.formats.codec import count_of, keeping, kept_but, kept_fields, taken, text_of, without
+from miniclaw_sessions.formats.images import inlined
+from miniclaw_sessions.formats.message_list import (
+    IMAGES_OF_RESULTS,
+    NOTHING_TO_SHOW,
+    MessageList,
+    all_of,
+    message_list_format,
+)
 from miniclaw_sessions.formats.tool_calls import (
     CallIds,
     arguments_object,
@@ -50,22 +57,17 @@ On a message it also says that the parts of unknown type in it are this service'
 SKIP_VALIDATION = "skip_thought_signature_validator"
 """What the documentation gives as the signature of a call that another model made; see `to_google`."""
 
-NOTHING_TO_SHOW = "(a message without anything that can be shown here)"
-"""What stands for a user's message of which nothing can be sent: the service refuses empty ones."""
-
-_IMAGES_OF_RESULTS = "(images from the tool results above)"
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _LONGEST_NAME = 64
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,63}")
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/webp", "image/heic", "image/heif"})
-_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 _CAMEL = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _OF_THE_FUNCTION = frozenset({"args", "response", "part_metadata"})  # names in it are nobody's but its maker's
 _COUNTED = ("prompt", "tool_use_prompt", "cached_content", "candidates", "thoughts")
 _WITHOUT_ID = "without_id"
 _WHOLE_RESPONSE = "whole_response"
 _IMAGES_INSIDE = "images_inside"
-_NOTES = frozenset({_WITHOUT_ID, _WHOLE_RESPONSE, _IMAGES_INSIDE})  # how it was said, not what: never sent
+_NOTES = (_WITHOUT_ID, _WHOLE_RESPONSE, _IMAGES_INSIDE)  # how it was said, not what: never sent
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -117,7 +119,7 @@ class _Request:
 
     def _show_images(self) -> None:
         if self._images:
-            self._put("user", [{"text": _IMAGES_OF_RESULTS}, *self._images])
+            self._put("user", [{"text": IMAGES_OF_RESULTS}, *self._images])
             self._images = []
 
     def _put(self, role: str, parts: list[dict[str, Any]]) -> None:
@@ -180,12 +182,7 @@ def _write_piece(message: Message, piece: Part | ToolCall, calls: _Calls) -> dic
             return part if piece.text or "thought_signature" in part else None  # empty text is refused
         case ThinkingPart() if message.is_assistant and KEPT in (piece.extra or {}):
             signed = {} if piece.signature is None else {"thought_signature": piece.signature}
-            return {
-                **kept_but(piece.extra, KEPT, {"text", "thought", *signed}),
-                "text": piece.thinking,
-                "thought": True,
-                **signed,
-            }
+            return {**kept_fields(piece.extra, KEPT), "text": piece.thinking, "thought": True, **signed}
         case ImagePart():
             return _write_image(piece)
         case OtherPart(fields=fields) if KEPT in (message.extra or {}):
@@ -195,43 +192,40 @@ def _write_piece(message: Message, piece: Part | ToolCall, calls: _Calls) -> dic
 
 
 def _write_text(part: TextPart) -> dict[str, Any]:
-    return {**kept_but(part.extra, KEPT, {"text", "thought"}), "text": part.text}
+    return {**kept_but(part.extra, KEPT, "thought"), "text": part.text}
 
 
 def _write_image(part: ImagePart) -> dict[str, Any]:
-    media_type, data = part.media_type or "image/png", part.data
-    kept = kept_fields(part.extra, KEPT)
-    if data is None and (inline := _DATA_URL.fullmatch(part.url or "")):
-        media_type, data = inline[1], inline[2]
+    image = inlined(part)
+    media_type = image.media_type or "image/png"
     if media_type not in _IMAGE_TYPES:
         return {"text": f"(an image of type {media_type}, which cannot be shown)"}
-    if data is not None:
-        field, own = "inline_data", {"mime_type": media_type, "data": data}
-    elif part.url:
-        field, own = "file_data", {"mime_type": media_type, "file_uri": part.url}
+    if image.data is not None:
+        field, own = "inline_data", {"mime_type": media_type, "data": image.data}
+    elif image.url:
+        field, own = "file_data", {"mime_type": media_type, "file_uri": image.url}
     else:
         return {"text": "(an image that is not at hand)"}
-    more = kept[field] if isinstance(kept.get(field), dict) else {}
-    return {**kept_but(part.extra, KEPT, {"inline_data", "file_data"}), field: {**more, **own}}
+    more = kept_fields(kept_fields(part.extra, KEPT), field)
+    return {**kept_but(part.extra, KEPT, "inline_data", "file_data"), field: {**more, **own}}
 
 
 def _write_call(call: ToolCall, calls: _Calls) -> dict[str, Any]:
-    kept = kept_fields(call.extra, KEPT)
-    more = kept["function_call"] if isinstance(kept.get("function_call"), dict) else {}
+    more = kept_fields(kept_fields(call.extra, KEPT), "function_call")
     function = {**more, **calls.of_call(call), "args": arguments_object(call.arguments)}
-    return {**kept_but(call.extra, KEPT, {"function_call", *_NOTES}), "function_call": function}
+    return {**kept_but(call.extra, KEPT, *_NOTES), "function_call": function}
 
 
 def _write_response(message: Message, calls: _Calls) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The response, and the images that are shown behind it."""
     kept = kept_fields(message.extra, KEPT)
-    more = kept["function_response"] if isinstance(kept.get("function_response"), dict) else {}
+    more = kept_fields(kept, "function_response")
     function = {**more, **calls.of_response(message), "response": _response_object(message)}
     shown = [_write_image(part) for part in message.content if isinstance(part, ImagePart)]
     if shown and kept.get(_IMAGES_INSIDE) is True:
         function["parts"] = shown
         shown = []
-    return {**kept_but(message.extra, KEPT, {"function_response", *_NOTES}), "function_response": function}, shown
+    return {**kept_but(message.extra, KEPT, *_NOTES), "function_response": function}, shown
 
 
 def _response_object(message: Message) -> dict[str, Any]:
@@ -292,9 +286,9 @@ def from_google_reply(reply: Mapping[str, Any]) -> list[Message]:
             Role.ASSISTANT,
             parts,
             tool_calls=calls,
-            model=_text_or_none(fields.get("model_version")),
+            model=text_of(fields, "model_version"),
             usage=_read_usage(fields.get("usage_metadata")),
-            stop_reason=_text_or_none(candidate.get("finish_reason")),
+            stop_reason=text_of(candidate, "finish_reason"),
             extra=_marked(parts),
         )
     ]
@@ -362,10 +356,9 @@ class _ContentReader:
             case {"function_call": dict(function), **rest}:
                 return self._call(function, rest)
             case {"text": str(text), "thought": True, **rest}:
-                signature = rest.pop("thought_signature") if isinstance(rest.get("thought_signature"), str) else None
-                return ThinkingPart(text, signature, extra={KEPT: rest})
+                return ThinkingPart(text, taken(rest, "thought_signature", str), extra={KEPT: rest})
             case {"text": str(text), **rest}:
-                return TextPart(text, extra=_keeping(rest))
+                return TextPart(text, extra=keeping(rest, KEPT))
             case {"inline_data": dict(blob), **rest} | {"file_data": dict(blob), **rest}:
                 image = _read_image(blob, rest, "inline_data" if "inline_data" in part else "file_data")
                 return OtherPart(part) if image is None else image
@@ -373,37 +366,37 @@ class _ContentReader:
                 return OtherPart(part)
 
     def _call(self, function: dict[str, Any], rest: dict[str, Any]) -> ToolCall:
-        name, arguments, call_id = function.get("name"), function.get("args"), function.get("id")
+        name, arguments, call_id = function.get("name"), function.get("args"), text_of(function, "id")
         if not isinstance(name, str) or not isinstance(arguments, dict | None):
             raise InvalidMessage("a function call needs a name, and arguments that are an object")
         self._calls += 1
-        more = {field: value for field, value in function.items() if field not in ("name", "args", "id")}
+        more = without(function, "name", "args", "id")
         kept = {**rest, "function_call": more} if more else rest
-        if not isinstance(call_id, str) or not call_id:
+        if call_id is None:
             kept = {**kept, _WITHOUT_ID: True}
             call_id = f"{name}-{self._calls}"
-        return ToolCall(call_id, name, "" if arguments is None else arguments_text(arguments), extra=_keeping(kept))
+        return ToolCall(
+            call_id, name, "" if arguments is None else arguments_text(arguments), extra=keeping(kept, KEPT)
+        )
 
     def _result(self, part: dict[str, Any]) -> Message:
         function = part["function_response"]
-        name, response, call_id = _text_or_none(function.get("name")), function.get("response"), function.get("id")
-        call = self._answered(_text_or_none(call_id) or "", name)
+        name, response, call_id = text_of(function, "name"), function.get("response"), text_of(function, "id")
+        call = self._answered(call_id, name)
         answered = (call.id, call.name) if call is not None else (None, None)
         content, is_error, notes = _read_response(response, function.get("parts"))
-        known = {"name", "response", "id", *(["parts"] if _IMAGES_INSIDE in notes else [])}
-        more = {field: value for field, value in function.items() if field not in known}
-        rest = {field: value for field, value in part.items() if field != "function_response"}
-        kept = {**rest, **notes, **({"function_response": more} if more else {})}
+        more = without(function, "name", "response", "id", *(["parts"] if _IMAGES_INSIDE in notes else []))
+        kept = {**without(part, "function_response"), **notes, **({"function_response": more} if more else {})}
         return Message(
             Role.TOOL_RESULT,
             content,
-            tool_call_id=call_id if isinstance(call_id, str) and call_id else answered[0],
+            tool_call_id=call_id or answered[0],
             name=name or answered[1],
             is_error=is_error,
-            extra=_keeping(kept),
+            extra=keeping(kept, KEPT),
         )
 
-    def _answered(self, call_id: str, name: str | None) -> ToolCall | None:
+    def _answered(self, call_id: str | None, name: str | None) -> ToolCall | None:
         """The waiting call that a response answers: by its id, else the first of its name."""
         wanted = [call for call in self._waiting if (call.id == call_id if call_id else call.name == name)]
         if not wanted:
@@ -435,8 +428,7 @@ def _read_response(response: Any, parts: Any) -> tuple[str | tuple[Part, ...], b
 
 def _image_inside(part: dict[str, Any]) -> ImagePart | None:
     field = "inline_data" if "inline_data" in part else "file_data"
-    rest = {name: value for name, value in part.items() if name != field}
-    return _read_image(part[field], rest, field) if isinstance(part.get(field), dict) else None
+    return _read_image(part[field], without(part, field), field) if isinstance(part.get(field), dict) else None
 
 
 def _read_image(blob: dict[str, Any], rest: dict[str, Any], field: str) -> ImagePart | None:
@@ -445,13 +437,9 @@ def _read_image(blob: dict[str, Any], rest: dict[str, Any], field: str) -> Image
     place = blob.get("data" if field == "inline_data" else "file_uri")
     if not isinstance(media_type, str) or not media_type.startswith("image/") or not isinstance(place, str):
         return None
-    more = {name: value for name, value in blob.items() if name not in ("mime_type", "data", "file_uri")}
-    extra = _keeping({**rest, field: more} if more else rest)
-    return (
-        ImagePart(media_type, place, extra=extra)
-        if field == "inline_data"
-        else ImagePart(media_type, url=place, extra=extra)
-    )
+    more = without(blob, "mime_type", "data", "file_uri")
+    image = {"data" if field == "inline_data" else "url": place}
+    return ImagePart(media_type, **image, extra=keeping({**rest, field: more} if more else rest, KEPT))
 
 
 def _read_usage(usage: Any) -> Usage | None:
@@ -459,14 +447,13 @@ def _read_usage(usage: Any) -> Usage | None:
     if not isinstance(usage, dict):
         return None
     prompt, of_tools, cached, said, thought = (_count(usage.get(f"{name}_token_count")) for name in _COUNTED)
-    total = usage.get("total_token_count")
-    counted = {"total_token_count", *(f"{name}_token_count" for name in _COUNTED)}
+    counted = ("total_token_count", *(f"{name}_token_count" for name in _COUNTED))
     return Usage(
         input_tokens=max(prompt + of_tools - cached, 0),
         output_tokens=said + thought,
         cache_read_tokens=cached,
-        total_tokens=total if isinstance(total, int) else None,
-        extra=_keeping({name: value for name, value in usage.items() if name not in counted}),
+        total_tokens=count_of(usage, "total_token_count"),
+        extra=keeping(without(usage, *counted), KEPT),
     )
 
 
@@ -496,52 +483,28 @@ def _snake_name(name: str) -> str:
     return name if name.islower() else _CAMEL.sub(r"_\1", name).lower()
 
 
-def _keeping(rest: dict[str, Any]) -> dict[str, Any] | None:
-    return {KEPT: rest} if rest else None
-
-
 def _marked(parts: tuple[Part, ...]) -> dict[str, Any] | None:
     """The mark of a message that has parts which only this service knows."""
     return {KEPT: {}} if any(isinstance(part, OtherPart) for part in parts) else None
 
 
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def _find(document: Any) -> MessageList | None:
-    before = {"system_instruction": _system_content, "systemInstruction": _system_content}
-    return list_in(document, ["contents"], before)
-
-
-def _recognize(sample: Sample) -> bool:
-    found = _find(sample.document)
-    return (
-        found is not None
-        and len(found.messages) > 0
-        and all(isinstance(content, dict) and isinstance(content.get("parts"), list) for content in found.messages)
-        and all(content.get("role", "user") in ("user", "model", "function") for content in found.messages)
+def _is_ours(found: MessageList) -> bool:
+    return all(
+        isinstance(content.get("parts"), list) and content.get("role", "user") in ("user", "model", "function")
+        for content in found.messages
     )
 
 
-def _reader(chain: Chain) -> MessageListReader:
-    return MessageListReader(chain, GOOGLE.name, _ContentReader(), _find)
-
-
-def _writer(facts: SessionFacts) -> RequestWriter:
-    return RequestWriter(_Request(), facts, GOOGLE.name, "contents")
-
-
-GOOGLE = Format(
+GOOGLE = message_list_format(
     name="google",
     about="Google Gemini API: a list of contents or a request with one; times, and the places of system messages "
     "behind the first, are lost",
-    suffix=".json",
-    recognize=_recognize,
-    reader=_reader,
-    by_line=False,
-    message_writer=_writer,
+    fields=["contents"],
+    before={"system_instruction": _system_content, "systemInstruction": _system_content},
+    is_ours=_is_ours,
+    reader=_ContentReader,
+    request=_Request,
 )

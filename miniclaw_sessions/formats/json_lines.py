@@ -8,11 +8,13 @@ number of its line, and none holds what was said.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.codec import MAX_ELEMENTS, Finding, Outcome
+from miniclaw_sessions.formats.codec import MAX_ELEMENTS, Finding, Outcome, moment_of
 from miniclaw_sessions.protocol.encoding import MAX_DEPTH, check_json, parse_json
 
 LINE_DEPTH = MAX_DEPTH - 8
@@ -62,6 +64,13 @@ class JsonLines:
             self.set_aside(str(error))
             return None
         return value
+
+    def moment_in(self, fields: Mapping[str, Any], name: str = "timestamp") -> datetime | None:
+        """A time that the current line says; None where it says none, with a finding where it says something else."""
+        moment = moment_of(fields.get(name))
+        if moment is None and fields.get(name) is not None:
+            self.repaired(f"{name} is not a time, and was left out")
+        return moment
 
     def repaired(self, text: str, raw: bytes = b"") -> None:
         """The current line was taken in a changed form."""

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.formats.codec import Format, SessionFacts
-from miniclaw_sessions.formats.first_words import first_words, speaker
+from miniclaw_sessions.formats.first_words import NAMES, first_words, named, speaker
 from miniclaw_sessions.protocol.encoding import in_utc
 from miniclaw_sessions.protocol.entries import (
     METADATA,
@@ -43,17 +43,6 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
 )
 from miniclaw_sessions.protocol.printable import printable
-
-_NAMES = {
-    Role.SYSTEM: "System",
-    Role.USER: "User",
-    Role.ASSISTANT: "Assistant",
-    Role.TOOL_RESULT: "Tool result",
-    Role.BASH_EXECUTION: "Shell",
-    Role.CUSTOM: "Note",
-    Role.BRANCH_SUMMARY: "Summary of another branch",
-    Role.COMPACTION_SUMMARY: "Summary of what came before",
-}
 
 
 def render_head(session: Mapping[str, Any]) -> str:
@@ -110,9 +99,7 @@ def _event(entry: Entry) -> tuple[str, str]:
 
 
 def _message(message: Message, logged_at: datetime) -> str:
-    name = _NAMES.get(message.role) or message.role_text or message.role.value
-    about = [name if not message.name else f"{name}: {message.name}"]
-    about += ["failed"] if message.is_error else []
+    about = [named(message), *(["failed"] if message.is_error else [])]
     about += [str(detail) for detail in (message.author, message.model) if detail]
     when = (message.timestamp or logged_at).strftime("%Y-%m-%d %H:%M:%S")
     heading = f"## {' · '.join(map(_inline, about))} · {when}"
@@ -239,7 +226,7 @@ def _named(entry: Entry) -> str:
     when, who = entry.timestamp, speaker(entry).capitalize()
     if isinstance(entry, MessageEntry):
         when = entry.message.timestamp or when
-        who = _NAMES.get(entry.message.role) or who
+        who = NAMES.get(entry.message.role) or who
     said = first_words(entry)
     cut = said if len(said) <= _WORDS_TOLD else f"{said[: _WORDS_TOLD - 1]}…"
     return f"{who} · {when:%Y-%m-%d %H:%M:%S} · “{cut}”"

@@ -13,10 +13,16 @@ from typing import Any, Protocol
 import msgspec
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.formats.codec import Chain, Finding, Outcome, SessionFacts
+from miniclaw_sessions.formats.codec import Chain, Finding, Format, Outcome, Sample, SessionFacts, without
 from miniclaw_sessions.protocol.encoding import MAX_DEPTH, check_json, encode_message
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message
+
+NOTHING_TO_SHOW = "(a message without anything that can be shown here)"
+"""What stands for a user's message of which nothing can be sent: services refuse empty ones."""
+
+IMAGES_OF_RESULTS = "(images from the tool results above)"
+"""What a user says with the images of tool results, where a service takes none in them."""
 
 _DEEPEST = MAX_DEPTH - 4  # what is kept of a message lies a few levels further down in ours
 
@@ -45,11 +51,19 @@ class OneByOne:
 
 
 class MessageList(msgspec.Struct, frozen=True):
-    """The messages that were found in a document: what it says before them (system text), and its other fields."""
+    """The messages that were found in a document.
+
+    Attributes:
+        messages: the list.
+        before: what the document says before them (system text), as messages.
+        header: its other fields.
+        field: the name of the list in the document; empty if it is all of it.
+    """
 
     messages: Sequence[Any]
     before: Sequence[Any] = ()
     header: dict[str, Any] = {}
+    field: str = ""
 
 
 def list_in(document: Any, names: Sequence[str], before: Mapping[str, Callable[[Any], Any]]) -> MessageList | None:
@@ -68,8 +82,7 @@ def list_in(document: Any, names: Sequence[str], before: Mapping[str, Callable[[
     if name is None:
         return None
     first = [make(document[field]) for field, make in before.items() if document.get(field) is not None]
-    header = {field: value for field, value in document.items() if field != name and field not in before}
-    return MessageList(document[name], first, header)
+    return MessageList(document[name], first, without(document, name, *before), name)
 
 
 class MessageListReader:
@@ -197,6 +210,48 @@ class RequestWriter:
 
 
 _BESIDE = ("system", "system_instruction")
+
+
+def message_list_format(  # noqa: PLR0913 - what the formats of model services differ in
+    *,
+    name: str,
+    about: str,
+    fields: Sequence[str],
+    is_ours: Callable[[MessageList], bool],
+    reader: Callable[[], MessageReader],
+    request: Callable[[], Request],
+    before: Mapping[str, Callable[[Any], Any]] = {},
+) -> Format:
+    """The format of a model service's lists of messages.
+
+    Args:
+        name: as the command line has it.
+        about: one sentence about it.
+        fields: where the list is in a document that is not the list itself; the first is written.
+        is_ours: whether a list of objects, which is not empty, is this service's.
+        reader: makes a reader of its messages.
+        request: makes what writes them.
+        before: fields that stand for a message before the others, and what makes that message of them.
+    """
+
+    def find(document: Any) -> MessageList | None:
+        return list_in(document, fields, before)
+
+    def recognize(sample: Sample) -> bool:
+        found = find(sample.document)
+        if found is None or not found.messages or not all(isinstance(one, dict) for one in found.messages):
+            return False
+        return is_ours(found)
+
+    return Format(
+        name=name,
+        about=about,
+        suffix=".json",
+        recognize=recognize,
+        reader=lambda chain: MessageListReader(chain, name, reader(), find),
+        by_line=False,
+        message_writer=lambda facts: RequestWriter(request(), facts, name, fields[0]),
+    )
 
 
 def _indented(name: str, value: Any) -> bytes:

@@ -20,17 +20,22 @@ import orjson
 from msgspec.structs import replace
 
 from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.formats.blocks import read_block, written_part
 from miniclaw_sessions.formats.codec import (
     Chain,
     Format,
     Sample,
     SessionFacts,
-    kept_apart,
-    kept_fields,
+    count_of,
+    keeping,
+    kept_but,
+    kept_whole,
+    text_of,
+    without,
 )
 from miniclaw_sessions.formats.json_lines import JsonLines
 from miniclaw_sessions.formats.openai_chat import from_openai, to_openai
-from miniclaw_sessions.protocol.encoding import in_utc, instant, message_from_dict
+from miniclaw_sessions.protocol.encoding import in_utc, message_from_dict
 from miniclaw_sessions.protocol.entries import Compaction, Custom, Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, OtherPart, Part, Role, TextPart, ThinkingPart
 
@@ -39,9 +44,8 @@ NAME = "nanobot"
 _METADATA = "metadata"
 _SUMMARY = "_last_summary"
 _KEPT_BEHIND_SUMMARY = 8  # nanobot sends at least so many messages beside a summary
-_CHAT_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
-_NOT_KEPT = _CHAT_FIELDS | {"_type"}  # a message of a type is none, to nanobot
-_PART_TYPES = frozenset({"text", "image", "thinking"})
+_CHAT_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
+_NOT_KEPT = (*_CHAT_FIELDS, "_type")  # a message of a type is none, to nanobot
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -103,30 +107,18 @@ class _Reader:
     def _take_metadata(self, line: Mapping[str, Any]) -> None:
         self._has_metadata = True
         facts = self.facts
-        facts.header = {name: value for name, value in line.items() if name != "_type"}
+        facts.header = without(line, "_type")
         if not isinstance(metadata := facts.header.get("metadata", {}), dict):
             self._lines.repaired("metadata is not an object, and was left out")
             metadata = facts.header["metadata"] = {}
-        if isinstance(title := metadata.get("title"), str) and title:
-            facts.title = title
-        facts.created_at = self._time(line, "created_at")
+        facts.title = text_of(metadata, "title")
+        facts.created_at = self._lines.moment_in(line, "created_at")
         if isinstance(key := line.get("key"), str):
             facts.source_id = key
             channel, colon, chat_id = key.partition(":")
             if colon and channel and chat_id:
                 facts.channel, facts.chat_id = channel, chat_id
-        offset = line.get("last_consolidated")
-        if isinstance(offset, int) and not isinstance(offset, bool):
-            self._consolidated = offset
-
-    def _time(self, line: Mapping[str, Any], name: str) -> datetime | None:
-        value = line.get(name)
-        moment = instant(value)
-        if isinstance(moment, datetime):
-            return moment
-        if value is not None:
-            self._lines.repaired(f"{name} is not a time, and was left out")
-        return None
+        self._consolidated = count_of(line, "last_consolidated") or 0
 
     def _message(self, line: Mapping[str, Any]) -> Message | None:
         chat = {name: value for name, value in line.items() if name in _CHAT_FIELDS}
@@ -138,8 +130,7 @@ class _Reader:
                 self._lines.set_aside(str(error))
                 return None
             self._lines.repaired("the message is not quite in chat-completions form, and was read all the same")
-        unknown = {name: value for name, value in line.items() if name not in _CHAT_FIELDS and name != "timestamp"}
-        return _with_reasoning(message, unknown, self._time(line, "timestamp"))
+        return _with_reasoning(message, without(line, *_CHAT_FIELDS, "timestamp"), self._lines.moment_in(line))
 
 
 def _from_chat(chat: Mapping[str, Any]) -> Message | None:
@@ -152,37 +143,27 @@ def _from_chat(chat: Mapping[str, Any]) -> Message | None:
 
 def _with_reasoning(message: Message, unknown: dict[str, Any], timestamp: datetime | None) -> Message:
     """The message with its thinking in front, and what only nanobot knows kept apart."""
-    thinking: list[ThinkingPart] = []
     blocks = unknown.get("thinking_blocks")
-    if isinstance(blocks, list) and blocks and (read := [_thinking(block) for block in blocks]) and None not in read:
-        thinking = [part for part in read if part is not None]
+    read = [read_block(block, NAME) for block in blocks] if isinstance(blocks, list) else []
+    thinking = [part for part in read if isinstance(part, ThinkingPart) and part.signature is not None]
+    if thinking and len(thinking) == len(read):
         del unknown["thinking_blocks"]
-    elif isinstance(text := unknown.get("reasoning_content"), str) and text and not blocks:
+    else:
+        thinking = []
+    if isinstance(text := unknown.get("reasoning_content"), str) and text and not blocks:
         thinking = [ThinkingPart(text)]
         del unknown["reasoning_content"]
     content = message.content if isinstance(message.content, str) else tuple(map(_storable, message.content))
     if thinking:
         said: tuple[Part, ...] = content if isinstance(content, tuple) else (TextPart(content),) if content else ()
         content = (*thinking, *said)
-    extra = {**(message.extra or {}), **(kept_apart(unknown, (), NAME) or {})}
+    extra = {**(message.extra or {}), **(keeping(unknown, NAME) or {})}
     return replace(message, content=content, timestamp=timestamp, extra=extra or None)
-
-
-def _thinking(block: Any) -> ThinkingPart | None:
-    match block:
-        case {"type": "thinking", "thinking": str(text), "signature": str(signature)}:
-            return ThinkingPart(text, signature, extra=kept_apart(block, ("type", "thinking", "signature"), NAME))
-        case {"type": "redacted_thinking", "data": str(data)}:
-            return ThinkingPart("", data, redacted=True, extra=kept_apart(block, ("type", "data"), NAME))
-        case _:
-            return None
 
 
 def _storable(part: Part) -> Part:
     """A part of a known type with fields of a wrong one, as a part that can be read again."""
-    if isinstance(part, OtherPart) and str(part.fields.get("type")) in _PART_TYPES:
-        return OtherPart({"type": NAME, "part": part.fields})
-    return part
+    return kept_whole(part.fields, NAME, "part") if isinstance(part, OtherPart) else part
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -203,7 +184,7 @@ class _Writer:
         facts = self._facts
         created_at = facts.created_at or _EPOCH
         metadata = facts.header.get("metadata") if facts.format == NAME else None
-        metadata = {name: value for name, value in metadata.items() if name != _SUMMARY} if metadata else {}
+        metadata = without(metadata, _SUMMARY) if metadata else {}
         if facts.title:
             metadata["title"] = facts.title
         head = {
@@ -222,9 +203,9 @@ class _Writer:
         Raises:
             InvalidMessage: it holds what JSON cannot.
         """
-        line = to_openai([message])[0]  # images of a tool result would be a second message
+        line = without(to_openai([message])[0], "_type")  # images of a tool result would be a second message
         line |= _reasoning(message)
-        line |= {name: value for name, value in kept_fields(message.extra, NAME).items() if name not in _NOT_KEPT}
+        line |= kept_but(message.extra, NAME, *_NOT_KEPT)
         if message.is_tool_result and message.name:
             line["name"] = message.name
         if message.timestamp is not None:
@@ -247,16 +228,9 @@ def _reasoning(message: Message) -> dict[str, Any]:
     if isinstance(message.content, str):
         return {}
     thinking = [part for part in message.content if isinstance(part, ThinkingPart)]
-    blocks = [_block(part) for part in thinking if part.signature is not None]
+    blocks = [written_part(part, NAME) for part in thinking if part.signature is not None]
     text = "\n\n".join(part.thinking for part in thinking if part.signature is None)
     return {**({"thinking_blocks": blocks} if blocks else {}), **({"reasoning_content": text} if text else {})}
-
-
-def _block(part: ThinkingPart) -> dict[str, Any]:
-    rest = kept_fields(part.extra, NAME)
-    if part.redacted:
-        return {**rest, "type": "redacted_thinking", "data": part.signature}
-    return {**rest, "type": "thinking", "thinking": part.thinking, "signature": part.signature}
 
 
 def _naive(moment: datetime) -> str:

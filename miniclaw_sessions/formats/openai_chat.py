@@ -14,14 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts
+from miniclaw_sessions.formats.codec import keeping, kept_but, kept_fields, without
+from miniclaw_sessions.formats.images import NOT_SHOWABLE, address_of, image_at, is_showable
 from miniclaw_sessions.formats.message_list import (
+    IMAGES_OF_RESULTS,
     MessageList,
-    MessageListReader,
     OneByOne,
-    RequestWriter,
     all_of,
-    list_in,
+    message_list_format,
 )
 from miniclaw_sessions.formats.tool_calls import fitting_id, fitting_name
 from miniclaw_sessions.protocol.messages import ImagePart, Message, OtherPart, Part, Role, TextPart, ToolCall
@@ -36,16 +36,13 @@ _ROLES = {
     Role.TOOL_RESULT: "tool",
 }
 _ROLE_TEXTS = (*_ROLES.values(), "developer", "function")  # no set: what is no text cannot be looked up in one
-_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
-_CALL_FIELDS = frozenset({"id", "type", "function"})
+_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
+_CALL_FIELDS = ("id", "type", "function")
 _PARTS_OF_A_USER = ("input_audio", "file")  # parts that the service knows and we pass on as they are
 _FIELDS_OF_ANTHROPIC = frozenset({"system", "anthropic_version"})  # beside messages that could as well be ours
 _NAME = re.compile(r"[^\s<|\\/>]{1,64}")  # the service refuses any other name, and with it the whole request
 _CALL_ID = re.compile(r"[a-zA-Z0-9_.:-]{1,40}")  # OpenAI refuses longer ones; Kimi's servers make some with dots
 _LONGEST_TOOL_NAME = 64
-_SHOWABLE = re.compile(r"https?://|data:image/(png|jpeg|gif|webp);base64,")
-_NOT_SHOWABLE = "(an image that cannot be shown here)"
-_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -83,8 +80,7 @@ class _Request:
 
 def _write(message: Message) -> dict[str, Any]:
     role = _ROLES.get(message.role, "user")
-    kept = _kept(message.extra)
-    if role == "system" and kept.get("role") == "developer":
+    if role == "system" and kept_fields(message.extra, KEPT).get("role") == "developer":
         role = "developer"
     fields: dict[str, Any] = {"role": role, "content": _write_content(message)}
     if message.is_tool_result:
@@ -94,7 +90,7 @@ def _write(message: Message) -> dict[str, Any]:
     if message.is_assistant and message.tool_calls:
         fields["content"] = fields["content"] or None
         fields["tool_calls"] = [_write_call(call) for call in message.tool_calls]
-    return {**_unknown(kept, _FIELDS), **fields}
+    return {**kept_but(message.extra, KEPT, *_FIELDS), **fields}
 
 
 def _write_content(message: Message) -> str | list[dict[str, Any]]:
@@ -108,7 +104,7 @@ def _write_content(message: Message) -> str | list[dict[str, Any]]:
 def _write_part(part: Part) -> dict[str, Any] | None:
     match part:
         case TextPart():
-            return {**_unknown(_kept(part.extra), {"type", "text"}), "type": "text", "text": part.text}
+            return {**kept_fields(part.extra, KEPT), "type": "text", "text": part.text}
         case ImagePart():
             return _write_image(part)
         case OtherPart(fields=fields) if fields.get("type") in _PARTS_OF_A_USER:
@@ -118,15 +114,15 @@ def _write_part(part: Part) -> dict[str, Any] | None:
 
 
 def _write_image(part: ImagePart) -> dict[str, Any]:
-    url = part.url if part.data is None else f"data:{part.media_type or 'image/png'};base64,{part.data}"
-    if not _SHOWABLE.match(url or "") and not isinstance((part.extra or {}).get(KEPT), dict):
-        return {"type": "text", "text": _NOT_SHOWABLE}  # the image is refused, and with it the whole request
-    return {"type": "image_url", "image_url": {**_unknown(_kept(part.extra), {"url"}), "url": url or ""}}
+    url = address_of(part)
+    if not is_showable(url) and not isinstance((part.extra or {}).get(KEPT), dict):
+        return {"type": "text", "text": NOT_SHOWABLE}
+    return {"type": "image_url", "image_url": {**kept_fields(part.extra, KEPT), "url": url}}
 
 
 def _write_call(call: ToolCall) -> dict[str, Any]:
     return {
-        **_unknown(_kept(call.extra), _CALL_FIELDS),
+        **kept_fields(call.extra, KEPT),
         "id": fitting_id(call.id, _CALL_ID),
         "type": "function",
         "function": {
@@ -137,17 +133,8 @@ def _write_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _shown_by_user(images: Iterable[ImagePart]) -> dict[str, Any]:
-    text = {"type": "text", "text": "(images from the tool results above)"}
+    text = {"type": "text", "text": IMAGES_OF_RESULTS}
     return {"role": "user", "content": [text, *(_write_part(image) for image in images)]}
-
-
-def _kept(extra: dict[str, Any] | None) -> Mapping[str, Any]:
-    kept = (extra or {}).get(KEPT)
-    return kept if isinstance(kept, dict) else {}
-
-
-def _unknown(fields: Mapping[Any, Any], known: Iterable[str]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name not in known}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -171,7 +158,7 @@ def _read(fields: Mapping[str, Any]) -> Message:
     if not isinstance(role_text, str) or role_text in ("", Role.OTHER):
         raise InvalidMessage('a chat-completions message needs a "role"')
     role = _read_role(role_text)
-    unknown = _unknown(fields, _FIELDS)
+    unknown = without(fields, *_FIELDS)
     if role_text == "developer":
         unknown["role"] = role_text
     calls = fields.get("tool_calls") or ()
@@ -209,12 +196,10 @@ def _read_content(content: Any) -> str | tuple[Part, ...]:
 def _read_part(part: Any) -> Part:
     match part:
         case {"type": "text", "text": str(text), **unknown}:
-            return TextPart(text, extra=_keeping(unknown))
+            return TextPart(text, extra=keeping(unknown, KEPT))
         case {"type": "image_url", "image_url": {"url": str(url), **unknown}}:
-            extra = _keeping(unknown) if _SHOWABLE.match(url) else {KEPT: unknown}  # ours, so it goes back as it came
-            if data := _DATA_URL.fullmatch(url):
-                return ImagePart(data[1], data[2], extra=extra)
-            return ImagePart(url=url, extra=extra)
+            # one that is not showable was taken all the same: the mark says that it goes back as it came
+            return image_at(url, keeping(unknown, KEPT) if is_showable(url) else {KEPT: unknown})
         case {"type": str()}:
             return OtherPart(dict(part))
         case _:
@@ -224,13 +209,9 @@ def _read_part(part: Any) -> Part:
 def _read_call(call: Any) -> ToolCall:
     match call:
         case {"id": str(call_id), "function": {"name": str(name), "arguments": str(arguments)}, **unknown}:
-            return ToolCall(call_id, name, arguments, extra=_keeping(_unknown(unknown, _CALL_FIELDS)))
+            return ToolCall(call_id, name, arguments, extra=keeping(without(unknown, *_CALL_FIELDS), KEPT))
         case _:
             raise InvalidMessage("a tool call must have an id and a function with name and arguments")
-
-
-def _keeping(unknown: Mapping[Any, Any]) -> dict[str, Any] | None:
-    return {KEPT: dict(unknown)} if unknown else None
 
 
 def _text_or_none(fields: Mapping[str, Any], name: str) -> str | None:
@@ -243,20 +224,13 @@ def _text_or_none(fields: Mapping[str, Any], name: str) -> str | None:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def _find(document: Any) -> MessageList | None:
-    return list_in(document, ["messages"], {})
-
-
-def _recognize(sample: Sample) -> bool:
+def _is_ours(found: MessageList) -> bool:
     """Whether all messages have this service's roles, and none has what only another service's messages have."""
-    found = _find(sample.document)
-    if found is None or not found.messages or found.header.keys() & _FIELDS_OF_ANTHROPIC:
-        return False
-    return all(_is_chat(fields) for fields in found.messages)
+    return not found.header.keys() & _FIELDS_OF_ANTHROPIC and all(map(_is_chat, found.messages))
 
 
-def _is_chat(fields: Any) -> bool:
-    if not isinstance(fields, dict) or "parts" in fields or not isinstance(fields.get("content"), str | list | None):
+def _is_chat(fields: Mapping[str, Any]) -> bool:
+    if "parts" in fields or not isinstance(fields.get("content"), str | list | None):
         return False
     if fields.get("role") not in _ROLE_TEXTS or fields.get("type", "message") != "message":
         return False
@@ -267,21 +241,12 @@ def _is_chat(fields: Any) -> bool:
     )
 
 
-def _reader(chain: Chain) -> MessageListReader:
-    return MessageListReader(chain, OPENAI_CHAT.name, OneByOne(lambda fields: [_read(fields)]), _find)
-
-
-def _writer(facts: SessionFacts) -> RequestWriter:
-    return RequestWriter(_Request(), facts, OPENAI_CHAT.name, "messages")
-
-
-OPENAI_CHAT = Format(
+OPENAI_CHAT = message_list_format(
     name="openai",
     about="OpenAI chat completions, which most model servers speak: a list of messages or a request with one; times, "
     "thinking, and that a result is an error, are lost",
-    suffix=".json",
-    recognize=_recognize,
-    reader=_reader,
-    by_line=False,
-    message_writer=_writer,
+    fields=["messages"],
+    is_ours=_is_ours,
+    reader=lambda: OneByOne(lambda fields: [_read(fields)]),
+    request=_Request,
 )

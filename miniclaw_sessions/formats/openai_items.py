@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.codec import Chain, Format, Sample, SessionFacts, kept_but, kept_fields
-from miniclaw_sessions.formats.message_list import MessageList, MessageListReader, RequestWriter, all_of, list_in
+from miniclaw_sessions.formats.codec import keeping, kept_but, kept_fields, without
+from miniclaw_sessions.formats.images import NOT_SHOWABLE, address_of, image_at, is_showable
+from miniclaw_sessions.formats.message_list import NOTHING_TO_SHOW, MessageList, all_of, message_list_format
 from miniclaw_sessions.formats.tool_calls import CallIds, fitting_name, in_order, taken_apart
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
@@ -45,11 +46,8 @@ WHOLE_CONTENT = "openai_content"
 """The type of a part that is one part of a message item's content; its field `content` holds it, verbatim."""
 
 _BEGINS = "message"  # kept on the first part of a message item of a reply: the other fields of that item
-_NOTHING_TO_SHOW = "(a message without anything that can be shown here)"
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _LONGEST_NAME = 64
-_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
-_SHOWABLE = re.compile(r"https?://|data:image/(png|jpeg|gif|webp);base64,")
 _ROLES = {"user": Role.USER, "system": Role.SYSTEM, "developer": Role.SYSTEM}
 _OF_THE_CLIENT = frozenset(
     {"mcp_approval_response", "item_reference", "additional_tools", "configuration_update", "compaction_trigger"}
@@ -114,13 +112,13 @@ def _write_said(message: Message) -> list[dict[str, Any]]:
     role = "user"
     if message.role is Role.SYSTEM:
         role = "developer" if kept.get("role") == "developer" else "system"
-    fields = {name: value for name, value in kept.items() if name not in ("role", "content", "type")}
+    fields = without(kept, "role", "content", "type")
     if kept.get("type") == "message":
         fields["type"] = "message"
     content = _write_content(message)
     if content or _is_ours(message):
         return [{**fields, "role": role, "content": content}]
-    return [{"role": role, "content": _NOTHING_TO_SHOW}] if role == "user" else []
+    return [{"role": role, "content": NOTHING_TO_SHOW}] if role == "user" else []
 
 
 def _would_command(item: Mapping[str, Any]) -> bool:
@@ -137,7 +135,8 @@ def _write_content(message: Message) -> str | list[dict[str, Any]]:
 def _write_input(part: Part) -> dict[str, Any] | None:
     match part:
         case TextPart():
-            return {"type": "input_text", **kept_but(part.extra, KEPT, {"text"}), "text": part.text}
+            kept = kept_fields(part.extra, KEPT)
+            return {**kept, "type": "text" if kept.get("type") == "text" else "input_text", "text": part.text}
         case ImagePart():
             return _write_image(part)
         case OtherPart(fields={"type": "openai_content", "content": dict(content)}):
@@ -147,17 +146,17 @@ def _write_input(part: Part) -> dict[str, Any] | None:
 
 
 def _write_image(part: ImagePart) -> dict[str, Any]:
-    url = part.url if part.data is None else f"data:{part.media_type or 'image/png'};base64,{part.data}"
+    url = address_of(part)
     if _is_ours(part):
-        return {**kept_but(part.extra, KEPT, {"type", "image_url"}), "type": "input_image", "image_url": url or ""}
-    if not _SHOWABLE.match(url or ""):  # one that the service cannot show is refused, and with it the request
-        return {"type": "input_text", "text": "(an image that cannot be shown here)"}
+        return {**kept_fields(part.extra, KEPT), "type": "input_image", "image_url": url}
+    if not is_showable(url):
+        return {"type": "input_text", "text": NOT_SHOWABLE}
     return {"type": "input_image", "detail": "auto", "image_url": url}
 
 
 def _write_result(message: Message, ids: CallIds) -> dict[str, Any]:
     return {
-        **kept_but(message.extra, KEPT, {"type", "call_id", "output"}),
+        **kept_fields(message.extra, KEPT),
         "type": "function_call_output",
         "call_id": message.tool_call_id if _is_ours(message) else ids.of_result(message.tool_call_id or ""),
         "output": _write_content(message),
@@ -210,20 +209,18 @@ class _Reply:
         if self._plain is not None:
             self._plain["content"] += text
             return
-        fields = (
-            kept_but(self._message.extra, KEPT, {"role", "content"}) if isinstance(self._message.content, str) else {}
-        )
+        fields = kept_fields(self._message.extra, KEPT) if isinstance(self._message.content, str) else {}
         self._item({**fields, "role": "assistant", "content": text})
         self._plain = self._items[-1]
 
 
 def _write_output(part: TextPart) -> dict[str, Any]:
-    fields = {"type": "output_text", **kept_but(part.extra, KEPT, {_BEGINS, "text"})}
+    fields = {"type": "output_text", **kept_but(part.extra, KEPT, _BEGINS, "text")}
     return {**fields, "refusal" if fields["type"] == "refusal" else "text": part.text}
 
 
 def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
-    fields = {**kept_but(call.extra, KEPT, {"type", "call_id", "name", "arguments"}), "type": "function_call"}
+    fields = {**kept_fields(call.extra, KEPT), "type": "function_call"}
     if _is_ours(call):
         ids.keep(call.id)
         return {**fields, "call_id": call.id, "name": call.name, "arguments": call.arguments}
@@ -234,7 +231,7 @@ def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
 
 def _write_reasoning(part: ThinkingPart) -> dict[str, Any]:
     encrypted = {} if part.signature is None else {"encrypted_content": part.signature}
-    return {**kept_but(part.extra, KEPT, {"type"}), **encrypted, "type": "reasoning"}
+    return {**kept_fields(part.extra, KEPT), **encrypted, "type": "reasoning"}
 
 
 def _is_ours(value: Message | TextPart | ImagePart | ThinkingPart | ToolCall) -> bool:
@@ -308,8 +305,8 @@ class _ItemReader:
             raise InvalidMessage("an item must be a JSON object")
         match item:
             case {"role": "assistant", "content": str(text)} if text and item.get("type", "message") == "message":
-                done, rest = self.finish(), _but(item, "role", "content")
-                self._plain = Message(Role.ASSISTANT, text, extra=_keeping(rest) if text.strip() else {KEPT: rest})
+                done, rest = self.finish(), without(item, "role", "content")
+                self._plain = Message(Role.ASSISTANT, text, extra=keeping(rest, KEPT) if text.strip() else {KEPT: rest})
                 return done
             case {"role": "user" | "system" | "developer"} if (said := _read_said(item)) is not None:
                 return [*self.finish(), said]
@@ -344,17 +341,15 @@ def _read_said(item: Mapping[str, Any]) -> Message | None:
         return None
     content = item["content"]
     known = ("content",) if item["role"] == "developer" else ("content", "role")
-    rest = _but(item, *known)
-    if content == [] or (isinstance(content, str) and not content):
-        return Message(_ROLES[item["role"]], _read_content(content), extra={KEPT: rest})
-    return Message(_ROLES[item["role"]], _read_content(content), extra=_keeping(rest))
+    rest = without(item, *known)
+    return Message(_ROLES[item["role"]], _read_content(content), extra=keeping(rest, KEPT) if content else {KEPT: rest})
 
 
 def _read_result(item: Mapping[str, Any]) -> Message | None:
     call_id = item.get("call_id")
     if not isinstance(call_id, str) or not call_id or not _is_content(item.get("output")):
         return None
-    extra = {KEPT: _but(item, "type", "call_id", "output")}
+    extra = {KEPT: without(item, "type", "call_id", "output")}
     return Message(Role.TOOL_RESULT, _read_content(item["output"]), tool_call_id=call_id, extra=extra)
 
 
@@ -369,25 +364,18 @@ def _read_content(content: str | list[dict[str, Any]]) -> str | tuple[Part, ...]
 def _read_input(part: dict[str, Any]) -> Part:
     match part:
         case {"type": "input_text" | "text" as kind, "text": str(text), **rest}:
-            return TextPart(text, extra=_keeping(rest if kind == "input_text" else {**rest, "type": kind}))
+            return TextPart(text, extra=keeping(rest if kind == "input_text" else {**rest, "type": kind}, KEPT))
         case {"type": "input_image", "image_url": str(url), **rest}:
-            return _read_image(url, rest)
+            return image_at(url, None if rest == {"detail": "auto"} and is_showable(url) else {KEPT: rest})
         case _:
             return OtherPart({"type": WHOLE_CONTENT, "content": part})
-
-
-def _read_image(url: str, rest: dict[str, Any]) -> ImagePart:
-    extra = None if rest == {"detail": "auto"} and _SHOWABLE.match(url) else {KEPT: rest}
-    if inline := _DATA_URL.fullmatch(url):
-        return ImagePart(inline[1], inline[2], extra=extra)
-    return ImagePart(url=url, extra=extra)
 
 
 def _read_made(item: Mapping[str, Any]) -> list[Part | ToolCall]:
     """The pieces of an item that a model made."""
     match item:
         case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
-            rest = _but(item, "type", "call_id", "name", "arguments")
+            rest = without(item, "type", "call_id", "name", "arguments")
             return [ToolCall(call_id, name, arguments, extra={KEPT: rest})]
         case {"type": "reasoning", "summary": list(summary)}:
             return [_read_reasoning(item, summary)]
@@ -403,13 +391,13 @@ def _read_reasoning(item: Mapping[str, Any], summary: list[Any]) -> ThinkingPart
     texts = [part.get("text") for part in told if isinstance(part, dict)]
     encrypted = item.get("encrypted_content")
     signature = encrypted if isinstance(encrypted, str) else None
-    rest = _but(item, "type", *(["encrypted_content"] if signature is not None else []))
+    rest = without(item, "type", *(["encrypted_content"] if signature is not None else []))
     return ThinkingPart("\n\n".join(text for text in texts if isinstance(text, str)), signature, extra={KEPT: rest})
 
 
 def _read_message(item: Mapping[str, Any], content: Sequence[dict[str, Any]]) -> list[Part | ToolCall]:
     parts: list[Part | ToolCall] = []
-    begins = {_BEGINS: _but(item, "role", "content")}
+    begins = {_BEGINS: without(item, "role", "content")}
     for part in content:
         parts.append(_read_output(part, begins))
         begins = {}
@@ -430,31 +418,16 @@ def _whole(item: Mapping[str, Any]) -> OtherPart:
     return OtherPart({"type": WHOLE_ITEM, "item": dict(item)})
 
 
-def _but(item: Mapping[str, Any], *known: str) -> dict[str, Any]:
-    return {name: value for name, value in item.items() if name not in known}
-
-
-def _keeping(rest: dict[str, Any]) -> dict[str, Any] | None:
-    return {KEPT: rest} if rest else None
-
-
 # --- files -----------------------------------------------------------------------------------------------------------
-
-
-def _find(document: Any) -> MessageList | None:
-    return list_in(document, ["input", "output", "items"], {"instructions": _instructions})
 
 
 def _instructions(text: Any) -> Any:
     return {"role": "system", "content": text}
 
 
-def _recognize(sample: Sample) -> bool:
-    """Whether the file has what only items have: a type on each that is no message, or their names of content parts."""
-    found = _find(sample.document)
-    if found is None or not found.messages or not all(isinstance(item, dict) for item in found.messages):
-        return False
-    if isinstance(sample.document, dict) and ("input" in sample.document or "output" in sample.document):
+def _is_list_of_items(found: MessageList) -> bool:
+    """Whether a list has what only items have: a type on each that is no message, or their names of content parts."""
+    if found.field in ("input", "output"):
         return all("role" in item or isinstance(item.get("type"), str) for item in found.messages)
     return any(_is_typical(item) for item in found.messages)
 
@@ -470,21 +443,13 @@ def _is_typical(item: Mapping[str, Any]) -> bool:
     )
 
 
-def _reader(chain: Chain) -> MessageListReader:
-    return MessageListReader(chain, OPENAI_ITEMS.name, _ItemReader(), _find)
-
-
-def _writer(facts: SessionFacts) -> RequestWriter:
-    return RequestWriter(ItemsRequest(), facts, OPENAI_ITEMS.name, "input")
-
-
-OPENAI_ITEMS = Format(
+OPENAI_ITEMS = message_list_format(
     name="openai-items",
     about="OpenAI Responses and Conversations items: a list of them, a request or a response; times, and that a result "
     "is an error, are lost",
-    suffix=".json",
-    recognize=_recognize,
-    reader=_reader,
-    by_line=False,
-    message_writer=_writer,
+    fields=["input", "output", "items"],
+    before={"instructions": _instructions},
+    is_ours=_is_list_of_items,
+    reader=_ItemReader,
+    request=ItemsRequest,
 )

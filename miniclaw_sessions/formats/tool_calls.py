@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -68,6 +69,15 @@ def _placed(call: ToolCall, place: int, parts: int) -> ToolCall:
     if place == parts:
         return call
     return msgspec.structs.replace(call, extra={**(call.extra or {}), PLACE: place})
+
+
+def in_pieces(blocks: Iterable[Any], is_result: Callable[[Any], bool]) -> list[list[Any]]:
+    """Blocks in groups, for messages that answer several calls: each result by itself, what stands between together."""
+    pieces: list[list[Any]] = []
+    for answers, run in groupby(blocks, is_result):
+        group = list(run)
+        pieces += [[block] for block in group] if answers else [group]
+    return pieces
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------

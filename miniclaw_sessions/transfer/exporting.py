@@ -9,13 +9,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, suppress
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 from anyio import from_thread, to_thread
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.formats.codec import ForesightedWriter, Format, MessageWriter, PageWriter, SessionFacts, Writer
+from miniclaw_sessions.formats.codec import Foreseeing, Format, PageWriter, SessionFacts, Writer
 from miniclaw_sessions.history.branch import told
 from miniclaw_sessions.history.context import ContextInParts, is_told_as_user
 from miniclaw_sessions.protocol.encoding import decode_entry
@@ -54,8 +54,8 @@ async def export_session(session: Session, form: Format) -> AsyncIterator[bytes]
     if form.writer is not None:
         writer = form.writer(facts)
         places = await _Places.of_branch(session) if form.branch_only else None
-        if form.looks_ahead:
-            await _shown(cast("ForesightedWriter", writer), _entries(session, places))
+        if isinstance(writer, Foreseeing):
+            await _shown(writer, _entries(session, places))
         pieces = _written(writer, _entries(session, places))
     elif form.page is not None:
         pieces = _written_page(form.page(facts), session)
@@ -69,7 +69,7 @@ async def export_session(session: Session, form: Format) -> AsyncIterator[bytes]
                 yield piece
 
 
-async def _written(writer: Writer, entries: AsyncIterator[Entry]) -> AsyncGenerator[bytes, None]:
+async def _written(writer: Writer[Entry], entries: AsyncIterator[Entry]) -> AsyncGenerator[bytes, None]:
     yield await to_thread.run_sync(writer.begin)
     async for some in _some(entries):
         yield await to_thread.run_sync(_fed, writer.feed, some)
@@ -103,12 +103,12 @@ def _next_piece(pieces: Iterator[bytes]) -> bytes:
     return bytes(made)
 
 
-async def _shown(writer: ForesightedWriter | PageWriter, entries: AsyncIterator[Entry]) -> None:
+async def _shown(writer: Foreseeing, entries: AsyncIterator[Entry]) -> None:
     async for entry in entries:
         writer.foresee(entry)
 
 
-async def _written_messages(writer: MessageWriter, session: Session) -> AsyncGenerator[bytes, None]:
+async def _written_messages(writer: Writer[Message], session: Session) -> AsyncGenerator[bytes, None]:
     """The branch as a model may be sent it: results find their calls, and every call has its result."""
     places = await _Places.of_branch(session)
     context = ContextInParts(has_user=places.has_user)
@@ -123,7 +123,7 @@ def _fed(feed: Callable[[T], bytes], pieces: Iterable[T]) -> bytes:
     return b"".join(map(feed, pieces))
 
 
-def _fed_to_model(writer: MessageWriter, context: ContextInParts, messages: Iterable[Message]) -> bytes:
+def _fed_to_model(writer: Writer[Message], context: ContextInParts, messages: Iterable[Message]) -> bytes:
     return b"".join(writer.feed(legal) for message in messages for legal in context.add(message))
 
 

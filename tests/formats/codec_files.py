@@ -127,13 +127,13 @@ def _fits(line: Any) -> bool:
 
 
 def _replace_a_value(draw: st.DrawFn, lines: list[Any]) -> None:
-    places = [(holder, key) for line in lines for holder, key in _places(line)]
-    holder, key = draw(st.sampled_from(places))
+    holder, key = draw(st.sampled_from([place for line in lines for place in places(line)]))
     holder[key] = draw(json_values)
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Where the values within a value stand, however deep: what holds each, and its name or number there."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield value, key
-        yield from _places(inner)
+        yield from places(inner)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.formats.anthropic import ANTHROPIC, NOTHING_TO_SHOW, from_anthropic, to_anthropic
+from miniclaw_sessions.formats.anthropic import ANTHROPIC, from_anthropic, to_anthropic
 from miniclaw_sessions.formats.codec import Chain, Outcome, Sample, SessionFacts
 from miniclaw_sessions.formats.google import to_google
+from miniclaw_sessions.formats.message_list import NOTHING_TO_SHOW
 from miniclaw_sessions.formats.openai_chat import to_openai
 from miniclaw_sessions.formats.openai_items import to_items
 from miniclaw_sessions.history.context import build_context, is_legal
@@ -367,7 +368,7 @@ def test_a_request_is_imported_and_exported_with_its_other_fields() -> None:
     assert "model" not in orjson.loads(dumped(ANTHROPIC, [], SessionFacts(format="pi", header={"model": "x"})))
 
 
-def test_a_bad_message_is_set_aside_and_its_neighbours_taken() -> None:
+def test_a_bad_message_is_set_aside_and_its_neighbors_taken() -> None:
     reader, entries = read_file([{"role": "user", "content": "a"}, {"role": "user", "content": 2**70}, 7, None])
     assert [entry.message.text for entry in entries] == ["a"]
     assert [(finding.line, finding.outcome) for finding in reader.findings] == [

@@ -108,7 +108,7 @@ PI_SUMMARY = [
     *PI_TREE[:8],
     pi("branch_summary", "0000000a", "00000003", fromId="00000007", summary="They sang for a while."),
 ]
-PI_LABELLED_ELSEWHERE = [*PI_TREE, pi("label", "0000000b", "00000009", targetId="00000006", label="song")]
+PI_LABELED_ELSEWHERE = [*PI_TREE, pi("label", "0000000b", "00000009", targetId="00000006", label="song")]
 
 
 # --- Claude Code -----------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ CASES: dict[str, tuple[Sequence[dict[str, Any]], list[str], tuple[str | None, st
     "document 003, a branch from the root": (FROM_THE_ROOT, ["Something else."], (None, None)),
     "pi": (PI_TREE, JOKE, ("model-of-00000009", "off")),
     "pi, a branch summary": (PI_SUMMARY, [*GREETING, "They sang for a while."], ("model-of-00000003", "off")),
-    "pi, a label on what was left": (PI_LABELLED_ELSEWHERE, JOKE, ("model-of-00000009", "off")),
+    "pi, a label on what was left": (PI_LABELED_ELSEWHERE, JOKE, ("model-of-00000009", "off")),
     "claude code, an edited prompt": (CLAUDE_EDIT, JOKE, ("claude-test-1", None)),
     "claude code, a hook of what was left ends late": (CLAUDE_LATE_HOOK, JOKE, ("claude-test-1", None)),
     "claude code, the first prompt edited": (CLAUDE_FIRST_PROMPT_EDITED, ["Tell me a joke."], (None, None)),

@@ -389,7 +389,7 @@ BAD_LINES: list[tuple[bytes, Outcome | None]] = [
 
 
 @pytest.mark.parametrize(("bad", "outcome"), BAD_LINES)
-def test_a_bad_line_costs_no_neighbour(bad: bytes, outcome: Outcome | None) -> None:
+def test_a_bad_line_costs_no_neighbor(bad: bytes, outcome: Outcome | None) -> None:
     lines: list[Any] = [b"\xef\xbb\xbf" + orjson.dumps(PARALLEL[1]) + b"\r", bad, *PARALLEL[2:]]
     found = read(CLAUDE_CODE, lines)
     assert found.said == read(CLAUDE_CODE, PARALLEL).said

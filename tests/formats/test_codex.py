@@ -398,7 +398,7 @@ def test_damage_to_old_files_never_stops_a_reader_either(lines: list[bytes]) -> 
         (b'{"type":"event_msg","timestamp":"\xff","payload":{"type":"x"}}', Outcome.REPAIRED),
     ],
 )
-def test_a_bad_line_costs_no_neighbour(bad: bytes, outcome: Outcome | None) -> None:
+def test_a_bad_line_costs_no_neighbor(bad: bytes, outcome: Outcome | None) -> None:
     found = read(CODEX, [*TURNS[:3], bad, *TURNS[3:]])
     assert found.said == read(CODEX, TURNS).said
     assert {(f.line, f.outcome) for f in found.findings} == (set() if outcome is None else {(4, outcome)})
@@ -423,7 +423,7 @@ def test_a_bad_line_costs_no_neighbour(bad: bytes, outcome: Outcome | None) -> N
         {"type": "local_shell_call", "action": []},
     ],
 )
-def test_fields_of_a_wrong_type_lose_no_neighbour(fields: dict[str, Any]) -> None:
+def test_fields_of_a_wrong_type_lose_no_neighbor(fields: dict[str, Any]) -> None:
     odd = item("message", role="user", content=[{"type": "input_text", "text": "odd"}])
     odd["payload"] |= fields
     found = read(CODEX, [HEADER, said("user", "One"), odd, said("user", "Two")])

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.formats.codec import Chain, Finding, ForesightedWriter, Outcome, Sample, SessionFacts
+from miniclaw_sessions.formats.codec import Chain, Finding, Foreseeing, Outcome, Sample, SessionFacts
 from miniclaw_sessions.formats.dive import DIVE
 from miniclaw_sessions.formats.pi import PI
 from miniclaw_sessions.history.context import build_context, is_legal
@@ -82,7 +82,8 @@ def read(*lines: Any) -> Read:
 
 def written(entries: Iterable[Entry], facts: SessionFacts | None = None) -> list[bytes]:
     assert DIVE.writer is not None
-    writer = cast("ForesightedWriter", DIVE.writer(facts or SessionFacts()))
+    writer = DIVE.writer(facts or SessionFacts())
+    assert isinstance(writer, Foreseeing)
     for entry in entries:
         writer.foresee(entry)
     whole = writer.begin() + b"".join(writer.feed(entry) for entry in entries) + writer.finish()
@@ -453,7 +454,7 @@ def test_file_store_torn_append_recovery() -> None:
     ],
     ids=lambda line: str(line)[:60],
 )
-def test_a_bad_line_in_the_middle_is_set_aside_and_its_neighbours_are_taken(line: Any) -> None:
+def test_a_bad_line_in_the_middle_is_set_aside_and_its_neighbors_are_taken(line: Any) -> None:
     session = read(HEADER, HELLO, line, WEATHER)
     assert session.outcomes == [(3, Outcome.SET_ASIDE)]
     assert session.findings[0].raw == (line if isinstance(line, bytes) else json.dumps(line).encode())

@@ -16,12 +16,12 @@ from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.formats.codec import Chain, Sample
 from miniclaw_sessions.formats.google import (
     GOOGLE,
-    NOTHING_TO_SHOW,
     SKIP_VALIDATION,
     from_google,
     from_google_reply,
     to_google,
 )
+from miniclaw_sessions.formats.message_list import NOTHING_TO_SHOW
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.protocol.entries import MessageEntry
@@ -348,7 +348,7 @@ def test_a_request_is_imported_and_exported_with_its_other_fields(system: str) -
     }
 
 
-def test_a_bad_content_is_set_aside_and_its_neighbours_taken() -> None:
+def test_a_bad_content_is_set_aside_and_its_neighbors_taken() -> None:
     reader, entries = read_file([HI, {"role": "user", "parts": 7}, HI])
     assert [entry.message.text for entry in entries] == ["hi", "hi"]
     assert [finding.line for finding in reader.findings] == [2]

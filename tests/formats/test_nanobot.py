@@ -159,7 +159,7 @@ def test_a_call_with_arguments_as_an_object_is_repaired() -> None:
         (b"[]", Outcome.SET_ASIDE),
     ],
 )
-def test_a_bad_line_costs_no_neighbour(bad: bytes, outcome: Outcome | None) -> None:
+def test_a_bad_line_costs_no_neighbor(bad: bytes, outcome: Outcome | None) -> None:
     found = read(NANOBOT, [*NEWEST[:3], bad, *NEWEST[3:]])
     assert found.said == read(NANOBOT, NEWEST).said
     assert [(f.line, f.outcome) for f in found.findings] == ([] if outcome is None else [(4, outcome)])

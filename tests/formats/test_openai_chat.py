@@ -319,7 +319,7 @@ def test_a_request_is_imported_and_exported_with_its_other_fields(wire: list[dic
     assert [entry.message for entry in read_file(wire)[1]] == [entry.message for entry in entries]
 
 
-def test_a_bad_message_is_set_aside_and_its_neighbours_taken() -> None:
+def test_a_bad_message_is_set_aside_and_its_neighbors_taken() -> None:
     reader, entries = read_file([HI, {"role": "user", "content": 7}, [], HI])
     assert [entry.message.text for entry in entries] == ["hi", "hi"]
     assert [finding.line for finding in reader.findings] == [2, 3]

@@ -408,7 +408,7 @@ def test_a_request_is_imported_and_exported_with_its_other_fields() -> None:
     }
 
 
-def test_a_bad_item_is_set_aside_and_its_neighbours_taken() -> None:
+def test_a_bad_item_is_set_aside_and_its_neighbors_taken() -> None:
     said = {"role": "user", "content": "hi"}
     reader, entries = read_file([said, 7, {"type": "x", "n": 2**70}, said])
     assert [entry.message.text for entry in entries] == ["hi", "hi"]

@@ -162,7 +162,7 @@ def test_what_is_no_session_or_too_new_is_refused(document: Any) -> None:
         {"role": "user", "tool_calls": 5},
     ],
 )
-def test_a_bad_message_is_set_aside_and_costs_no_neighbour(bad: Any) -> None:
+def test_a_bad_message_is_set_aside_and_costs_no_neighbor(bad: Any) -> None:
     document = with_fields()
     document["messages"].insert(1, bad)
     found = read_document(document)

@@ -297,11 +297,8 @@ CHAT = b'{"messages": [{"role": "user", "content": "hello"}]}'
 @pytest.mark.parametrize(
     ("content", "wrong", "right"),
     [
-        *(
-            (LARGE.read_bytes(), wrong, "pi")
-            for wrong in ("codex", "claude-code", "nanobot", "jsonl", "dive", "openai")
-        ),
-        *((CHAT, wrong, "openai") for wrong in ("codex", "claude-code", "nanobot", "pi", "google", "miniclaw")),
+        *((LARGE.read_bytes(), wrong, "pi") for wrong in ("codex", "claude-code", "nanobot", "dive", "openai")),
+        *((CHAT, wrong, "openai") for wrong in ("codex", "claude-code", "nanobot", "pi", "google")),
         (b'{"a": 1}\n{"b": 2}\n', "codex", "no known format"),
     ],
 )

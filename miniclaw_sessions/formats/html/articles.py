@@ -14,8 +14,9 @@ from typing import Any
 from urllib.parse import quote
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.first_words import call_words, first_words, speaker
+from miniclaw_sessions.formats.first_words import NAMES, call_words, first_words, named, speaker
 from miniclaw_sessions.formats.html.prose import escaped, preformatted, prose
+from miniclaw_sessions.formats.images import inlined
 from miniclaw_sessions.formats.outline import Row
 from miniclaw_sessions.protocol.encoding import in_utc, parse_json
 from miniclaw_sessions.protocol.entries import BranchSummary, Compaction, Custom, Entry, Label, MessageEntry, OtherEntry
@@ -34,19 +35,8 @@ from miniclaw_sessions.protocol.messages import (
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/avif", "image/bmp"})
 """The images that are shown; no SVG, which is a document of its own."""
 
-_NAMES = {
-    Role.SYSTEM: "System",
-    Role.USER: "User",
-    Role.ASSISTANT: "Assistant",
-    Role.TOOL_RESULT: "Tool result",
-    Role.BASH_EXECUTION: "Shell",
-    Role.CUSTOM: "Note",
-    Role.BRANCH_SUMMARY: "Summary of a branch that was left",
-    Role.COMPACTION_SUMMARY: "Summary of what came before",
-}
 _SPEAKERS = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant"}
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]+")
-_DATA_URL = re.compile(r"data:([^;,]+);base64,(.+)", re.DOTALL)
 
 
 def anchor(entry_id: str) -> str:
@@ -112,7 +102,7 @@ def _head(row: Row) -> str:
         name, details = _who(entry.message)
         time = entry.message.timestamp or time
     else:
-        name = "Summary of a branch that was left" if isinstance(entry, BranchSummary) else speaker(entry).capitalize()
+        name = NAMES[Role.BRANCH_SUMMARY] if isinstance(entry, BranchSummary) else speaker(entry).capitalize()
     return (
         f'<header><a href="#{anchor(entry.id)}">{escaped(name)}</a>{label}'
         f'<span class="about">{details}{moment(time)}</span></header>\n'
@@ -120,15 +110,12 @@ def _head(row: Row) -> str:
 
 
 def _who(message: Message) -> tuple[str, str]:
-    name = _NAMES.get(message.role) or message.role_text or message.role.value
-    if message.name:
-        name = f"{name}: {message.name}"
     facts = [message.author, message.model]
     facts += [tokens_and_cost(message.usage)] if message.usage else []
     facts += (
         [message.stop_reason] if message.stop_reason not in (None, "stop", "toolUse", "end_turn", "tool_use") else []
     )
-    return name, "".join(f"<span>{escaped(fact)}</span>" for fact in facts if fact)
+    return named(message), "".join(f"<span>{escaped(fact)}</span>" for fact in facts if fact)
 
 
 def _ways(ways: Iterable[tuple[int, Row]]) -> str:
@@ -174,9 +161,8 @@ def _part(part: Part, *, is_output: bool) -> str:
 
 
 def _image(part: ImagePart) -> str:
+    part = inlined(part)
     media_type, data = part.media_type, part.data
-    if data is None and part.url is not None and (inline := _DATA_URL.fullmatch(part.url)):
-        media_type, data = inline[1], inline[2]
     if data is not None and media_type in IMAGE_TYPES and _BASE64.fullmatch(data):
         return f'<img alt="image" loading="lazy" src="data:{media_type};base64,{data}">'
     where = part.url if part.url is not None and not part.url.startswith("data:") else None

@@ -4,8 +4,7 @@ Such a file is a tree, one JSON object per line: a header, then entries that nam
 
 - `shapes` knows how pi lays out its JSON objects, and keeps what our values have no field for;
 - `parts` and `messages` are what was said, `entries` is what was logged, each in both directions;
-- `lines` gets out of a damaged line what can be saved;
-- `reading` and `writing` are a file; `recognition` tells one from other files that begin like it.
+- `reading`, with `tree`, and `writing` are a file; `recognition` tells one from other files that begin like it.
 
 Other things that pi calls sessions, such as the event stream of its JSON mode, are refused.
 """

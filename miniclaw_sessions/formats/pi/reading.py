@@ -30,7 +30,7 @@ from miniclaw_sessions.formats.json_lines import JsonLines
 from miniclaw_sessions.formats.pi.entries import TYPES, VERSION, Place, read_entry, read_line
 from miniclaw_sessions.formats.pi.recognition import EVENTS, event_stream
 from miniclaw_sessions.formats.pi.shapes import Unusable, from_text, to_text
-from miniclaw_sessions.formats.pi.tree import LineIds, Tree
+from miniclaw_sessions.formats.pi.tree import LineIds, PiTree
 from miniclaw_sessions.history.branch import provider_of
 from miniclaw_sessions.protocol.encoding import MAX_DEPTH
 from miniclaw_sessions.protocol.entries import (
@@ -56,7 +56,7 @@ class PiReader:
         self._lines = JsonLines(depth=MAX_DEPTH - 1, beginning=_BEGINNING)
         self.findings = self._lines.findings
         self._new_id = chain.new_id
-        self._tree = Tree(self._lines, chain.new_id)
+        self._tree = PiTree(self._lines, chain.new_id)
         self._time = chain.now
         self._first_time: datetime | None = None
         self._has_header = False
@@ -195,15 +195,15 @@ class PiReader:
         tree = self._tree
         match entry:
             case Compaction(first_kept_entry_id=str(kept)) if tree.expects_ids:
-                if not tree.has(kept):
+                if kept not in tree:
                     self._lines.repaired("the first entry that it keeps is not in the file before it; it keeps nothing")
                 return replace(entry, first_kept_entry_id=tree.meant(kept))
             case Label(target_id=target):
-                if not tree.has(target):
+                if target not in tree:
                     raise Unusable("the entry that it labels is not in the file before it")
                 return replace(entry, target_id=tree.meant(target) or target)
             case LeafMove(parent_id=str(left)):
-                return replace(entry, parent_id=tree.meant(left) if tree.has(left) else tree.leaf_id)
+                return replace(entry, parent_id=tree.meant(left) if left in tree else tree.leaf_id)
         return entry
 
     # --- the state that only the header of version 1 says ------------------------------------------------------------

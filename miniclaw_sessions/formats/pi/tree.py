@@ -1,7 +1,4 @@
-"""Where the entries of a file of pi's stand in its tree, while it is read: ids, parents, and the leaf.
-
-A file may have millions of entries, so no id is held, only a number for each.
-"""
+"""Where the entries of a file of pi's stand in its tree, while it is read: ids and parents."""
 
 from __future__ import annotations
 
@@ -12,21 +9,16 @@ from typing import Any
 
 from miniclaw_sessions.formats.json_lines import JsonLines
 from miniclaw_sessions.formats.pi.entries import Place
-from miniclaw_sessions.protocol.entries import Entry, LeafMove, moves_leaf
+from miniclaw_sessions.formats.tree import Tree
 
 
-class Tree:
-    """The ids that have been read so far; gives every entry an id of its own and a parent that stands before it."""
+class PiTree(Tree):
+    """Gives every entry an id of its own and a parent that stands before it."""
 
     def __init__(self, lines: JsonLines, new_id: Callable[[], str]) -> None:
-        self.leaf_id: str | None = None
+        super().__init__(lines)
         self.expects_ids = False
-        self._lines = lines
         self._new_id = new_id
-        self._seen: set[int] = set()
-        self._instead: dict[str, str | None] = {}  # ids that mean another entry: of repeated ones, and of moves
-        self._before_damage: str | None = None
-        self._is_damaged = False
 
     def place(self, fields: Mapping[str, Any], timestamp: datetime) -> Place:
         """The place of the next entry."""
@@ -36,14 +28,14 @@ class Tree:
         entry_id = written if isinstance(written, str) and has_id else self._new_id()
         if has_id:
             self.expects_ids = True
-            if hash(entry_id) in self._seen:
+            if entry_id in self:
                 self._lines.repaired("an entry with the same id stands before it; it got another one")
                 repeated, entry_id = entry_id, self._new_id()
-                self._instead[repeated] = entry_id
+                self.mean(repeated, entry_id)
         elif self.expects_ids:
             self._lines.repaired("it has no id, and got one")
         if self.expects_ids:  # else all ids are ours, and nothing refers to them
-            self._seen.add(hash(entry_id))
+            self.know(entry_id)
         return Place(entry_id, parent_id, timestamp, is_sound)
 
     def _parent(self, fields: Mapping[str, Any], *, is_expected: bool) -> tuple[bool, str | None]:
@@ -55,34 +47,9 @@ class Tree:
         written = fields["parentId"]
         if written is None:
             return True, None
-        if isinstance(written, str) and self.has(written):
+        if isinstance(written, str) and written in self:
             return True, self.meant(written)
-        raw = written.encode() if isinstance(written, str) else b""
-        if self._is_damaged:
-            self._lines.repaired("its parent was in damaged lines; it follows what stands before them", raw)
-            return False, self._before_damage
-        self._lines.repaired("its parent is not in the file before it; it begins a branch, as in pi", raw)
-        return False, None
-
-    def has(self, entry_id: str) -> bool:
-        """Whether an entry with this id has been read."""
-        return hash(entry_id) in self._seen
-
-    def meant(self, entry_id: str) -> str | None:
-        """The entry that is meant by this id: of several with it the last, and after a move that to which it went."""
-        return self._instead.get(entry_id, entry_id) if self._instead else entry_id
-
-    def note(self, entry: Entry) -> None:
-        """The entry that was made at the place given out last."""
-        if isinstance(entry, LeafMove):
-            self._instead[entry.id] = self.leaf_id = entry.target_id
-        elif moves_leaf(entry):
-            self.leaf_id = entry.id
-
-    def note_damage(self) -> None:
-        """A line was set aside: parents that are missing from here on may have been in it."""
-        self._is_damaged = True
-        self._before_damage = self.leaf_id
+        return False, self.missing_parent(written if isinstance(written, str) else "")
 
 
 class LineIds:

@@ -22,7 +22,7 @@ _NO_TIME = "1970-01-01T00:00:00.000Z"  # pi cannot list a session whose header h
 
 
 class PiWriter:
-    """Writes one file; see `foreign.Writer`.
+    """Writes one file; see `codec.Writer`.
 
     The `extra` of other formats is left out, and so is the place of an entry in a store: whoever reads the file numbers
     its entries anew. A message's time is cut to milliseconds, unless it is its entry's.
