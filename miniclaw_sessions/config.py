@@ -53,7 +53,9 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
             they are loaded again when they are asked for.
         quarantine_max_files: damaged files set aside beyond which further ones stay where they are.
         quarantine_max_bytes: the same, in bytes.
-        snapshot_max_bytes: a larger snapshot is not read but quarantined.
+        snapshot_max_bytes: how large a session's file gets: beyond that its oldest messages stand in the store alone,
+            from which they come back at the next start (with `none:` they are gone then). A larger one from elsewhere
+            is not read but quarantined. Metadata and a compaction, up to their own limits, always find room.
         shutdown_timeout_s: seconds that the last commit and flush may take.
         lock_wait_s: seconds that the daemon and commands that write wait for another process that has the workspace.
     """

@@ -69,7 +69,11 @@ async def flush(context: Context, request: Nothing) -> FlushReply:
     del request
     report = await context.manager.flush()
     reply = FlushReply(
-        written=report.written, failed=report.failed, bytes_written=report.bytes_written, seconds=report.seconds
+        written=report.written,
+        failed=report.failed,
+        bytes_written=report.bytes_written,
+        seconds=report.seconds,
+        problems=context.without_paths([*report.problems]),
     )
     if report.failed:
         sentence = f"{report.failed} sessions could not be written to their files; they stay in memory and in the store"

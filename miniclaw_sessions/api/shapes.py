@@ -52,12 +52,13 @@ class HealthReply(Reply, kw_only=True):
 
 
 class FlushReply(Reply, kw_only=True):
-    """What a flush wrote; `failed` counts sessions whose file could not be written."""
+    """What a flush wrote; `failed` counts sessions whose file could not be written, `problems` names some."""
 
     written: int
     failed: int
     bytes_written: int
     seconds: float
+    problems: list[str] = []
 
 
 class CheckReply(Reply, kw_only=True):

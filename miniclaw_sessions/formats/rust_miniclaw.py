@@ -17,7 +17,8 @@ import msgspec
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.formats.codec import Chain, Finding, Format, Outcome, Sample, SessionFacts, moment_of
 from miniclaw_sessions.formats.message_list import RequestWriter
-from miniclaw_sessions.formats.snapshot import OWN_FIELDS, SCHEMA_VERSION
+from miniclaw_sessions.formats.snapshot import OWN_FIELDS
+from miniclaw_sessions.history.state import SCHEMA_VERSION
 from miniclaw_sessions.protocol.encoding import check_json, in_utc, message_from_dict
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message

@@ -18,28 +18,23 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 import msgspec
-import orjson
 from msgspec.structs import replace
 
 from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, SessionsError
-from miniclaw_sessions.history.conversation import Snapshot, Totals
+from miniclaw_sessions.history.state import NOT_SAID, SCHEMA_VERSION, Snapshot, State, Totals
 from miniclaw_sessions.history.window import Kept, Packed
 from miniclaw_sessions.protocol.encoding import (
     STORED_DEPTH,
     check_json,
-    decode_entry,
     decode_message,
-    encode_entry,
     encode_message,
     instant,
     message_from_dict,
     parse_json,
 )
-from miniclaw_sessions.protocol.entries import Compaction, place_of_parent
+from miniclaw_sessions.protocol.entries import place_of_parent
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Instant, Message
-
-SCHEMA_VERSION = 1
+from miniclaw_sessions.protocol.messages import Message, Role
 
 T = TypeVar("T")
 
@@ -51,106 +46,67 @@ class DamagedSnapshot(SessionsError):
     """A snapshot file does not hold a session; the text is the reason, without any of its content."""
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The file, in the order in which its keys are written."""
-
-    session_id: str
-    channel: str
-    chat_id: str
-    created_at: Instant
-    last_accessed: Instant
-    messages: msgspec.Raw
-    schema_version: int
-    incarnation: str
-    updated_at: Instant
-    last_sequence: int
-    sequences: list[int]
-    ids: list[str]
-    parents: dict[str, tuple[str | None, int]] = {}
-    leaf_id: str | None = None
-    leaf_sequence: int | None = None
-    compaction: dict[str, Any] | None = None
-    newest_evicted: int = 0
-    totals: Totals | None = None
-    metadata: dict[str, Any] = {}
-    idempotency_keys: dict[str, str] = {}
-    complete: bool = True
-    crc32: str = ""
-
-
 _NULL = b',"tool_calls":null}'
 _CRC = b',"crc32":"'
 _CRC_BYTES = len(_CRC) + len(b'0a1b2c3d"}')
-_decoder = msgspec.json.Decoder(_File)
+_decoder = msgspec.json.Decoder(State)
 _pieces_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _message_decoder = msgspec.json.Decoder(Message)
-_totals_encoder = msgspec.json.Encoder()
-OWN_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(_File))
+_encoder = msgspec.json.Encoder()
+OWN_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(State))
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def encode_snapshot(snapshot: Snapshot) -> bytes:
+def encode_snapshot(snapshot: Snapshot, *, max_bytes: int | None = None) -> bytes:
     """The bytes of a snapshot file.
+
+    Args:
+        snapshot: what it says.
+        max_bytes: to be no larger, the oldest messages are left out, and the file says that it is not complete.
 
     Raises:
         InvalidMessage: metadata or a message holds something that JSON cannot.
     """
-    messages, window = _window_fields(snapshot.kept)
-    fields = {
-        "session_id": snapshot.key.session_id,
-        "channel": snapshot.key.channel,
-        "chat_id": snapshot.key.chat_id,
-        "created_at": snapshot.created_at,
-        "last_accessed": snapshot.last_accessed,
-        "messages": messages,
-        "schema_version": SCHEMA_VERSION,
-        "incarnation": snapshot.incarnation,
-        "updated_at": snapshot.updated_at,
-        "last_sequence": snapshot.last_sequence,
-        **window,
-        "leaf_id": snapshot.leaf_id,
-        **_tree_fields(snapshot),
-        "metadata": dict(snapshot.metadata),
-        "idempotency_keys": dict(snapshot.idempotency_keys),
-        "complete": snapshot.complete,
-        **snapshot.extra,
-    }
     try:
-        return _with_checksum(orjson.dumps(fields, option=orjson.OPT_UTC_Z))
-    except orjson.JSONEncodeError as error:
-        raise InvalidMessage(f"session {snapshot.key.session_id} cannot be written as JSON: {error}") from None
+        data = _encoder.encode(_with_window(snapshot.state, snapshot.kept))
+        if snapshot.extra:
+            data = data[:-1] + b"," + _encoder.encode(check_json(dict(snapshot.extra)))[1:]
+    except (InvalidMessage, TypeError, ValueError, RecursionError) as error:
+        raise InvalidMessage(f"session {snapshot.state.session_id} cannot be written as JSON: {error}") from None
+    data = b'%s%s%08x"}' % (data[:-1], _CRC, crc32(data))
+    if max_bytes is None or len(data) <= max_bytes or not snapshot.kept:
+        return data
+    return encode_snapshot(_shortened(snapshot, len(data) - max_bytes), max_bytes=max_bytes)
 
 
-def _with_checksum(text: bytes) -> bytes:
-    return b'%s%s%08x"}' % (text[:-1], _CRC, crc32(text))
+def _shortened(snapshot: Snapshot, excess: int) -> Snapshot:
+    """The snapshot without so many bytes of its oldest messages; it begins with no orphan result."""
+    kept = list(snapshot.kept)
+    first = 0
+    while first < len(kept) and (excess > 0 or kept[first].role is Role.TOOL_RESULT):
+        excess -= len(kept[first].encoded)
+        first += 1
+    newest_evicted = max(snapshot.state.newest_evicted, kept[first - 1].sequence)
+    state = snapshot.state.copy(newest_evicted=newest_evicted, complete=False)
+    return replace(snapshot, state=state, kept=kept[first:])
 
 
-def _window_fields(entries: Sequence[Kept]) -> tuple[Any, dict[str, Any]]:
-    """The messages, and the fields that say of each where it stands."""
-    if isinstance(entries, Packed):
-        file = _decoder.decode(entries.data)
-        messages: Any = orjson.Fragment(bytes(file.messages))
-        sequences, ids, parents = file.sequences, file.ids, file.parents
+def _with_window(state: State, kept: Sequence[Kept]) -> State:
+    """The state with the messages, and the fields that say of each where it stands."""
+    place = NOT_SAID if state.leaf_sequence == state.last_sequence else state.leaf_sequence
+    if isinstance(kept, Packed):
+        file = _decoder.decode(kept.data)
+        window = {"messages": file.messages, "sequences": file.sequences, "ids": file.ids, "parents": file.parents}
     else:
-        messages = [orjson.Fragment(_with_null(kept)) for kept in entries]
-        sequences, ids = [kept.sequence for kept in entries], [kept.id for kept in entries]
-        parents = _unusual_parents(entries)
-    return messages, {"sequences": sequences, "ids": ids, **({"parents": parents} if parents else {})}
-
-
-def _tree_fields(snapshot: Snapshot) -> dict[str, Any]:
-    """What is only written where it is not what a plain conversation has."""
-    fields: dict[str, Any] = {}
-    if snapshot.leaf_sequence != snapshot.last_sequence:
-        fields["leaf_sequence"] = snapshot.leaf_sequence
-    if snapshot.compaction is not None:
-        fields["compaction"] = orjson.Fragment(encode_entry(snapshot.compaction))
-    if snapshot.newest_evicted:
-        fields["newest_evicted"] = snapshot.newest_evicted
-    fields["totals"] = orjson.Fragment(_totals_encoder.encode(snapshot.totals))
-    return fields
+        window = {
+            "messages": msgspec.Raw(b"[%s]" % b",".join(map(_with_null, kept))),
+            "sequences": [one.sequence for one in kept],
+            "ids": [one.id for one in kept],
+            "parents": _unusual_parents(kept),
+        }
+    return replace(state, leaf_sequence=place, metadata=check_json(state.metadata), **window)
 
 
 def _unusual_parents(entries: Sequence[Kept]) -> dict[str, tuple[str | None, int]]:
@@ -205,10 +161,10 @@ def decode_snapshot(data: bytes, *, stem: str, now: datetime, new_id: Callable[[
         return _read_tolerantly(data, stem=stem, now=now, new_id=new_id)
     _refuse_newer(file.schema_version, stem)
     try:
-        key = _checked_key(file.channel, file.chat_id, file.session_id, stem)
+        _check_name(file.channel, file.chat_id, file.session_id, stem)
         if kept is None:
             kept = _kept(file, messages, [_without_null(*both) for both in zip(messages, pieces, strict=True)])
-        return _assemble(file, key, kept)
+        return _assemble(file, kept)
     except (InvalidKey, InvalidMessage) as error:
         raise DamagedSnapshot(str(error)) from None
 
@@ -227,7 +183,7 @@ def _check_checksum(data: bytes) -> bool:
     return True
 
 
-def _packed(file: _File, data: bytes) -> Packed | None:
+def _packed(file: State, data: bytes) -> Packed | None:
     """The messages as they are in a file that is as it was written; None where they are of several branches."""
     if len(file.ids) != len(file.sequences) or not file.parents.keys() <= set(file.ids[:1]):
         return None
@@ -241,7 +197,7 @@ def _unpack(data: bytes) -> list[Kept]:
     return _kept(file, messages, [_without_null(*both) for both in zip(messages, pieces, strict=True)])
 
 
-def _kept(file: _File, messages: Sequence[Message], encoded: Sequence[bytes]) -> list[Kept]:
+def _kept(file: State, messages: Sequence[Message], encoded: Sequence[bytes]) -> list[Kept]:
     """The messages as the window keeps them, provided that what the file says of them agrees."""
     if not len(messages) == len(file.sequences) == len(file.ids):
         raise DamagedSnapshot("messages, sequences and ids differ in length")
@@ -272,38 +228,29 @@ def _kept(file: _File, messages: Sequence[Message], encoded: Sequence[bytes]) ->
     return kept
 
 
-def _assemble(file: _File, key: SessionKey, kept: Sequence[Kept], extra: dict[str, Any] | None = None) -> Snapshot:
+def _assemble(file: State, kept: Sequence[Kept], extra: dict[str, Any] | None = None) -> Snapshot:
+    """The snapshot of a file whose window is known, provided that the rest of it makes sense."""
     if not (file.sequences[-1] if file.sequences else 0) <= file.last_sequence < _MAX_SEQUENCE:
         raise DamagedSnapshot("its last_sequence is below a message's sequence, or impossibly large")
-    if not 0 <= (file.leaf_sequence or 0) <= file.last_sequence or not 0 <= file.newest_evicted <= file.last_sequence:
+    place = file.last_sequence if file.leaf_sequence == NOT_SAID else file.leaf_sequence
+    if not 0 <= place <= file.last_sequence or not 0 <= file.newest_evicted <= file.last_sequence:
         raise DamagedSnapshot("its leaf_sequence or newest_evicted is no place in the session")
-    return Snapshot(
-        key=key,
-        incarnation=file.incarnation,
-        created_at=file.created_at,
-        updated_at=file.updated_at,
+    encoded = file.encoded_compaction
+    compaction = None if encoded is None or bytes(encoded) == b"null" else encoded.copy()
+    key = SessionKey.of(file.channel, file.chat_id)
+    state = file.copy(
+        session_id=key.session_id,
+        channel=key.channel,
+        chat_id=key.chat_id,
         last_accessed=_same(file.last_accessed, file.updated_at),
-        kept=kept,
-        metadata=check_json(file.metadata),
-        idempotency_keys=file.idempotency_keys,
         leaf_id=_same(file.leaf_id, file.ids[-1] if file.ids else None),
-        leaf_sequence=file.last_sequence if file.leaf_sequence is None else file.leaf_sequence,
-        last_sequence=file.last_sequence,
-        compaction=_compaction(file.compaction),
-        newest_evicted=file.newest_evicted,
-        totals=file.totals or Totals(len(kept), len(kept)),
-        complete=file.complete,
-        extra=check_json(extra or {}),
+        leaf_sequence=place,
+        encoded_compaction=compaction,
+        totals=file.totals if file.totals.messages or not kept else Totals(len(kept), len(kept)),
+        metadata=check_json(file.metadata),
     )
-
-
-def _compaction(fields: dict[str, Any] | None) -> Compaction | None:
-    if fields is None:
-        return None
-    entry = decode_entry(orjson.dumps(fields))
-    if not isinstance(entry, Compaction):
-        raise DamagedSnapshot("its compaction is another kind of entry")
-    return entry
+    state.compaction  # noqa: B018 - raises unless it is one
+    return Snapshot(state, kept, check_json(extra or {}))
 
 
 def _same(value: T, known: T) -> T:
@@ -318,18 +265,18 @@ def _read_tolerantly(data: bytes, *, stem: str, now: datetime, new_id: Callable[
         if not isinstance(fields, dict):
             raise DamagedSnapshot(f"it holds a JSON {type(fields).__name__}, not an object")
         _refuse_newer(fields.get("schema_version", SCHEMA_VERSION), stem)
-        key = _checked_key(fields.get("channel"), fields.get("chat_id"), fields.get("session_id"), stem)
+        _check_name(fields.get("channel"), fields.get("chat_id"), fields.get("session_id"), stem)
         if not isinstance(messages := fields.get("messages"), list):
             raise DamagedSnapshot('it has no list of "messages"')
         known = {name: value for name, value in fields.items() if name in OWN_FIELDS}
         known |= {name: instant(known[name]) for name in ("created_at", "last_accessed", "updated_at") if name in known}
         found = [message_from_dict(message) for message in messages]
         extra = {name: value for name, value in fields.items() if name not in OWN_FIELDS}
-        file = msgspec.convert({**_with_defaults(known, found, now, new_id), "messages": msgspec.Raw()}, _File)
+        file = _decoder.decode(_encoder.encode({**_with_defaults(known, found, now, new_id), "messages": []}))
         if "sequences" not in fields:  # from elsewhere; ours says what the store says
             found = [m if m.timestamp else replace(m, timestamp=file.updated_at) for m in found]
-        return _assemble(file, key, _kept(file, found, [encode_message(message) for message in found]), extra)
-    except (InvalidMessage, InvalidKey, msgspec.ValidationError) as error:
+        return _assemble(file, _kept(file, found, [encode_message(message) for message in found]), extra)
+    except (InvalidMessage, InvalidKey, msgspec.MsgspecError) as error:
         raise DamagedSnapshot(str(error)) from None
 
 
@@ -366,10 +313,9 @@ def _refuse_newer(version: Any, stem: str) -> None:
         )
 
 
-def _checked_key(channel: Any, chat_id: Any, session_id: Any, stem: str) -> SessionKey:
-    """The key, provided that the file's name and its session_id speak of the same session (rule S2)."""
+def _check_name(channel: Any, chat_id: Any, session_id: Any, stem: str) -> None:
+    """Raise unless the file's name and its session_id speak of the same session as its key (rule S2)."""
     key = SessionKey.of(channel, chat_id)
     names = (key.session_id, f"{key.channel}_{key.chat_id}")  # ours, and the Rust original's unescaped one
     if stem not in names or (session_id is not None and session_id not in names):
         raise DamagedSnapshot("its channel and chat id belong to another file name")
-    return key

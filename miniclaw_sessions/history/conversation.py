@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy, deepcopy
+from copy import deepcopy
 from datetime import datetime
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from miniclaw_sessions.history.branch import Branch, as_message_entry, provider_of
+from miniclaw_sessions.history.state import Snapshot, State
 from miniclaw_sessions.history.window import Kept, Packed, Window
-from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     BranchSummary,
@@ -35,172 +32,70 @@ from miniclaw_sessions.protocol.entries import (
     place_of_parent,
 )
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Role, Usage
+from miniclaw_sessions.protocol.messages import Role
 
 REMEMBERED_KEYS = 256
 """How many idempotency keys a session remembers, newest first."""
 
 
-class Totals(msgspec.Struct, gc=False):
-    """What all entries of a transcript add up to, on all branches.
-
-    `events` counts what was saved as one: turns, messages that were saved alone, and compactions (document 001).
-    """
-
-    messages: int = 0
-    events: int = 0
-    usage: Usage | None = None
-
-    def add(self, entry: MessageEntry, sign: int = 1) -> None:
-        """Count one more message, or one less when `sign` is -1."""
-        self.messages += sign
-        if not entry.continues:
-            self.events += sign
-        if entry.message.usage is not None:
-            self.add_usage(entry.message.usage, sign)
-
-    def add_usage(self, usage: Usage, sign: int = 1) -> None:
-        """Add what a message cost, or take it away when `sign` is -1."""
-        known = self.usage or Usage()
-        self.usage = known + usage if sign > 0 else known - usage
-
-
-class Snapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A conversation at one moment; what a snapshot file holds.
-
-    `complete` is False when accepted entries were left out because the store has not committed them yet. Then the
-    window may be short, too: what those entries pushed out of it is only in the store.
-    """
-
-    key: SessionKey
-    incarnation: str
-    created_at: datetime
-    updated_at: datetime
-    last_accessed: datetime
-    kept: Sequence[Kept] = ()
-    metadata: Mapping[str, Any] = MappingProxyType({})
-    idempotency_keys: Mapping[str, str] = MappingProxyType({})
-    leaf_id: str | None = None
-    leaf_sequence: int = 0
-    last_sequence: int = 0
-    compaction: Compaction | None = None
-    newest_evicted: int = 0
-    totals: Totals = msgspec.field(default_factory=Totals)
-    extra: Mapping[str, Any] = MappingProxyType({})
-    complete: bool = True
-
-    @property
-    def entries(self) -> list[MessageEntry]:
-        """The window's messages, read anew."""
-        return [kept.entry for kept in self.kept]
-
-
 class Conversation:
-    """The state that a sequence of entries leads to: window, compaction, metadata, leaf, remembered keys.
+    """The state that a sequence of entries leads to, and the window.
 
     A move of the leaf changes the window to another branch's, which only the store knows. Until `rebuild` has been told
     it, `lacks_branch` is true and the window means nothing.
+
+    Attributes:
+        state: what a snapshot is a copy of.
+        window: the newest messages.
+        extra: what else the session's file says.
+        lacks_branch: whether `rebuild` is waited for.
+        lacks_messages: the same, but the compaction and the metadata are right.
+        state_sequence: the newest entry that changed more than the window's tail.
     """
 
-    __slots__ = (
-        "_compaction",
-        "_metadata",
-        "created_at",
-        "extra",
-        "idempotency_keys",
-        "incarnation",
-        "key",
-        "lacks_branch",
-        "lacks_messages",
-        "last_accessed",
-        "last_sequence",
-        "leaf_id",
-        "leaf_sequence",
-        "state_sequence",
-        "totals",
-        "updated_at",
-        "window",
-    )
+    __slots__ = ("extra", "lacks_branch", "lacks_messages", "state", "state_sequence", "window")
 
-    def __init__(self, key: SessionKey, *, incarnation: str, created_at: datetime, capacity: int) -> None:
-        self.key = key
-        self.incarnation = incarnation
-        self.created_at = created_at
-        self.updated_at = created_at
-        self.last_accessed = created_at
-        self.window = Window(capacity)
-        self.leaf_id: str | None = None
-        self.leaf_sequence = 0  # 0 when there is no leaf, or its place is not known
-        self.compaction: Compaction | None = None
-        self.lacks_branch = False
-        self.lacks_messages = False  # as `lacks_branch`, but the compaction and the metadata are right
-        self.totals = Totals()
-        self.last_sequence = 0
-        self.state_sequence = 0  # the newest entry that changed more than the window's tail
-        self.idempotency_keys: dict[str, str] | None = None
-        self.extra: dict[str, Any] | None = None
-        self._metadata: dict[str, Any] | None = None
+    def __init__(self, state: State, window: Window, extra: Mapping[str, Any] | None = None) -> None:
+        self.state = state
+        self.window = window
+        self.extra = extra
+        self.lacks_branch = self.lacks_messages = False
+        self.state_sequence = state.last_sequence
+
+    @classmethod
+    def new(cls, key: SessionKey, *, incarnation: str, created_at: datetime, capacity: int) -> Conversation:
+        """One without entries."""
+        return cls(State.new(key, incarnation=incarnation, created_at=created_at), Window(capacity))
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot, *, capacity: int) -> Conversation:
         """The conversation that a snapshot was taken of, its window cut to `capacity` by the unit rule."""
-        conversation = cls(
-            snapshot.key, incarnation=snapshot.incarnation, created_at=snapshot.created_at, capacity=capacity
-        )
-        conversation.updated_at = snapshot.updated_at
-        conversation.last_accessed = snapshot.last_accessed
-        conversation.window = Window(capacity, kept=snapshot.kept)
-        conversation.window.newest_evicted = max(conversation.window.newest_evicted, snapshot.newest_evicted)
-        conversation.leaf_id = snapshot.leaf_id
-        conversation.leaf_sequence = snapshot.leaf_sequence
-        conversation.compaction = snapshot.compaction
-        conversation.totals = copy(snapshot.totals)
-        conversation.lacks_messages = not snapshot.complete
+        window = Window(capacity, kept=snapshot.kept)
+        window.newest_evicted = max(window.newest_evicted, snapshot.state.newest_evicted)
+        conversation = cls(snapshot.state.copy(complete=True), window, snapshot.extra or None)
+        conversation.lacks_messages = not snapshot.state.complete
         conversation.lacks_branch = not _is_one_branch(snapshot.kept)
-        conversation.last_sequence = conversation.state_sequence = snapshot.last_sequence
-        conversation.idempotency_keys = dict(snapshot.idempotency_keys) or None
-        conversation.extra = dict(snapshot.extra) or None
-        conversation._metadata = dict(snapshot.metadata) or None
         return conversation
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """Title, model, provider, thinking_level, agent_id and whatever else was set; read-only."""
-        return MappingProxyType(self._metadata or {})
 
     def metadata_with(self, entries: Iterable[Entry]) -> dict[str, Any]:
         """The metadata as these entries would change it."""
-        changed = dict(self._metadata or {})
+        changed = dict(self.state.metadata)
         for entry in entries:
             if not isinstance(entry, MessageEntry):
                 changed.update(_metadata_of(entry))
         return {name: value for name, value in changed.items() if value is not None}
 
     @property
-    def compaction(self) -> Compaction | None:
-        """The newest compaction of the branch, in a copy that a reader may change."""
-        known = self._compaction
-        if known is None or not (known.messages or known.extra):
-            return known
-        copied = decode_entry(encode_entry(known))
-        assert isinstance(copied, Compaction)  # noqa: S101 - as it was
-        return copied
-
-    @compaction.setter
-    def compaction(self, compaction: Compaction | None) -> None:
-        self._compaction = compaction
-
-    @property
     def window_is_whole(self) -> bool:
         """Whether the window holds all that a model is told of the branch, and not only the newest of it."""
-        if self._compaction is None:
+        if self.state.encoded_compaction is None:
             return self.window.newest_evicted == 0
         return self.window.newest_evicted < self.kept_from
 
     @property
     def kept_from(self) -> int:
         """The sequence number from which on entries are kept by the newest compaction of the branch; 0 without one."""
-        compaction = self._compaction
+        compaction = self.state.compaction
         if compaction is None:
             return 0
         return compaction.sequence if compaction.first_kept_entry_id is None else compaction.first_kept_sequence or 0
@@ -208,7 +103,7 @@ class Conversation:
     def branch(self) -> Branch:
         """What is in memory of the branch: the window's messages, with the compaction at its place among them."""
         entries: list[Entry] = list(self.window)
-        compaction = self.compaction
+        compaction = self.state.compaction
         if compaction is not None:
             entries.insert(bisect(entries, compaction.sequence, key=lambda entry: entry.sequence), compaction)
         return Branch(entries=tuple(entries), compaction=compaction)
@@ -220,17 +115,18 @@ class Conversation:
             entry: the entry.
             encoded: where it is a message's: the message's JSON, if that is known already.
         """
-        self.last_sequence = entry.sequence
-        if entry.timestamp > self.updated_at:  # noqa: PLR1730 - the path of every append: max() costs twice
-            self.updated_at = entry.timestamp
-        if entry.timestamp > self.last_accessed:  # noqa: PLR1730 - same
-            self.last_accessed = entry.timestamp
-        if entry.parent_id != self.leaf_id and moves_leaf(entry) and not isinstance(entry, LeafMove):
+        state = self.state
+        state.last_sequence = entry.sequence
+        if entry.timestamp > state.updated_at:  # noqa: PLR1730 - the path of every append: max() costs twice
+            state.updated_at = entry.timestamp
+        if entry.timestamp > state.last_accessed:  # noqa: PLR1730 - same
+            state.last_accessed = entry.timestamp
+        if entry.parent_id != state.leaf_id and moves_leaf(entry) and not isinstance(entry, LeafMove):
             self._change_branch(entry)
         if isinstance(entry, MessageEntry):
-            self.leaf_id = entry.id
-            self.leaf_sequence = entry.sequence
-            totals, message = self.totals, entry.message
+            state.leaf_id = entry.id
+            state.leaf_sequence = entry.sequence
+            totals, message = state.totals, entry.message
             totals.messages += 1  # `Totals.add`, written out: this is the path of every append
             if not entry.continues:
                 totals.events += 1
@@ -252,7 +148,7 @@ class Conversation:
             self._move_leaf(entry)
             return 0
         if moves_leaf(entry):
-            self.leaf_id, self.leaf_sequence = entry.id, entry.sequence
+            self.state.leaf_id, self.state.leaf_sequence = entry.id, entry.sequence
         if isinstance(entry, BranchSummary):
             told = as_message_entry(entry)
             return 0 if told is None else self.window.push(told)
@@ -264,16 +160,16 @@ class Conversation:
 
     def _note_model(self, entry: MessageEntry) -> None:
         """Whoever answered is the model in force."""
-        known = self._metadata or {}
+        known = self.state.metadata
         provider, model = provider_of(entry.message) or known.get("provider"), entry.message.model
         if (known.get("provider"), known.get("model")) != (provider, model):
             self.state_sequence = entry.sequence
             self._set_metadata({"provider": provider, "model": model})
 
     def _move_leaf(self, move: LeafMove) -> None:
-        self.leaf_id, self.leaf_sequence = move.target_id, move.target_sequence or 0
+        self.state.leaf_id, self.state.leaf_sequence = move.target_id, move.target_sequence or 0
         self.window.clear()
-        self.compaction = None
+        self.state.compaction = None
         self.lacks_branch = move.target_id is not None
 
     def _change_branch(self, entry: Entry) -> None:
@@ -283,14 +179,14 @@ class Conversation:
         """
         place = place_of_parent(entry)
         self.window.keep_to(place)
-        if self.compaction is not None and self.compaction.sequence > place:
-            self.compaction = None
+        if self.state.compaction is not None and self.state.compaction.sequence > place:
+            self.state.compaction = None
         self.state_sequence = entry.sequence
         self.lacks_branch = True
 
     def _compact(self, compaction: Compaction) -> None:
-        self.totals.events += 1
-        self.compaction = compaction
+        self.state.totals.events += 1
+        self.state.compaction = compaction
         self.window.keep_from(
             compaction.sequence
             if compaction.first_kept_entry_id is None
@@ -307,7 +203,7 @@ class Conversation:
         if not branch.is_whole and branch.entries:
             self.window.newest_evicted = max(self.window.newest_evicted, branch.entries[0].sequence - 1)
         if self.lacks_branch:
-            self.compaction = branch.compaction
+            self.state.compaction = branch.compaction
             self._set_metadata(
                 {"provider": branch.provider, "model": branch.model, "thinking_level": branch.thinking_level}
             )
@@ -320,51 +216,33 @@ class Conversation:
         because a younger entry changed more than the window's tail, has left the window already (folding it in again
         would bring back what it answers), or because nothing in a full window is committed.
         """
+        state = self.state
         if self.state_sequence > committed or self.lacks_branch or self.lacks_messages:
             return None
-        entries = self.window.for_snapshot
-        keys = self.idempotency_keys or {}
-        complete = self.last_sequence <= committed
-        leaf_id, leaf_sequence, totals = self.leaf_id, self.leaf_sequence, copy(self.totals)
-        if not complete:
-            younger = [entry for entry in entries if entry.sequence > committed]
-            if len(younger) != self.last_sequence - committed or len(younger) == self.window.capacity:
+        kept = self.window.for_snapshot
+        captured = state.copy(newest_evicted=self.window.newest_evicted)
+        if state.last_sequence > committed:
+            younger = [entry for entry in kept if entry.sequence > committed]
+            if len(younger) != state.last_sequence - committed or len(younger) == self.window.capacity:
                 return None
-            entries = entries[: -len(younger)]
-            younger_ids = {entry.id for entry in younger}
-            keys = {key: entry_id for key, entry_id in keys.items() if entry_id not in younger_ids}
-            leaf_id, leaf_sequence = younger[0].parent_id, place_of_parent(younger[0])
+            kept = kept[: -len(younger)]
+            ids = {entry.id for entry in younger}
+            captured.idempotency_keys = {key: one for key, one in state.idempotency_keys.items() if one not in ids}
+            captured.leaf_id, captured.leaf_sequence = younger[0].parent_id, place_of_parent(younger[0])
+            captured.last_sequence, captured.complete = committed, False
             for entry in younger:
-                totals.add(entry.entry, -1)
-        return Snapshot(
-            key=self.key,
-            incarnation=self.incarnation,
-            created_at=self.created_at,
-            updated_at=self.updated_at,
-            last_accessed=self.last_accessed,
-            kept=entries,
-            metadata=dict(self._metadata or {}),
-            idempotency_keys=dict(keys),
-            leaf_id=leaf_id,
-            leaf_sequence=leaf_sequence,
-            last_sequence=min(self.last_sequence, committed),
-            compaction=self._compaction,
-            newest_evicted=self.window.newest_evicted,
-            totals=totals,
-            extra=dict(self.extra or {}),
-            complete=complete,
-        )
+                captured.totals.add(entry.entry, -1)
+        return Snapshot(captured, kept, self.extra or {})
 
     def _remember(self, key: str, entry_id: str) -> None:
-        if self.idempotency_keys is None:
-            self.idempotency_keys = {}
-        self.idempotency_keys[key] = entry_id
-        if len(self.idempotency_keys) > REMEMBERED_KEYS:
-            del self.idempotency_keys[next(iter(self.idempotency_keys))]
+        keys = self.state.idempotency_keys
+        keys[key] = entry_id
+        if len(keys) > REMEMBERED_KEYS:
+            del keys[next(iter(keys))]
 
     def _set_metadata(self, changes: Mapping[str, Any]) -> None:
-        merged = {**(self._metadata or {}), **changes}
-        self._metadata = {name: value for name, value in merged.items() if value is not None} or None
+        merged = {**self.state.metadata, **changes}
+        self.state.metadata = {name: value for name, value in merged.items() if value is not None}
 
 
 def _is_one_branch(entries: Sequence[Kept]) -> bool:

@@ -19,7 +19,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import KeyRing, is_sealed
 from miniclaw_sessions.errors import ConfigError, NotAWorkspace, ReadOnlyWorkspace
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
-from miniclaw_sessions.history.conversation import Snapshot
+from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.manager.cache import Listing, SessionCache
 from miniclaw_sessions.manager.reader import SessionReader, summarize
 from miniclaw_sessions.persistence.checking import Check, CheckReport
@@ -123,14 +123,14 @@ class ReadOnlySessions(SessionReader):
     async def _load(self, session_id: str) -> Session | None:
         stored = await self.store.head(session_id)  # first: a snapshot that is newer has all of it
         snapshot = await self._snapshot(session_id)
-        if snapshot is not None and stored is not None and snapshot.incarnation != stored.head.incarnation:
+        if snapshot is not None and stored is not None and snapshot.state.incarnation != stored.head.incarnation:
             snapshot = None
         if snapshot is None and stored is None:
             return None
         joined = await join(snapshot, stored, self.store, capacity=self.settings.window)
-        if INCOMPLETE in joined.conversation.metadata:
+        if INCOMPLETE in joined.conversation.state.metadata:
             return None
-        last = joined.conversation.last_sequence
+        last = joined.conversation.state.last_sequence
         return Session(Journal(joined.conversation, self, committed=last))
 
     def _summary(self, session: Session) -> SessionSummary:

@@ -184,9 +184,9 @@ class SessionRegistry:
             self.cache.remove(session_id)  # somebody else deleted its files
             return None
         conversation = recovered.conversation
-        conversation.last_accessed = self.cache.last_use(session_id, conversation.last_accessed)
+        conversation.state.last_accessed = self.cache.last_use(session_id, conversation.state.last_accessed)
         journal = self._journal_of(conversation, dirty=recovered.dirty)
-        if INCOMPLETE in journal.conversation.metadata:
+        if INCOMPLETE in journal.conversation.state.metadata:
             self.cache.remove(session_id)
             return journal
         self.cache.loads += 1
@@ -201,7 +201,7 @@ class SessionRegistry:
         session_id = refused.session_id
         stored = await self.store.head(session_id)
         head = stored.head if stored is not None else refused.log.head
-        conversation = Conversation(
+        conversation = Conversation.new(
             head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self._settings.window
         )
         if stored is None or stored.last_sequence < refused.log.committed:  # it has lost what it had acknowledged
@@ -223,13 +223,13 @@ class SessionRegistry:
     # --- coming into being -------------------------------------------------------------------------------------------
 
     def _journal_of(self, conversation: Conversation, *, dirty: bool) -> Journal:
-        return Journal(conversation, self, committed=conversation.last_sequence, dirty=dirty)
+        return Journal(conversation, self, committed=conversation.state.last_sequence, dirty=dirty)
 
     def _new(self, key: SessionKey, *, dirty: bool = False, created_at: datetime | None = None) -> Journal:
         limit = self._settings.max_sessions
         if len(self.cache) + self._in_the_making >= limit:
             raise SessionLimit(f"there are {limit} sessions already (max_sessions); delete some or raise the limit")
-        conversation = Conversation(
+        conversation = Conversation.new(
             key,
             incarnation=self.clock.new_id(),
             created_at=created_at or self.clock.now(),
@@ -309,8 +309,8 @@ class SessionRegistry:
 
     async def remove_unfinished(self) -> None:
         """Finish what a crash interrupted: half a fork or half an import is no session."""
-        for journal in [one for one in self.cache.in_memory() if INCOMPLETE in one.conversation.metadata]:
-            purpose = journal.conversation.metadata[INCOMPLETE]
+        for journal in [one for one in self.cache.in_memory() if INCOMPLETE in one.conversation.state.metadata]:
+            purpose = journal.conversation.state.metadata[INCOMPLETE]
             log.warning("unfinished", action="session.unfinished", session_id=journal.session_id, purpose=purpose)
             self.cache.remove(journal.session_id)
             self._reserved[journal.session_id] = anyio.Event()

@@ -17,7 +17,7 @@ from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew, StoreCorrupt
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.branch import as_message_entry
-from miniclaw_sessions.history.conversation import Snapshot
+from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.persistence.losses import Loss
 from miniclaw_sessions.persistence.recovery import Progress, ids_for
 from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
@@ -116,12 +116,14 @@ class Check:
 
     def _compare_heads(self, name: str, snapshot: Snapshot, stored: StoredHead | None) -> None:
         if stored is None:
-            if snapshot.last_sequence:
+            if snapshot.state.last_sequence:
                 self._problems.append(f"{name}: the store does not know this session; a restart writes it back")
-        elif stored.head.incarnation != snapshot.incarnation:
+        elif stored.head.incarnation != snapshot.state.incarnation:
             self._problems.append(f"{name}: belongs to an earlier session of this name")
-        elif snapshot.last_sequence > stored.last_sequence:
-            self._problems.append(f"{name}: is ahead of the store ({snapshot.last_sequence} > {stored.last_sequence})")
+        elif snapshot.state.last_sequence > stored.last_sequence:
+            self._problems.append(
+                f"{name}: is ahead of the store ({snapshot.state.last_sequence} > {stored.last_sequence})"
+            )
 
     async def _check_entries(self, session_id: str, snapshot: Snapshot | None) -> None:
         """Read the transcript once: every message of the window must be as it is in the store.
@@ -150,9 +152,9 @@ class Check:
     async def _is_one_branch(self, snapshot: Snapshot) -> bool:
         """Whether every message of the window stands on the way from the leaf to the root, as far as that is known."""
         places = [entry.sequence for entry in snapshot.entries]
-        if snapshot.leaf_id is None or not places:
+        if snapshot.state.leaf_id is None or not places:
             return True
-        path = walk_up(self._store, snapshot.key.session_id, snapshot.leaf_id, snapshot.leaf_sequence, [])
+        path = walk_up(self._store, snapshot.state.session_id, snapshot.state.leaf_id, snapshot.state.leaf_sequence, [])
         async with aclosing(path):
             async for entry in path:
                 if places[-1] > entry.sequence:

@@ -7,7 +7,7 @@ its old file stays whole; the next flush tries again with the newest state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import anyio
@@ -16,14 +16,17 @@ import msgspec
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.disk import is_no_space
 from miniclaw_sessions.errors import StoreFull, StoreUnavailable, named
-from miniclaw_sessions.history.conversation import Snapshot
+from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.persistence.committer import Committer
 from miniclaw_sessions.persistence.recovery import Progress
-from miniclaw_sessions.persistence.snapshots import CHUNK, Snapshots, Written
+from miniclaw_sessions.persistence.snapshots import CHUNK, SUFFIX, Snapshots, Written
 
 PERSISTENCE_INTERVAL_SECS = 30.0
 """Seconds between two flushes unless told otherwise (document 004)."""
+
+LISTED = 20
+"""At most this many files that could not be written are named by a flush."""
 
 log = get_logger(__name__)
 
@@ -51,12 +54,16 @@ class Flushable(Protocol):
 
 
 class FlushReport(msgspec.Struct, frozen=True):
-    """What one flush did; `failed` counts sessions that are still dirty because writing failed."""
+    """What one flush did; `failed` counts sessions that are still dirty because writing failed.
+
+    `problems` names the first of them, and why, one sentence each.
+    """
 
     written: int = 0
     failed: int = 0
     bytes_written: int = 0
     seconds: float = 0.0
+    problems: Sequence[str] = ()
 
 
 class FlushCounts(msgspec.Struct):
@@ -165,6 +172,7 @@ class Flusher:
             failed=len(failed),
             bytes_written=sum(one.size for one in written if one.error is None),
             seconds=self._clock.monotonic() - started,
+            problems=[f"{one.session_id}{SUFFIX}: {named(one.error)}" for one in failed[:LISTED] if one.error],
         )
 
     async def _write_chunk(self, sessions: Iterable[Flushable]) -> list[Written]:

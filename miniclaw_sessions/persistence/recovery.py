@@ -34,7 +34,8 @@ from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import ConfigError, InvalidMessage, SnapshotUnreadable, StoreCorrupt, first_cause
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.branch import rejoined
-from miniclaw_sessions.history.conversation import Conversation, Snapshot
+from miniclaw_sessions.history.conversation import Conversation
+from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.persistence.losses import Loss, Losses
 from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
@@ -243,14 +244,14 @@ class Recovery:
             reason = "it is encrypted, and damaged or another's" if is_sealed(found.data) else str(error)
             self._damaged.append((found.name, reason))
             return
-        session_id = snapshot.key.session_id
+        session_id = snapshot.state.session_id
         if session_id != stem and session_id + SUFFIX in self._others:
             self._damaged.append((found.name, f"another file holds session {session_id} too"))
             return
         if session_id != stem:
             self._renamed.append((found.name, session_id + SUFFIX))
         if session_id in self._loaded:  # ours has the canonical name; the raw one was left by another program
-            raw = f"{snapshot.key.channel}_{snapshot.key.chat_id}{SUFFIX}"
+            raw = f"{snapshot.state.key.channel}_{snapshot.state.key.chat_id}{SUFFIX}"
             self._damaged.append((raw, f"another file holds session {session_id} too"))
         if session_id not in self._loaded or session_id == stem:
             self._loaded[session_id] = snapshot
@@ -281,7 +282,7 @@ class Recovery:
 
     async def _settle(self, session_id: str, snapshot: Snapshot | None, stored: StoredHead | None) -> None:
         """Decide which side is right, and make one conversation of both."""
-        if stored is not None and snapshot is not None and stored.head.incarnation != snapshot.incarnation:
+        if stored is not None and snapshot is not None and stored.head.incarnation != snapshot.state.incarnation:
             name = await self._snapshots.set_aside(
                 session_id + SUFFIX, "it belongs to an earlier session of this name, which was deleted"
             )
@@ -293,11 +294,11 @@ class Recovery:
         self.report.from_snapshots += snapshot is not None
         self.report.brought_up += snapshot is not None and joined.is_behind
         last = stored.last_sequence if stored is not None else 0
-        if snapshot is not None and self._store.keeps_entries and last < conversation.last_sequence:
+        if snapshot is not None and self._store.keeps_entries and last < conversation.state.last_sequence:
             kept = sum(entry.sequence > last for entry in snapshot.entries) + await _count_messages(
                 session_id, self._store
             )
-            if (lost := snapshot.totals.messages - kept) > 0:
+            if (lost := snapshot.state.totals.messages - kept) > 0:
                 self._lost[session_id] = Loss(lost, self._clock.now())
             self._missing.append(_missing_entries(snapshot, conversation, last, self._clock))
             dirty = True
@@ -371,7 +372,7 @@ async def join(snapshot: Snapshot | None, stored: StoredHead | None, store: Stor
     if snapshot is None:
         assert stored is not None  # noqa: S101 - there is at least one
         head = stored.head
-        conversation = Conversation(
+        conversation = Conversation.new(
             head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=capacity
         )
         await catch_up(conversation, store)
@@ -379,7 +380,7 @@ async def join(snapshot: Snapshot | None, stored: StoredHead | None, store: Stor
     conversation = Conversation.from_snapshot(snapshot, capacity=capacity)
     last = stored.last_sequence if stored is not None else 0
     lacks = conversation.lacks_messages or conversation.lacks_branch
-    if last > conversation.last_sequence or (lacks and last == conversation.last_sequence > 0):
+    if last > conversation.state.last_sequence or (lacks and last == conversation.state.last_sequence > 0):
         await catch_up(conversation, store)
         return Joined(conversation, is_behind=True)
     conversation.lacks_messages = conversation.lacks_branch = False  # nobody has them
@@ -388,8 +389,8 @@ async def join(snapshot: Snapshot | None, stored: StoredHead | None, store: Stor
 
 async def catch_up(conversation: Conversation, store: Store) -> None:
     """Fold in what the store has and the conversation lacks, a page at a time."""
-    session_id = conversation.key.session_id
-    async for stored in read_all(store, session_id, after=conversation.last_sequence):
+    session_id = conversation.state.session_id
+    async for stored in read_all(store, session_id, after=conversation.state.last_sequence):
         try:
             entry = decode_entry(stored.encoded)
         except InvalidMessage as error:
@@ -400,7 +401,7 @@ async def catch_up(conversation: Conversation, store: Store) -> None:
                 sequence=stored.sequence,
                 error=str(error),
             )
-            conversation.last_sequence = stored.sequence
+            conversation.state.last_sequence = stored.sequence
             conversation.lacks_branch = True  # it may have been a move of the leaf
             continue
         if isinstance(entry, LeafMove) and entry.target_id is None:
@@ -425,10 +426,10 @@ def _go_on_from(marker: Entry, conversation: Conversation) -> None:
     """The parent of what `_missing_entries` wrote last is the leaf, whatever the store or the snapshot ends with."""
     known = conversation.branch().entries
     newest = known[-1].id if known else None
-    if marker.parent_id not in (conversation.leaf_id, newest):
+    if marker.parent_id not in (conversation.state.leaf_id, newest):
         conversation.lacks_branch = True
-    conversation.leaf_id = marker.parent_id
-    conversation.leaf_sequence = place_of_parent(marker)
+    conversation.state.leaf_id = marker.parent_id
+    conversation.state.leaf_sequence = place_of_parent(marker)
 
 
 def _missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, clock: Clock) -> Append:
@@ -439,29 +440,31 @@ def _missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, 
     entries had set. Its parent is where the conversation goes on.
     """
     left = rejoined(_entries_of(snapshot), stored=last)
-    if conversation.leaf_sequence > last and all(entry.id != conversation.leaf_id for entry in left):
-        conversation.leaf_id = left[-1].id if left else None
-        conversation.leaf_sequence = left[-1].sequence if left else 0
+    if conversation.state.leaf_sequence > last and all(entry.id != conversation.state.leaf_id for entry in left):
+        conversation.state.leaf_id = left[-1].id if left else None
+        conversation.state.leaf_sequence = left[-1].sequence if left else 0
     marker = Custom(
         id=clock.new_id(),
-        parent_id=conversation.leaf_id,
+        parent_id=conversation.state.leaf_id,
         timestamp=clock.now(),
-        sequence=conversation.last_sequence + 1,
-        parent_sequence=conversation.leaf_sequence,
+        sequence=conversation.state.last_sequence + 1,
+        parent_sequence=conversation.state.leaf_sequence,
         custom_type=METADATA,
-        data={**dict.fromkeys(_OF_ENTRIES), **snapshot.metadata},
+        data={**dict.fromkeys(_OF_ENTRIES), **snapshot.state.metadata},
         extra={RESTORED: {"store_had": last}},
     )
-    conversation.last_sequence = conversation.state_sequence = marker.sequence
+    conversation.state.last_sequence = conversation.state_sequence = marker.sequence
     entries = [*(entry for entry in left if entry.sequence > last), marker]
-    head = SessionHead(snapshot.key.session_id, snapshot.key, snapshot.incarnation, snapshot.created_at)
+    head = SessionHead(
+        snapshot.state.session_id, snapshot.state.key, snapshot.state.incarnation, snapshot.state.created_at
+    )
     return Append(head, [stored_entry(entry) for entry in entries], after_loss=True)
 
 
 def _entries_of(snapshot: Snapshot) -> list[Entry]:
     entries: list[Entry] = [*snapshot.entries]
-    if snapshot.compaction is not None:
-        entries.append(snapshot.compaction)
+    if snapshot.state.compaction is not None:
+        entries.append(snapshot.state.compaction)
     return sorted(entries, key=lambda entry: entry.sequence)
 
 

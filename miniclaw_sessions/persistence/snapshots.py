@@ -23,7 +23,7 @@ from miniclaw_sessions.disk import Directory, Found, NotRegular, TooLarge
 from miniclaw_sessions.encryption import OVERHEAD, DamagedSeal, KeyRing, is_sealed, of_snapshot, refuse_sealed
 from miniclaw_sessions.errors import SnapshotUnreadable
 from miniclaw_sessions.formats.snapshot import encode_snapshot
-from miniclaw_sessions.history.conversation import Snapshot
+from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.persistence.quarantine import Quarantine
 
 SUFFIX = ".json"
@@ -60,7 +60,8 @@ class Snapshots:
     ) -> None:
         self.quarantine = quarantine
         self._clock = clock
-        self._max_bytes = max_bytes + (OVERHEAD if encryption else 0)
+        self._max_bytes = max_bytes
+        self._most_read = max_bytes + (OVERHEAD if encryption else 0)
         self._encryption = encryption
         self._limiter = CapacityLimiter(1)  # one writer: an older snapshot can never overtake a newer one (R9)
         self._running = Lock()  # the same for a step that asyncio's own cancellation has left behind in its thread
@@ -150,7 +151,7 @@ class Snapshots:
         await self._in_thread(partial(self._rename, name, new_name))
 
     def _read(self, names: Sequence[str], *, tighten: bool) -> list[Found]:
-        found = self._directory.read_many(names, limit=self._max_bytes, tighten=tighten)
+        found = self._directory.read_many(names, limit=self._most_read, tighten=tighten)
         return [one if one.data is None else one._replace(data=self._opened(one.name, one.data)) for one in found]
 
     def _opened(self, name: str, data: bytes) -> bytes:
@@ -173,26 +174,26 @@ class Snapshots:
         if self._encryption is None:
             self._directory.move(name, self._directory, new_name)
             return
-        data = self._opened(name, self._directory.read(name, limit=self._max_bytes))  # it is bound to its name
+        data = self._opened(name, self._directory.read(name, limit=self._most_read))  # it is bound to its name
         sealed = self._sealed(new_name.removesuffix(SUFFIX), data)
         if failure := self._directory.create([(new_name, lambda: sealed)])[0]:
             raise failure
         self._directory.remove([name])
 
     def _write(self, snapshots: Sequence[Snapshot]) -> list[Written]:
-        ids = [snapshot.key.session_id for snapshot in snapshots]
+        ids = [snapshot.state.session_id for snapshot in snapshots]
         sizes = [0] * len(snapshots)
 
         def encoder(index: int) -> Callable[[], bytes]:
             def encode() -> bytes:
-                data = self._sealed(ids[index], encode_snapshot(snapshots[index]))
+                data = self._sealed(ids[index], encode_snapshot(snapshots[index], max_bytes=self._max_bytes))
                 sizes[index] = len(data)
                 return data
 
             return encode
 
         # A file's time is when its session was last used: sessions are listed and expire by it without being read.
-        used = {one.key.session_id + SUFFIX: _nanoseconds(one.last_accessed) for one in snapshots}
+        used = {one.state.session_id + SUFFIX: _nanoseconds(one.state.last_accessed) for one in snapshots}
         files = [(name + SUFFIX, encoder(index)) for index, name in enumerate(ids)]
         outcomes = self._directory.replace(files, modified_ns=used)
         return [Written(*row) for row in zip(ids, sizes, outcomes, strict=True)]

@@ -43,6 +43,9 @@ from miniclaw_sessions.stores.wrapping import WrappingStore
 LOOK_AGAIN_S = 0.1
 """How often a directory that another process has is tried again."""
 
+SNAPSHOT_REST = 2 << 20
+"""Bytes that a session file takes at the most beside its messages, metadata and compaction."""
+
 _READ_AHEAD_BYTES = 1 << 20
 _SALVAGE = ".salvage"
 _PAGE_BYTES = 4096
@@ -301,8 +304,8 @@ def open_snapshots(
     quarantine = Quarantine(
         path / "quarantine", max_files=settings.quarantine_max_files, max_bytes=settings.quarantine_max_bytes
     )
-    largest = 2 * (settings.window + 2) * settings.max_message_bytes  # what we may write, we must be able to read
-    max_bytes = max(settings.snapshot_max_bytes, largest)
+    least = settings.max_metadata_bytes + settings.max_message_bytes + SNAPSHOT_REST  # we must be able to read our own
+    max_bytes = max(settings.snapshot_max_bytes, least)
     sessions = path / "sessions"
     return Snapshots(sessions, quarantine, clock=clock, max_bytes=max_bytes, encryption=encryption, read_only=read_only)
 

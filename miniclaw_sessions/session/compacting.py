@@ -162,8 +162,8 @@ async def append_compaction(journal: Journal, first_kept: Callable[[Branch], str
     """
     leaf_id: object = object()
     branch, kept_id = Branch(), None
-    while leaf_id != journal.conversation.leaf_id:  # what is said meanwhile may be a call without its result
-        leaf_id = journal.conversation.leaf_id
+    while leaf_id != journal.conversation.state.leaf_id:  # what is said meanwhile may be a call without its result
+        leaf_id = journal.conversation.state.leaf_id
         branch = await journal.reader.branch()
         kept_id = first_kept(branch)
         await _check_cut(journal, branch, kept_id)

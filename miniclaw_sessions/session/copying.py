@@ -55,7 +55,7 @@ async def copy_session(source: Journal, target: Journal, leaf_id: str | None) ->
             await unit.save()
     if source.is_deleted:
         raise SessionDeleted(f"session {source.session_id} was deleted; there is nothing to copy any more")
-    known, wanted = target.conversation.metadata, source.conversation.metadata
+    known, wanted = target.conversation.state.metadata, source.conversation.state.metadata
     changes = {name: wanted.get(name) for name in {*known, *wanted} if known.get(name) != wanted.get(name)}
     changes.pop(INCOMPLETE, None)
     kept = {name: value for name, value in changes.items() if leaf_id is None or name not in _OF_THE_BRANCH}

@@ -26,8 +26,9 @@ from miniclaw_sessions.errors import (
     TurnInProgress,
 )
 from miniclaw_sessions.history.branch import Branch, summary_messages
-from miniclaw_sessions.history.conversation import REMEMBERED_KEYS, Conversation, Snapshot
+from miniclaw_sessions.history.conversation import REMEMBERED_KEYS, Conversation
 from miniclaw_sessions.history.placing import Places
+from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.persistence.committer import SessionLog, anew
 from miniclaw_sessions.protocol.encoding import (
     as_message,
@@ -165,17 +166,19 @@ class Journal:
     )
 
     def __init__(self, conversation: Conversation, home: Home, *, committed: int = 0, dirty: bool = False) -> None:
-        self.session_id = conversation.key.session_id
+        self.session_id = conversation.state.session_id
         self.conversation = conversation
         self.home = home
-        head = SessionHead(self.session_id, conversation.key, conversation.incarnation, conversation.created_at)
+        head = SessionHead(
+            self.session_id, conversation.state.key, conversation.state.incarnation, conversation.state.created_at
+        )
         self.log = SessionLog(head, committed)
         self.evicted = 0
         self.turn: OpenTurn | None = None
         self.handle: ref[Any] | None = None
         self._revision = 0
         self._flushed_revision = 0
-        self._accessed_on_disk = conversation.last_accessed
+        self._accessed_on_disk = conversation.state.last_accessed
         self._turn_lock: anyio.Lock | None = None
         self._retired = False
         if dirty:
@@ -190,22 +193,22 @@ class Journal:
     @property
     def key(self) -> SessionKey:
         """The pair (channel, chat_id)."""
-        return self.conversation.key
+        return self.conversation.state.key
 
     @property
     def last_accessed(self) -> datetime:
         """When it was last used, UTC; its time to live counts from here."""
-        return self.conversation.last_accessed
+        return self.conversation.state.last_accessed
 
     @property
     def incarnation(self) -> str:
         """A random id that a deleted and recreated session does not share with its predecessor."""
-        return self.conversation.incarnation
+        return self.conversation.state.incarnation
 
     @property
     def last_sequence(self) -> int:
         """The sequence number of the newest entry; 0 when there is none."""
-        return self.conversation.last_sequence
+        return self.conversation.state.last_sequence
 
     @property
     def committed_sequence(self) -> int:
@@ -238,7 +241,7 @@ class Journal:
 
     def summary(self) -> list[Message]:
         """What stands for the part of the branch that was compacted; empty where none was."""
-        return summary_messages(self.conversation.compaction)
+        return summary_messages(self.conversation.state.compaction)
 
     def statistics(self) -> SessionStatistics:
         """Its numbers at this moment."""
@@ -308,14 +311,16 @@ class Journal:
         if idempotency_key is not None and (known := self.known(idempotency_key)) is not None:
             return known
         now, conversation = self.home.clock.now(), self.conversation
-        follows_leaf = conversation.leaf_id is None or conversation.leaf_sequence == conversation.last_sequence
+        follows_leaf = (
+            conversation.state.leaf_id is None or conversation.state.leaf_sequence == conversation.state.last_sequence
+        )
         own, message_bytes = owned(message, now)
         entry = MessageEntry(
             id=self.home.clock.new_id(),
-            parent_id=conversation.leaf_id,
+            parent_id=conversation.state.leaf_id,
             timestamp=now,
-            sequence=conversation.last_sequence + 1,
-            parent_sequence=None if follows_leaf else conversation.leaf_sequence,
+            sequence=conversation.state.last_sequence + 1,
+            parent_sequence=None if follows_leaf else conversation.state.leaf_sequence,
             message=own,
             idempotency_key=idempotency_key,
         )
@@ -355,12 +360,12 @@ class Journal:
     def next_entry(self, kind: type[E], before: Sequence[Encoded] = (), **fields: Any) -> E:
         """An entry for the place behind the newest one, and behind those that are accepted together with it."""
         conversation = self.conversation
-        parent_id, place = conversation.leaf_id, conversation.leaf_sequence
+        parent_id, place = conversation.state.leaf_id, conversation.state.leaf_sequence
         if leaf := next((entry for entry, *_ in reversed(before) if moves_leaf(entry)), None):
             parent_id, place = leaf.id, leaf.sequence
             if isinstance(leaf, LeafMove):
                 parent_id, place = leaf.target_id, leaf.target_sequence or 0
-        sequence = conversation.last_sequence + 1 + len(before)
+        sequence = conversation.state.last_sequence + 1 + len(before)
         return kind(
             id=self.home.clock.new_id(),
             parent_id=parent_id,
@@ -444,7 +449,7 @@ class Journal:
             StoreUnavailable: the store cannot be read.
         """
         entry = self.known(idempotency_key)
-        if entry is not None or len(self.conversation.idempotency_keys or ()) < REMEMBERED_KEYS:
+        if entry is not None or len(self.conversation.state.idempotency_keys or ()) < REMEMBERED_KEYS:
             return entry
         stored = await self.home.store.find_by_idempotency_key(self.session_id, idempotency_key)
         if stored is None:
@@ -459,12 +464,12 @@ class Journal:
 
     def find_duplicate(self, idempotency_key: str) -> MessageEntry | None:
         """The entry that was accepted with this idempotency key, if it is remembered."""
-        entry_id = (self.conversation.idempotency_keys or {}).get(idempotency_key)
+        entry_id = (self.conversation.state.idempotency_keys or {}).get(idempotency_key)
         if entry_id is None:
             return None
         if (found := self.conversation.window.find(entry_id)) is not None:
             return found
-        updated_at = self.conversation.updated_at
+        updated_at = self.conversation.state.updated_at
         return MessageEntry(id=entry_id, parent_id=None, timestamp=updated_at, message=Message.user(""))
 
     # --- for the manager and the flusher -----------------------------------------------------------------------------
@@ -472,14 +477,14 @@ class Journal:
     def touch(self) -> None:
         """The session is being used: its time to live starts again."""
         now = self.home.clock.now()
-        self.conversation.last_accessed = max(self.conversation.last_accessed, now)
+        self.conversation.state.last_accessed = max(self.conversation.state.last_accessed, now)
         if now - self._accessed_on_disk >= ACCESS_RESOLUTION:
             self._changed()
 
     def forgive(self, jump: timedelta, *, before: datetime) -> None:
         """The wall clock jumped: unless it was used since, the session is as idle as it was."""
-        if self.conversation.last_accessed <= before:
-            self.conversation.last_accessed += jump
+        if self.conversation.state.last_accessed <= before:
+            self.conversation.state.last_accessed += jump
             self._changed()
 
     def capture(self) -> tuple[int, Snapshot] | None:
@@ -487,12 +492,12 @@ class Journal:
         snapshot = None if self._retired else self.conversation.capture(self.log.committed)
         if snapshot is None:
             return None
-        return (self._revision if snapshot.complete else self._revision - 1), snapshot
+        return (self._revision if snapshot.state.complete else self._revision - 1), snapshot
 
     def flushed(self, revision: int) -> None:
         """The snapshot of this revision is safe."""
         self._flushed_revision = max(self._flushed_revision, revision)
-        self._accessed_on_disk = self.conversation.last_accessed
+        self._accessed_on_disk = self.conversation.state.last_accessed
 
     def retire(self) -> None:
         """Accept nothing more: the session is about to be deleted or replaced."""
@@ -531,7 +536,7 @@ class Journal:
             raise InvalidMessage(f"the message has {size} bytes as JSON, the limit is {limit} (max_message_bytes)")
 
     def _check_metadata(self, entries: Sequence[Entry]) -> None:
-        known = self.conversation.metadata
+        known = self.conversation.state.metadata
         changed = self.conversation.metadata_with(entries)
         limit = self.home.max_metadata_bytes
         size = 0 if changed == known else len(encode_json(changed))

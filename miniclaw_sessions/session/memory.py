@@ -44,7 +44,7 @@ class MemoryHome:
         """A session without any entries."""
         clock = self.clock
         return Journal(
-            Conversation(key, incarnation=clock.new_id(), created_at=clock.now(), capacity=self._window), self
+            Conversation.new(key, incarnation=clock.new_id(), created_at=clock.now(), capacity=self._window), self
         )
 
     @asynccontextmanager

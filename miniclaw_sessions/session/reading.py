@@ -88,7 +88,7 @@ class TreeReader:
         """The entries of a branch, from its end to the root; of the current branch if none is named."""
         conversation = self._conversation
         leaf_id, place = (
-            (conversation.leaf_id, conversation.leaf_sequence) if leaf is None else (leaf.id, leaf.sequence)
+            (conversation.state.leaf_id, conversation.state.leaf_sequence) if leaf is None else (leaf.id, leaf.sequence)
         )
         if leaf_id is not None:
             async for entry in walk_up(self, self._session_id, leaf_id, place, []):
@@ -100,7 +100,9 @@ class TreeReader:
         if not self._store.keeps_entries:
             return conversation.branch()
         collector = BranchCollector(max_tokens=max_tokens, count=None if max_tokens is None else count)
-        return await read_branch(self, self._session_id, conversation.leaf_id, conversation.leaf_sequence, collector)
+        return await read_branch(
+            self, self._session_id, conversation.state.leaf_id, conversation.state.leaf_sequence, collector
+        )
 
     async def window_at(self, leaf: Entry | None) -> Branch:
         """As much of the branch that ends at an entry as a window shows, and what is in force there."""
@@ -110,7 +112,7 @@ class TreeReader:
         branch = await read_branch(self, self._session_id, leaf.id, leaf.sequence, collector)
         if self._store.keeps_entries:
             return branch
-        known = self._conversation.metadata  # nobody has the entries that set it
+        known = self._conversation.state.metadata  # nobody has the entries that set it
         return msgspec.structs.replace(
             branch,
             provider=known.get("provider"),

@@ -109,32 +109,32 @@ class Session:
     @property
     def key(self) -> SessionKey:
         """The pair (channel, chat_id)."""
-        return self.journal.conversation.key
+        return self.journal.conversation.state.key
 
     @property
     def created_at(self) -> datetime:
         """When it began, UTC."""
-        return self.journal.conversation.created_at
+        return self.journal.conversation.state.created_at
 
     @property
     def updated_at(self) -> datetime:
         """When its content last changed, UTC."""
-        return self.journal.conversation.updated_at
+        return self.journal.conversation.state.updated_at
 
     @property
     def last_accessed(self) -> datetime:
         """When it was last used, UTC; its time to live counts from here."""
-        return self.journal.conversation.last_accessed
+        return self.journal.conversation.state.last_accessed
 
     @property
     def last_sequence(self) -> int:
         """The sequence number of its newest entry; 0 when it has none."""
-        return self.journal.conversation.last_sequence
+        return self.journal.conversation.state.last_sequence
 
     @property
     def leaf_id(self) -> str | None:
         """The entry that the next one becomes a child of; None at the root."""
-        return self.journal.conversation.leaf_id
+        return self.journal.conversation.state.leaf_id
 
     @property
     def tree(self) -> SessionTree:
@@ -307,7 +307,7 @@ class Session:
             StoreUnavailable: the branch is longer than the window, and the store cannot be read.
         """
         conversation = self.journal.conversation
-        known = conversation.metadata
+        known = conversation.state.metadata
         branch = conversation.branch() if conversation.window_is_whole else await self.journal.reader.branch()
         return SessionContext(
             messages=build_context(branch.messages()),
@@ -374,12 +374,12 @@ class Session:
     @property
     def title(self) -> str | None:
         """The display name; `update(title=...)` sets it."""
-        return self.journal.conversation.metadata.get("title")
+        return self.journal.conversation.state.metadata.get("title")
 
     @property
     def metadata(self) -> Mapping[str, Any]:
         """Title, agent_id, model, provider, thinking_level and whatever else was set; a read-only copy."""
-        return MappingProxyType(deepcopy(dict(self.journal.conversation.metadata)))
+        return MappingProxyType(deepcopy(dict(self.journal.conversation.state.metadata)))
 
     def update(
         self,
@@ -407,14 +407,14 @@ class Session:
     @property
     def message_count(self) -> int:
         """How many messages the transcript has, on all branches."""
-        return self.journal.conversation.totals.messages
+        return self.journal.conversation.state.totals.messages
 
     @property
     def event_count(self) -> int:
         """How many turns, messages saved alone, and compactions there were, on all branches (document 001)."""
-        return self.journal.conversation.totals.events
+        return self.journal.conversation.state.totals.events
 
     @property
     def total_usage(self) -> Usage:
         """What all messages of the transcript cost together, on all branches; a number nobody told counts as zero."""
-        return self.journal.conversation.totals.usage or Usage()
+        return self.journal.conversation.state.totals.usage or Usage()

@@ -205,7 +205,7 @@ class SessionTree:
         target = None if entry_id is None else await journal.reader.get(entry_id)
         found = await journal.reader.window_at(target)
         unit = Unit(journal)  # nothing is waited for from here on
-        left = journal.conversation.leaf_id
+        left = journal.conversation.state.leaf_id
         unit.add(LeafMove, target_id=entry_id, target_sequence=None if target is None else target.sequence)
         if summary is not None:
             unit.add(BranchSummary, summary=summary, from_id=left or "root")

@@ -142,7 +142,7 @@ class Unit:
         if title is not UNSET:
             self.add(SessionInfo, name=title or "")
         if model is not UNSET or provider is not UNSET:
-            known = self.journal.conversation.metadata
+            known = self.journal.conversation.state.metadata
             model = known.get("model") if model is UNSET else model
             provider = known.get("provider") if provider is UNSET else provider
             self.add(ModelChange, provider=provider or "", model_id=model or "")
@@ -181,8 +181,8 @@ class Unit:
             InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.append`; nothing was accepted.
         """
         conversation = self.journal.conversation
-        is_other_leaf = if_leaf is not None and (if_leaf or None) != conversation.leaf_id
-        if is_other_leaf or if_sequence not in (None, conversation.last_sequence):
+        is_other_leaf = if_leaf is not None and (if_leaf or None) != conversation.state.leaf_id
+        if is_other_leaf or if_sequence not in (None, conversation.state.last_sequence):
             raise LeafMoved(
                 f"session {self.journal.session_id} went on meanwhile, or elsewhere; look at it and try again"
             )

@@ -43,6 +43,10 @@ def open_store(url: str, workspace: Path, *, read_only: bool = False) -> Store:
         from miniclaw_sessions.stores.sql.sqlite import SQLiteStore  # noqa: PLC0415 - same
 
         return SQLiteStore(place)
+    if kind == "jsonl" and read_only:
+        from miniclaw_sessions.stores.jsonl.reader import JSONLReader  # noqa: PLC0415 - same
+
+        return JSONLReader(place)
     if kind == "jsonl":
         from miniclaw_sessions.stores.jsonl.store import JSONLStore  # noqa: PLC0415 - same
 

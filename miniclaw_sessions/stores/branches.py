@@ -110,8 +110,10 @@ async def bring_window_up(conversation: Conversation, source: EntrySource) -> li
         return []
     is_other = conversation.lacks_branch
     collector = BranchCollector(newest=conversation.window.capacity, needs_compaction=is_other, needs_state=is_other)
-    session_id = conversation.key.session_id
-    branch = await read_branch(source, session_id, conversation.leaf_id, conversation.leaf_sequence, collector)
+    session_id = conversation.state.session_id
+    branch = await read_branch(
+        source, session_id, conversation.state.leaf_id, conversation.state.leaf_sequence, collector
+    )
     conversation.rebuild(branch)
     return list(branch.problems)
 

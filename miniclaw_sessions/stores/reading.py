@@ -1,11 +1,13 @@
-"""Reading a transcript of any length, a page at a time."""
+"""Reading a transcript of any length, a page at a time; and what a store refuses that is only read."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import ClassVar, NoReturn, Protocol
 
-from miniclaw_sessions.stores.base import StoredEntry
+from miniclaw_sessions.errors import StoreError, StoreUnavailable
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry
 
 PAGE = 500
 """How many entries are read from a store at a time."""
@@ -25,3 +27,31 @@ async def read_all(store: Readable, session_id: str, *, after: int = 0) -> Async
         for stored in page:
             yield stored
         after = page[-1].sequence
+
+
+class ReadOnlyStore(Store):
+    """A store in files, of which nothing may be changed."""
+
+    durable: ClassVar[bool] = True
+    keeps_entries: ClassVar[bool] = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}>"
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        """Not here."""
+        self._refuse(f"append {len(appends)} sessions to")
+
+    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        """Not here."""
+        self._refuse(f"mend {len(entries)} entries of {session_id} in")
+
+    async def delete(self, session_id: str) -> bool:
+        """Not here."""
+        self._refuse(f"delete {session_id} from")
+
+    def _refuse(self, attempted: str) -> NoReturn:
+        raise StoreUnavailable(f"cannot {attempted} {self.path}: it was opened to be read only")

@@ -23,6 +23,8 @@ from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import Directory, DirectoryLock
 from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.persistence.backups import note_backup
+from miniclaw_sessions.persistence.losses import NAME as LOSSES
 from miniclaw_sessions.persistence.marker import NAME as MARKER
 from miniclaw_sessions.persistence.marker import RESTORING, read_marker
 from miniclaw_sessions.stores import open_store, store_place
@@ -209,6 +211,7 @@ async def _make(workspace: Path, store: Store, clock: Clock, target: Path, on_pr
         await in_thread(_refuse_taken, target)
         marker = await in_thread(read_marker, workspace)
         report = BackupReport(made_at=clock.now(), store=f"{kind}:", key=None if marker is None else marker.key)
+        await in_thread(note_backup, workspace, target, report.made_at)  # first: half a backup has words too
         copy = Copy(target, f"{kind}:", target / _TRANSCRIPTS if kind == "jsonl" else target)
         await in_thread(lambda: Directory(copy.store_path).close())
         async with copy.open_store() as copied:
@@ -230,11 +233,10 @@ def _refuse_taken(target: Path) -> None:
 
 
 def _finish(workspace: Path, target: Path, report: BackupReport) -> None:
-    """Copy the marker, and write down what is there: only then it is a backup."""
+    """Copy what the workspace says of itself, and write down what is there: only then it is a backup."""
     with Directory(target) as directory:
-        if (workspace / MARKER).exists():
-            with Directory(workspace, is_ours=False) as source, suppress(FileExistsError):
-                source.copy(MARKER, directory, MARKER)
+        with Directory(workspace, is_ours=False) as source:
+            _copy_missing(source, directory)
         if (target / _TRANSCRIPTS / ".lock").exists():
             with Directory(target / _TRANSCRIPTS) as transcripts:
                 transcripts.remove([".lock"])
@@ -354,6 +356,12 @@ def _copy_some(source: Path, names: list[str], target: Path) -> None:
 def _settle(copy: Copy, workspace: Path, url: str) -> None:
     """Let the files take their places; the list of them goes last, for it says that they are to."""
     with Directory(workspace) as home, Directory(copy.path) as staged:
-        if MARKER in staged.names() and MARKER not in home.names():
-            staged.copy(MARKER, home, MARKER)
+        _copy_missing(staged, home)
     copy.take_places(workspace, url)
+
+
+def _copy_missing(source: Directory, target: Directory) -> None:
+    """Copy how the workspace is encrypted, and what it has lost."""
+    for name in {MARKER, LOSSES}.intersection(source.names()).difference(target.names()):
+        with suppress(FileNotFoundError):  # a loss was acknowledged just now
+            source.copy(name, target, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,14 @@ async def test_what_may_still_hold_the_words_is_named(client: Client, short_path
     remains = await client.erase("a_1")
     assert [set_aside in sentence for sentence in remains] == [True]
     assert files_with(WORD, workspace) == [set_aside]
+
+
+async def test_backups_that_are_still_there_are_named(client: Client, short_path: Path) -> None:
+    workspace = short_path / "w"
+    await fill(client, workspace)
+    for name in ("kept", "removed"):
+        await client.back_up(short_path / name)
+    shutil.rmtree(short_path / "removed")
+    remains = await client.erase("a_1")
+    assert [str(short_path / "kept") in sentence for sentence in remains] == [True]
+    assert files_with(WORD, workspace) == []

@@ -146,7 +146,7 @@ async def _open_and_look(workspace: Path, store: str, damaged: Collection[str]) 
 
 
 def _look(session: Session, transcript: list[Entry], *, capacity: int) -> Found:
-    folded = Conversation(
+    folded = Conversation.new(
         session.key, incarnation=session.journal.incarnation, created_at=session.created_at, capacity=capacity
     )
     for entry in transcript:
@@ -157,7 +157,7 @@ def _look(session: Session, transcript: list[Entry], *, capacity: int) -> Found:
         dict(session.metadata),
         tuple(transcript),
         _said(folded.window),
-        dict(folded.metadata),
+        dict(folded.state.metadata),
     )
 
 

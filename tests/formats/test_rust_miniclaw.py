@@ -16,7 +16,7 @@ from miniclaw_sessions.formats.codec import Finding, Outcome, Sample, SessionFac
 from miniclaw_sessions.formats.rust_miniclaw import RUST_MINICLAW
 from miniclaw_sessions.formats.snapshot import encode_snapshot
 from miniclaw_sessions.history.context import build_context, is_legal
-from miniclaw_sessions.history.conversation import Snapshot
+from miniclaw_sessions.history.state import Snapshot, State
 from miniclaw_sessions.history.window import keep
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -103,20 +103,17 @@ def test_one_of_our_own_snapshots_keeps_its_ids_and_its_idempotency_keys() -> No
             idempotency_key="k2",
         ),
     )
-    snapshot = Snapshot(
-        key=SessionKey.of("telegram", "1_2"),
+    state = State.new(
+        SessionKey.of("telegram", "1_2"),
         incarnation="i",
         created_at=NOW,
-        updated_at=NOW,
-        last_accessed=NOW,
-        kept=[keep(entry) for entry in entries],
         metadata={"title": "Ship logs", "pinned": True},
         idempotency_keys={"k2": "e2"},
         leaf_id="e2",
         last_sequence=9,
         complete=False,
-        extra={"theirs": 1},
     )
+    snapshot = Snapshot(state, [keep(entry) for entry in entries], {"theirs": 1})
     document = orjson.loads(encode_snapshot(snapshot))
     assert RUST_MINICLAW.recognize(Sample(document=document))
     found = read_document(document)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
-from miniclaw_sessions.formats.snapshot import SCHEMA_VERSION, DamagedSnapshot, decode_snapshot, encode_snapshot
-from miniclaw_sessions.history.conversation import Conversation, Snapshot
+from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot, encode_snapshot
+from miniclaw_sessions.history.conversation import Conversation
+from miniclaw_sessions.history.state import SCHEMA_VERSION, Snapshot, State, Totals
 from miniclaw_sessions.history.window import Packed, Window, keep
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -106,9 +107,11 @@ def real_snapshot(**changes: Any) -> Snapshot:
         "idempotency_keys": {"k1": "e1", "k3": "e3"},
         "leaf_id": "e6",
         "last_sequence": 6,
+        "totals": Totals(4, 4),
     }
     fields |= changes
-    return Snapshot(kept=[keep(entry) for entry in fields.pop("entries")], **fields)
+    kept, extra = [keep(entry) for entry in fields.pop("entries")], fields.pop("extra", {})
+    return Snapshot(State.new(fields.pop("key"), **fields), kept, extra)
 
 
 REAL = encode_snapshot(real_snapshot())
@@ -137,7 +140,7 @@ def test_the_keys_are_those_of_document_004_followed_by_ours() -> None:
     assert list(fields)[6:] == [
         *("schema_version", "incarnation", "updated_at", "last_sequence", "sequences", "ids", "leaf_id"),
         *("leaf_sequence", "totals"),
-        *("metadata", "idempotency_keys", "complete", "crc32"),
+        *("metadata", "idempotency_keys", "crc32"),
     ]
     assert fields["session_id"] == "telegram_123456789"
     assert fields["chat_id"] == "123456789"
@@ -196,16 +199,16 @@ def test_an_empty_session_survives_a_round_trip() -> None:
 
 def test_the_sample_of_document_004_loads_and_stays_the_same() -> None:
     snapshot = load(SAMPLE)
-    assert snapshot.key == ("telegram", "123456789")
-    assert snapshot.created_at == datetime(2026, 2, 14, 10, 30, tzinfo=UTC)
-    assert snapshot.last_accessed == datetime(2026, 2, 14, 15, 45, tzinfo=UTC)
-    assert snapshot.updated_at == datetime(2026, 2, 14, 15, 45, 10, tzinfo=UTC)
+    assert snapshot.state.key == ("telegram", "123456789")
+    assert snapshot.state.created_at == datetime(2026, 2, 14, 10, 30, tzinfo=UTC)
+    assert snapshot.state.last_accessed == datetime(2026, 2, 14, 15, 45, tzinfo=UTC)
+    assert snapshot.state.updated_at == datetime(2026, 2, 14, 15, 45, 10, tzinfo=UTC)
     user, assistant, result = (entry.message for entry in snapshot.entries)
     assert user == Message(Role.USER, "Hello miniclaw!", datetime(2026, 2, 14, 15, 45, tzinfo=UTC))
     assert assistant.tool_calls == (ToolCall("call_1", "search", '{"q": 1}'),)
     assert (result.role, result.tool_call_id) == (Role.TOOL_RESULT, None)
     assert [entry.sequence for entry in snapshot.entries] == [1, 2, 3]
-    assert snapshot.last_sequence == 3
+    assert snapshot.state.last_sequence == 3
     assert load(encode_snapshot(snapshot)) == snapshot
     assert {name: fields_of(encode_snapshot(snapshot))[name] for name in fields_of(SAMPLE)} == fields_of(SAMPLE)
 
@@ -213,7 +216,7 @@ def test_the_sample_of_document_004_loads_and_stays_the_same() -> None:
 def test_a_file_of_the_rust_original_loads_and_stays_the_same() -> None:
     snapshot = load(RUST_FILE, "telegram_a_b")
     user, assistant, result = (entry.message for entry in snapshot.entries)
-    assert snapshot.created_at == datetime(2026, 2, 14, 10, 30, 0, 123457, tzinfo=UTC)
+    assert snapshot.state.created_at == datetime(2026, 2, 14, 10, 30, 0, 123457, tzinfo=UTC)
     assert user.timestamp == datetime(2026, 2, 14, 15, 45, tzinfo=UTC)
     assert user.tool_calls is None
     assert assistant.tool_calls == (ToolCall("c1", "ls", "{}"),)
@@ -224,17 +227,17 @@ def test_a_file_of_the_rust_original_loads_and_stays_the_same() -> None:
 def test_a_file_of_the_rust_original_keeps_its_name_when_the_channel_has_an_underscore() -> None:
     fields = {**fields_of(SAMPLE), "channel": "my_bot", "chat_id": "1", "session_id": "my_bot_1"}
     snapshot = load(fields, "my_bot_1")
-    assert snapshot.key.session_id == "my%5Fbot_1"
+    assert snapshot.state.key.session_id == "my%5Fbot_1"
     assert load(encode_snapshot(snapshot), "my%5Fbot_1") == snapshot
 
 
 def test_what_a_foreign_file_lacks_is_made_up_once() -> None:
     fields = {"channel": "telegram", "chat_id": "123456789", "messages": [{"role": "user", "content": "hi"}]}
     snapshot = load(fields)
-    assert snapshot.created_at == snapshot.updated_at == snapshot.last_accessed == NOW
+    assert snapshot.state.created_at == snapshot.state.updated_at == snapshot.state.last_accessed == NOW
     assert snapshot.entries[0].timestamp == snapshot.entries[0].message.timestamp == NOW
-    assert snapshot.incarnation
-    assert snapshot.leaf_id == snapshot.entries[0].id
+    assert snapshot.state.incarnation
+    assert snapshot.state.leaf_id == snapshot.entries[0].id
     later = decode_snapshot(
         encode_snapshot(snapshot), stem="telegram_123456789", now=NOW + timedelta(9), new_id=numbered()
     )
@@ -291,7 +294,7 @@ def test_equal_messages_are_kept_each() -> None:
 def test_times_in_the_future_are_accepted_as_they_are() -> None:
     fields = json.loads(SAMPLE.replace("2026-02", "9998-02"))
     snapshot = load(fields)
-    assert snapshot.last_accessed.year == 9998
+    assert snapshot.state.last_accessed.year == 9998
     assert load(encode_snapshot(snapshot)) == snapshot
 
 
@@ -498,11 +501,11 @@ def check_outcome(data: bytes) -> None:
         snapshot = load(data)
     except (DamagedSnapshot, SchemaTooNew):
         return
-    assert snapshot.key.session_id == "telegram_123456789"
+    assert snapshot.state.key.session_id == "telegram_123456789"
     assert load(encode_snapshot(snapshot)) == snapshot
     conversation = Conversation.from_snapshot(snapshot, capacity=50)
-    number = snapshot.last_sequence + 1
-    leaf = conversation.leaf_id
+    number = snapshot.state.last_sequence + 1
+    leaf = conversation.state.leaf_id
     conversation.apply(MessageEntry(id="n", parent_id=leaf, timestamp=NOW, sequence=number, message=Message.user("x")))
     assert conversation.lacks_branch or conversation.capture(number) is not None
 

@@ -200,19 +200,19 @@ async def play(plan: Plan, workspace: Path) -> list[str]:
     with anyio.fail_after(PATIENCE_S):
         async with SessionManager(workspace, settings=settings) as manager:
             here = Round(manager)
-            await _prepare(here)
+            await prepare(here)
             await _cancel(plan, here)
-            problems += await _usable(here)
-            problems += await _lost(here, manager)
+            problems += await usable(here)
+            problems += await lost(here, manager)
             problems += [f"check: {problem}" for problem in (await manager.check()).problems]
         if plan.store != "memory:":
             async with SessionManager(workspace, settings=settings) as manager:
-                problems += [f"after a restart: {problem}" for problem in await _lost(here, manager)]
+                problems += [f"after a restart: {problem}" for problem in await lost(here, manager)]
                 problems += [f"check after a restart: {problem}" for problem in (await manager.check()).problems]
     return problems
 
 
-async def _prepare(here: Round) -> None:
+async def prepare(here: Round) -> None:
     for chat_id in ("cold", "old", "tree", "a", "b"):
         for _ in range(3):
             await here.say(chat_id)
@@ -230,7 +230,7 @@ async def _cancel(plan: Plan, here: Round) -> None:
             await CALLS[plan.call](here)
 
     task = asyncio.create_task(call())
-    other = None if plan.late else asyncio.create_task(_somebody_else(here))
+    other = None if plan.late else asyncio.create_task(somebody_else(here))
     for _ in range(plan.step):
         await checkpoint()
     for _ in range(plan.times):
@@ -239,7 +239,7 @@ async def _cancel(plan: Plan, here: Round) -> None:
         else:
             scope.cancel()
         await checkpoint()
-    other = other or asyncio.create_task(_somebody_else(here))
+    other = other or asyncio.create_task(somebody_else(here))
     try:
         with suppress(asyncio.CancelledError):
             await task
@@ -247,13 +247,13 @@ async def _cancel(plan: Plan, here: Round) -> None:
         await other
 
 
-async def _somebody_else(here: Round) -> None:
+async def somebody_else(here: Round) -> None:
     """Talk in the same chats meanwhile; a session that is deleted or made under one's hands is asked for again."""
     for chat_id in ("new", "old", "tree", "cold"):
-        await _insist(here, chat_id)
+        await insist(here, chat_id)
 
 
-async def _insist(here: Round, chat_id: str) -> None:
+async def insist(here: Round, chat_id: str) -> None:
     while True:
         try:
             await here.say(chat_id)
@@ -263,15 +263,15 @@ async def _insist(here: Round, chat_id: str) -> None:
             return
 
 
-async def _usable(here: Round) -> list[str]:
+async def usable(here: Round) -> list[str]:
     """Every key can be used, at once."""
     for chat_id in ("new", "old", "tree", "cold"):
-        await _insist(here, chat_id)
+        await insist(here, chat_id)
     reserved = list(here.manager._registry._reserved)  # a stuck key is what is looked for
     return [f"the key {key} is stuck" for key in reserved]
 
 
-async def _lost(here: Round, manager: SessionManager) -> list[str]:
+async def lost(here: Round, manager: SessionManager) -> list[str]:
     problems = []
     for session_id, expected in here.acknowledged.items():
         try:

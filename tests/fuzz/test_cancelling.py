@@ -11,13 +11,10 @@ import pytest
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.manager.registry import SessionRegistry
 from miniclaw_sessions.session import Journal
-from tests.fuzz.cancelling import CALLS, Plan, plans, play
+from tests.fuzz.cancelling import CALLS, DURABLE, NEEDS_TRANSCRIPT, STORES, Plan, plans, play
+from tests.fuzz.every_step import SCENES, WAYS, play_call, play_scene
 
-pytestmark = [
-    pytest.mark.anyio,
-    # a transcript that was being opened when asyncio cancelled its reader is closed with its object
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.anyio
 
 
 def test_every_public_coroutine_of_a_manager_is_cancelled() -> None:
@@ -28,9 +25,9 @@ def test_every_public_coroutine_of_a_manager_is_cancelled() -> None:
     }
     elsewhere = {
         "acknowledge_losses": "needs a lost store: tests/manager/test_health.py",
-        "close": "tests/manager/test_manager.py",
+        "close": "is a scene of its own",
         "purge": "tests/client/test_erasing.py",
-        "restore": "needs a session that has expired: tests/manager/test_expiry.py",
+        "restore": "is a scene of its own",
         "import_file": "is import_stream",
         "fork_from": "is import_stream",
         "import_stream": "is called import here",
@@ -78,3 +75,29 @@ async def test_many_cancelled_calls_lose_nothing_and_block_nobody(seed: int, tmp
         if found := await play(plan, tmp_path / str(number)):
             problems[str(plan)] = found
     assert problems == {}
+
+
+async def test_a_call_that_is_cancelled_at_any_of_its_steps_loses_nothing(tmp_path: Path) -> None:
+    assert await play_call("add_message", "sqlite:", "native", tmp_path) == []
+    assert await play_scene("restoring from the archive", "jsonl:", "scope", tmp_path) == []
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("call", CALLS)
+async def test_every_call_cancelled_at_every_step_loses_nothing(
+    call: str, way: str, store: str, tmp_path: Path
+) -> None:
+    if call not in NEEDS_TRANSCRIPT or store in DURABLE:
+        assert await play_call(call, store, way, tmp_path) == []
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("store", DURABLE)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("scene", SCENES)
+async def test_whatever_is_cancelled_at_every_step_can_be_opened_again_whole(
+    scene: str, way: str, store: str, tmp_path: Path
+) -> None:
+    assert await play_scene(scene, store, way, tmp_path) == []

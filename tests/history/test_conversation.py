@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -13,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.formats.snapshot import decode_snapshot, encode_snapshot
-from miniclaw_sessions.history.conversation import REMEMBERED_KEYS, Conversation, Snapshot
+from miniclaw_sessions.history.conversation import REMEMBERED_KEYS, Conversation
+from miniclaw_sessions.history.state import Snapshot, State
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     Compaction,
@@ -39,7 +39,7 @@ Step = Callable[[dict[str, Any]], Entry]
 
 
 def empty(capacity: int = 50) -> Conversation:
-    return Conversation(KEY, incarnation="i1", created_at=START, capacity=capacity)
+    return Conversation.new(KEY, incarnation="i1", created_at=START, capacity=capacity)
 
 
 def logged(steps: Sequence[Step]) -> list[Entry]:
@@ -89,7 +89,7 @@ def cleared(base: dict[str, Any]) -> Entry:
 
 
 def captured(conversation: Conversation, committed: int | None = None) -> Snapshot:
-    snapshot = conversation.capture(conversation.last_sequence if committed is None else committed)
+    snapshot = conversation.capture(conversation.state.last_sequence if committed is None else committed)
     assert snapshot is not None
     return snapshot
 
@@ -97,14 +97,14 @@ def captured(conversation: Conversation, committed: int | None = None) -> Snapsh
 def state(conversation: Conversation) -> tuple[object, ...]:
     return (
         list(conversation.window),
-        dict(conversation.metadata),
-        conversation.leaf_id,
-        conversation.last_sequence,
-        list((conversation.idempotency_keys or {}).items()),
-        conversation.updated_at,
-        conversation.last_accessed,
-        conversation.created_at,
-        conversation.incarnation,
+        dict(conversation.state.metadata),
+        conversation.state.leaf_id,
+        conversation.state.last_sequence,
+        list((conversation.state.idempotency_keys or {}).items()),
+        conversation.state.updated_at,
+        conversation.state.last_accessed,
+        conversation.state.created_at,
+        conversation.state.incarnation,
         conversation.extra,
     )
 
@@ -115,16 +115,16 @@ def state(conversation: Conversation) -> tuple[object, ...]:
 def test_a_new_conversation_is_empty_and_stamped_with_its_creation() -> None:
     conversation = empty()
     assert list(conversation.window) == []
-    assert conversation.metadata == {}
-    assert conversation.created_at == conversation.updated_at == conversation.last_accessed == START
-    assert (conversation.leaf_id, conversation.last_sequence) == (None, 0)
+    assert conversation.state.metadata == {}
+    assert conversation.state.created_at == conversation.state.updated_at == conversation.state.last_accessed == START
+    assert (conversation.state.leaf_id, conversation.state.last_sequence) == (None, 0)
 
 
 def test_messages_fill_the_window_and_move_the_leaf() -> None:
     conversation = fold(logged([said(Message.user("q")), said(Message.assistant("a"))]))
     assert [entry.message.text for entry in conversation.window] == ["q", "a"]
-    assert (conversation.leaf_id, conversation.last_sequence) == ("e2", 2)
-    assert conversation.updated_at == START + timedelta(seconds=2)
+    assert (conversation.state.leaf_id, conversation.state.last_sequence) == ("e2", 2)
+    assert conversation.state.updated_at == START + timedelta(seconds=2)
 
 
 def test_apply_tells_how_many_messages_left_the_window() -> None:
@@ -135,10 +135,10 @@ def test_apply_tells_how_many_messages_left_the_window() -> None:
 def test_clearing_empties_the_window_and_keeps_metadata_and_keys() -> None:
     conversation = fold(logged([named("Holiday"), said(Message.user("q"), "k1"), cleared]))
     assert list(conversation.window) == []
-    assert conversation.metadata == {"title": "Holiday"}
-    assert conversation.leaf_id is None
-    assert conversation.idempotency_keys == {"k1": "e2"}
-    assert conversation.last_sequence == 3
+    assert conversation.state.metadata == {"title": "Holiday"}
+    assert conversation.state.leaf_id is None
+    assert conversation.state.idempotency_keys == {"k1": "e2"}
+    assert conversation.state.last_sequence == 3
 
 
 def test_the_conversation_goes_on_after_clearing() -> None:
@@ -148,8 +148,8 @@ def test_the_conversation_goes_on_after_clearing() -> None:
 
 
 def test_the_title_is_the_last_one_given_and_an_empty_one_removes_it() -> None:
-    assert fold(logged([named("a"), named("b")])).metadata == {"title": "b"}
-    assert fold(logged([named("a"), named("")])).metadata == {}
+    assert fold(logged([named("a"), named("b")])).state.metadata == {"title": "b"}
+    assert fold(logged([named("a"), named("")])).state.metadata == {}
 
 
 def test_model_and_thinking_level_are_metadata() -> None:
@@ -158,23 +158,21 @@ def test_model_and_thinking_level_are_metadata() -> None:
         lambda base: ThinkingLevelChange(**base, thinking_level="high"),
     ]
     conversation = fold(logged(steps))
-    assert conversation.metadata == {"provider": "openai", "model": "gpt-x", "thinking_level": "high"}
+    assert conversation.state.metadata == {"provider": "openai", "model": "gpt-x", "thinking_level": "high"}
     steps += [lambda base: ModelChange(**base), lambda base: ThinkingLevelChange(**base, thinking_level="")]
-    assert fold(logged(steps)).metadata == {}
+    assert fold(logged(steps)).state.metadata == {}
 
 
 def test_none_removes_a_metadata_key_and_the_others_stay() -> None:
     conversation = fold(logged([changed(a=1, b=[2], c=False), changed(b=None, d="")]))
-    assert conversation.metadata == {"a": 1, "c": False, "d": ""}
+    assert conversation.state.metadata == {"a": 1, "c": False, "d": ""}
 
 
-def test_metadata_is_read_only_and_does_not_follow_the_caller_s_lists() -> None:
+def test_metadata_does_not_follow_the_caller_s_lists() -> None:
     tags = ["a"]
     conversation = fold(logged([changed(tags=tags)]))
     tags.append("b")
-    assert conversation.metadata == {"tags": ["a"]}
-    with pytest.raises(TypeError):
-        conversation.metadata["tags"] = []  # type: ignore[index]
+    assert conversation.state.metadata == {"tags": ["a"]}
 
 
 def test_entries_that_are_not_for_the_window_change_only_the_leaf() -> None:
@@ -187,20 +185,20 @@ def test_entries_that_are_not_for_the_window_change_only_the_leaf() -> None:
     ]
     conversation = fold(logged(steps))
     assert [entry.message.text for entry in conversation.window] == ["q"]
-    assert conversation.metadata == {}
-    assert (conversation.leaf_id, conversation.last_sequence) == ("e5", 5)
+    assert conversation.state.metadata == {}
+    assert (conversation.state.leaf_id, conversation.state.last_sequence) == ("e5", 5)
 
 
 def test_time_never_runs_backwards_when_the_clock_does() -> None:
     late, early = logged([said(Message.user("q")), said(Message.assistant("a"))])
     late = msgspec.structs.replace(late, timestamp=START + timedelta(days=400))
     conversation = fold([late, early])
-    assert conversation.updated_at == conversation.last_accessed == START + timedelta(days=400)
+    assert conversation.state.updated_at == conversation.state.last_accessed == START + timedelta(days=400)
 
 
 def test_the_newest_256_idempotency_keys_are_remembered() -> None:
     conversation = fold(logged([said(Message.user("q"), f"k{number}") for number in range(300)]))
-    keys = conversation.idempotency_keys or {}
+    keys = conversation.state.idempotency_keys or {}
     assert len(keys) == REMEMBERED_KEYS == 256
     assert next(iter(keys)) == "k44"
     assert list(keys)[-1] == "k299"
@@ -209,7 +207,7 @@ def test_the_newest_256_idempotency_keys_are_remembered() -> None:
 
 def test_a_key_is_remembered_after_its_message_has_left_the_window() -> None:
     conversation = fold(logged([said(Message.user("q"), "k"), *[said(Message.user("x"))] * 60]))
-    assert conversation.idempotency_keys == {"k": "e1"}
+    assert conversation.state.idempotency_keys == {"k": "e1"}
 
 
 # --- snapshots -------------------------------------------------------------------------------------------------------
@@ -217,28 +215,28 @@ def test_a_key_is_remembered_after_its_message_has_left_the_window() -> None:
 
 def test_a_snapshot_of_everything_is_complete() -> None:
     snapshot = captured(fold(logged([named("t"), said(Message.user("q"), "k")])))
-    assert snapshot.complete
+    assert snapshot.state.complete
     assert [entry.id for entry in snapshot.entries] == ["e2"]
-    assert (snapshot.leaf_id, snapshot.last_sequence) == ("e2", 2)
-    assert snapshot.metadata == {"title": "t"}
-    assert snapshot.idempotency_keys == {"k": "e2"}
+    assert (snapshot.state.leaf_id, snapshot.state.last_sequence) == ("e2", 2)
+    assert snapshot.state.metadata == {"title": "t"}
+    assert snapshot.state.idempotency_keys == {"k": "e2"}
 
 
 def test_a_snapshot_leaves_out_what_the_store_does_not_have_yet() -> None:
     conversation = fold(logged([named("t"), said(Message.user("q"), "k1"), said(Message.assistant("a"), "k2")]))
     snapshot = captured(conversation, 2)
-    assert not snapshot.complete
+    assert not snapshot.state.complete
     assert [entry.id for entry in snapshot.entries] == ["e2"]
-    assert (snapshot.leaf_id, snapshot.last_sequence) == ("e2", 2)
-    assert snapshot.idempotency_keys == {"k1": "e2"}
+    assert (snapshot.state.leaf_id, snapshot.state.last_sequence) == ("e2", 2)
+    assert snapshot.state.idempotency_keys == {"k1": "e2"}
     assert [entry.id for entry in conversation.window] == ["e2", "e3"], "the conversation itself is as it was"
 
 
 def test_the_leaf_of_a_partial_snapshot_is_the_last_entry_that_is_in_it() -> None:
     conversation = fold(logged([said(Message.user("q")), named("t"), said(Message.assistant("a"))]))
-    assert captured(conversation, 2).leaf_id == "e2"
+    assert captured(conversation, 2).state.leaf_id == "e2"
     conversation = fold(logged([said(Message.user("q")), cleared, said(Message.assistant("a"))]))
-    assert captured(conversation, 2).leaf_id is None
+    assert captured(conversation, 2).state.leaf_id is None
 
 
 @pytest.mark.parametrize("step", [named("t"), changed(a=1), cleared])
@@ -289,7 +287,7 @@ def test_a_smaller_window_cuts_a_snapshot_by_the_unit_rule() -> None:
     snapshot = captured(fold(logged([said(message) for message in messages])))
     smaller = Conversation.from_snapshot(snapshot, capacity=3)
     assert [entry.message.text for entry in smaller.window] == ["q", "a"]
-    assert smaller.last_sequence == 4
+    assert smaller.state.last_sequence == 4
 
 
 # --- properties ------------------------------------------------------------------------------------------------------
@@ -337,7 +335,7 @@ def test_a_snapshot_and_the_later_entries_are_the_live_conversation(drawn: list[
         assert committed < seen
         return
     live = fold(entries, capacity=capacity)
-    restored = fold(entries[snapshot.last_sequence :], Conversation.from_snapshot(snapshot, capacity=capacity))
+    restored = fold(entries[snapshot.state.last_sequence :], Conversation.from_snapshot(snapshot, capacity=capacity))
     assert state(restored) == state(live)
 
 
@@ -351,13 +349,16 @@ def test_no_snapshot_is_ahead_of_what_is_committed(drawn: list[Any], capacity: i
         if snapshot is None:
             assert committed < len(entries)
             continue
-        assert snapshot.complete == (committed == len(entries))
-        assert snapshot.last_sequence == committed
+        assert snapshot.state.complete == (committed == len(entries))
+        assert snapshot.state.last_sequence == committed
         assert all(entry.sequence <= committed for entry in snapshot.entries)
-        assert dict(snapshot.metadata) == dict(exact.metadata)
-        assert (snapshot.leaf_id, snapshot.leaf_sequence) == (exact.leaf_id, exact.leaf_sequence)
-        assert snapshot.totals == exact.totals
-        assert dict(snapshot.idempotency_keys) == (exact.idempotency_keys or {})
+        assert dict(snapshot.state.metadata) == dict(exact.state.metadata)
+        assert (snapshot.state.leaf_id, snapshot.state.leaf_sequence) == (
+            exact.state.leaf_id,
+            exact.state.leaf_sequence,
+        )
+        assert snapshot.state.totals == exact.state.totals
+        assert dict(snapshot.state.idempotency_keys) == (exact.state.idempotency_keys or {})
         assert {entry.id for entry in snapshot.entries} <= {entry.id for entry in exact.window}
 
 
@@ -372,9 +373,11 @@ def test_what_was_written_to_a_file_goes_on_as_if_it_had_never_stopped(drawn: li
     live = fold(entries, capacity=capacity)
     names = ("last_sequence", "leaf_id", "leaf_sequence", "compaction", "totals", "incarnation")
     times = ("created_at", "updated_at", "last_accessed")
-    assert [getattr(after, name) for name in names + times] == [getattr(live, name) for name in names + times]
-    assert after.metadata == live.metadata
-    assert after.idempotency_keys == live.idempotency_keys
+    assert [getattr(after.state, name) for name in names + times] == [
+        getattr(live.state, name) for name in names + times
+    ]
+    assert after.state.metadata == live.state.metadata
+    assert after.state.idempotency_keys == live.state.idempotency_keys
     assert [(entry.id, entry.sequence, entry.idempotency_key) for entry in after.window] == [
         (entry.id, entry.sequence, entry.idempotency_key) for entry in live.window
     ]
@@ -392,9 +395,9 @@ def test_restoring_into_another_capacity_keeps_the_newest(drawn: list[Any], capa
 
 
 def test_a_snapshot_has_safe_defaults() -> None:
-    snapshot = Snapshot(key=KEY, incarnation="i", created_at=START, updated_at=START, last_accessed=START)
-    assert snapshot.metadata == MappingProxyType({})
+    snapshot = Snapshot(State.new(KEY, incarnation="i", created_at=START))
+    assert snapshot.state.metadata == {}
     conversation = Conversation.from_snapshot(snapshot, capacity=50)
     assert state(conversation) == state(
-        Conversation(KEY, incarnation="i", created_at=START, capacity=50),
+        Conversation.new(KEY, incarnation="i", created_at=START, capacity=50),
     )

@@ -43,7 +43,7 @@ async def say(manager: SessionManager, *said: str, chat_id: str = "1") -> Sessio
     return session
 
 
-@pytest.fixture(params=["sqlite:", "none:"])
+@pytest.fixture(params=["sqlite:", "jsonl:", "none:"])
 def settings(request: pytest.FixtureRequest) -> SessionSettings:
     return SessionSettings(store=request.param, window=4)
 

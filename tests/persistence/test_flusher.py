@@ -15,7 +15,8 @@ from anyio import to_thread
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import StoreFull
 from miniclaw_sessions.formats.snapshot import decode_snapshot
-from miniclaw_sessions.history.conversation import Conversation, Snapshot
+from miniclaw_sessions.history.conversation import Conversation
+from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.persistence.committer import Committer, SessionLog
 from miniclaw_sessions.persistence.flusher import PERSISTENCE_INTERVAL_SECS, Flusher
 from miniclaw_sessions.persistence.quarantine import Quarantine
@@ -55,7 +56,7 @@ class Bench:
         raise AssertionError(f"no {purpose} {key} is made here")
 
     def session(self, chat_id: str = "1") -> Session:
-        conversation = Conversation(
+        conversation = Conversation.new(
             SessionKey("test", chat_id), incarnation="i", created_at=self.clock.now(), capacity=50
         )
         return Session(Journal(conversation, self, dirty=True))

@@ -15,7 +15,7 @@ import pytest
 
 from miniclaw_sessions import Message, SessionManager, SessionSettings
 from miniclaw_sessions.disk import SYNC_ONE_BY_ONE, Directory
-from miniclaw_sessions.history.conversation import Snapshot
+from miniclaw_sessions.history.state import Snapshot, State
 from miniclaw_sessions.persistence.quarantine import Quarantine
 from miniclaw_sessions.persistence.snapshots import Snapshots
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -70,14 +70,7 @@ class Disk:
 
 def titled(clock: FakeClock, title: str) -> Snapshot:
     now = clock.now()
-    return Snapshot(
-        key=SessionKey("a", "1"),
-        incarnation="i",
-        created_at=now,
-        updated_at=now,
-        last_accessed=now,
-        metadata={"title": title},
-    )
+    return Snapshot(State.new(SessionKey("a", "1"), incarnation="i", created_at=now, metadata={"title": title}))
 
 
 async def test_a_write_whose_caller_is_gone_is_waited_for_before_the_next_one_begins(

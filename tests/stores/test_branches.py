@@ -258,21 +258,21 @@ async def test_a_conversation_that_lacks_its_branch_is_brought_up() -> None:
         moved("m", "3", "2"),
     ]
     await put(store, entries, places=Places())
-    conversation = Conversation(KEY, incarnation="i", created_at=NOW, capacity=2)
+    conversation = Conversation.new(KEY, incarnation="i", created_at=NOW, capacity=2)
     places = Places()
     for sequence, entry in enumerate(entries, 1):
         conversation.apply(places.place(entry, sequence))
     assert conversation.lacks_branch
     assert await bring_window_up(conversation, store) == []
     assert [entry.id for entry in conversation.window] == ["1", "2"]
-    assert (conversation.leaf_id, conversation.leaf_sequence) == ("2", 3)
-    assert conversation.metadata == {"provider": "p", "model": "m"}
+    assert (conversation.state.leaf_id, conversation.state.leaf_sequence) == ("2", 3)
+    assert conversation.state.metadata == {"provider": "p", "model": "m"}
     assert not conversation.lacks_branch
 
 
 async def test_a_conversation_that_lacks_nothing_reads_nothing() -> None:
     store = FaultyStore(MemoryStore())
-    conversation = Conversation(KEY, incarnation="i", created_at=NOW, capacity=2)
+    conversation = Conversation.new(KEY, incarnation="i", created_at=NOW, capacity=2)
     conversation.apply(msgspec.structs.replace(said("1", None), sequence=1))
     assert await bring_window_up(conversation, store) == []
     assert store.calls.total() == 0

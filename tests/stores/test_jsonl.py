@@ -44,7 +44,9 @@ from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead, is_damaged
 from miniclaw_sessions.stores.jsonl import directory as descriptors
 from miniclaw_sessions.stores.jsonl import file as transcript_file
+from miniclaw_sessions.stores.jsonl.file import Stream
 from miniclaw_sessions.stores.jsonl.lines import lines_of
+from miniclaw_sessions.stores.jsonl.reader import JSONLReader
 from miniclaw_sessions.stores.jsonl.store import JSONLStore
 from miniclaw_sessions.stores.reading import read_all
 from miniclaw_sessions.testing import sample_entries, sample_head
@@ -1188,3 +1190,89 @@ async def test_a_transcript_that_vanishes_under_our_hands_is_written_back_from_t
     async with SessionManager(tmp_path / "w", settings=settings) as manager:
         session = await manager.find("telegram_1")
         assert [message.text for message in session.messages()] == ["0", "1", "2", "3", "4", "after"]
+
+
+# --- reading beside whoever writes -----------------------------------------------------------------------------------
+
+
+async def test_a_reader_needs_no_lock_changes_nothing_and_sees_what_is_appended_later(path: Path) -> None:
+    async with JSONLStore(path) as store, JSONLReader(path) as reader:
+        assert await reader.session_ids() == []
+        await append(store, 1, 1, 700)
+        path.chmod(0o500)
+        (path / NAME).chmod(0o444)
+        before = contents(path), modes(path)
+        assert await reader.head("telegram_1") == StoredHead(sample_head(), 700)
+        assert [entry async for entry in read_all(reader, "telegram_1")] == sample_entries(1, 700)
+        assert await reader.read_newest("telegram_1", 3) == sample_entries(698, 700)
+        assert await reader.find("telegram_1", "entry-7") == sample_entries(7, 7)[0]
+        assert (contents(path), modes(path)) == before
+        path.chmod(0o700)
+        (path / NAME).chmod(0o600)
+        await append(store, 1, 701, 701)
+        assert await reader.read("telegram_1", after=699) == sample_entries(700, 701)
+        assert await store.delete("telegram_1")
+        assert await reader.head("telegram_1") is None
+        assert [stored async for stored in reader.heads()] == []
+
+
+async def test_a_reader_reads_up_to_the_last_whole_append(path: Path) -> None:
+    file = await filled(path, (1, 2))
+    whole = file.read_bytes()
+    file.write_bytes(whole + lines_of(sample_entries(3, 4))[:-20])
+    async with JSONLReader(path) as reader:
+        assert await reader.read("telegram_1") == sample_entries(1, 2)
+        assert await reader.check() == []
+    assert file.read_bytes().startswith(whole)
+    assert len(file.read_bytes()) > len(whole)
+
+
+async def test_what_is_not_ours_is_no_session_for_a_reader_and_stops_no_list(path: Path) -> None:
+    await filled(path, (1, 2))
+    (path / "telegram_2.jsonl").write_bytes((path / NAME).read_bytes())
+    (path / "telegram_3.jsonl").mkdir()
+    async with JSONLReader(path) as reader:
+        assert [stored.head.session_id async for stored in reader.heads()] == ["telegram_1"]
+        assert await reader.head("telegram_2") is None
+        assert len(await reader.check()) == 2
+
+
+async def test_a_reader_of_a_directory_that_is_not_there_finds_nothing_and_makes_nothing(path: Path) -> None:
+    async with JSONLReader(path) as reader:
+        assert await reader.session_ids() == []
+        assert await reader.read("telegram_1") == []
+        with pytest.raises(StoreUnavailable, match="read only"):
+            await reader.delete("telegram_1")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("cancelled_at", ["opening", "reading"])
+async def test_whoever_is_cancelled_while_a_thread_reads_leaves_no_descriptor(
+    cancelled_at: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio's own cancellation leaves the thread behind: it closes what it has opened."""
+    file = await filled(path, (1, 3))
+    begun, may_go_on, left = threading.Event(), threading.Event(), threading.Event()
+    step = Stream._step
+
+    def wait(self: Stream, do: Callable[[], Any]) -> object:
+        if self._fd >= 0 or cancelled_at == "opening":
+            begun.set()
+            may_go_on.wait(10)
+        try:
+            return step(self, do)
+        finally:
+            if may_go_on.is_set():
+                left.set()
+
+    monkeypatch.setattr(Stream, "_step", wait)
+    async with JSONLStore(path) as store:
+        reading = asyncio.create_task(store.read("telegram_1"))
+        await anyio.to_thread.run_sync(begun.wait, 10)
+        reading.cancel()
+        with suppress(asyncio.CancelledError):
+            await reading
+        may_go_on.set()
+        await anyio.to_thread.run_sync(left.wait, 10)
+        assert file not in [descriptor.resolve() for descriptor in Path("/proc/self/fd").iterdir()]
+        assert await store.read("telegram_1") == sample_entries(1, 3)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.stores.base import Append, StoredEntry, is_damaged, stored_entry
 from miniclaw_sessions.stores.sql import files, migrations, sqlite
+from miniclaw_sessions.stores.sql.checksums import checksum_of
 from miniclaw_sessions.stores.sql.models import Base
 from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.testing import sample_entries, sample_head
@@ -739,6 +741,46 @@ async def test_the_keys_of_a_database_of_the_first_version_are_found(path: Path)
         assert await store.find_by_idempotency_key("telegram_1", "c") is None
         assert await store.read("telegram_1") == entries
         assert await store.check() == []
+
+
+async def test_rows_of_the_second_version_keep_their_checksums_and_are_still_checked(path: Path) -> None:
+    entries = keyed_entries("a", None, "c")
+    async with SQLiteStore(path) as store:
+        await store.append([Append(sample_head(), entries[:2])])
+    connection = sqlite3.connect(path)
+    for number, entry in enumerate(entries[:2], 1):
+        said = f"1 {entry.sequence} {entry.entry_id} {entry.idempotency_key or ''}".encode()  # as it was written then
+        checksum = zlib.crc32(entry.encoded, zlib.crc32(said))
+        connection.execute("UPDATE entries SET checksum = ? WHERE position = ?", (checksum, number))
+    connection.execute("UPDATE alembic_version SET version_num = '0002'")
+    connection.commit()
+    connection.close()
+    async with SQLiteStore(path) as store:
+        await store.append([Append(sample_head(), entries)])
+        assert await store.read("telegram_1") == entries
+        assert await store.check() == []
+    connection = sqlite3.connect(path)
+    assert [old >= 0 for (old,) in connection.execute("SELECT checksum FROM entries")] == [True, True, False]
+    connection.execute("UPDATE entries SET encoded = replace(encoded, 'hello', 'hellp')")
+    connection.commit()
+    connection.close()
+    async with SQLiteStore(path) as store:
+        assert [is_damaged(entry.encoded) for entry in await store.read("telegram_1")] == [True] * 3
+
+
+@pytest.mark.parametrize("key", [None, "", "a"])
+def test_every_bit_of_a_row_is_in_its_checksum(key: str | None) -> None:
+    row, sequence, entry_id, encoded = 7, 2**40 + 3, "0198c7a2", b'{"a":"hello"}'
+    right = checksum_of(row, sequence, entry_id, key, encoded)
+    flipped = [checksum_of(row ^ 1 << bit, sequence, entry_id, key, encoded) for bit in range(63)]
+    flipped += [checksum_of(row, sequence ^ 1 << bit, entry_id, key, encoded) for bit in range(63)]
+    for place in range(len(encoded) * 8):
+        other = (int.from_bytes(encoded) ^ 1 << place).to_bytes(len(encoded))
+        flipped.append(checksum_of(row, sequence, entry_id, key, other))
+    flipped += [checksum_of(row, sequence, entry_id, other, encoded) for other in (None, "", "a", "b") if other != key]
+    flipped.append(checksum_of(row, sequence, "0198c7a3", key, encoded))
+    assert right < 0
+    assert right not in flipped
 
 
 async def test_an_index_of_keys_that_lost_one_is_reported(path: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from miniclaw_sessions import Message
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse
+from miniclaw_sessions.persistence.backups import MOST, known_backups, note_backup
+from miniclaw_sessions.persistence.losses import Loss, Losses
 from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.transfer.backup import MANIFEST, back_up, back_up_closed, restore, verify_backup
 from tests.persistence.encrypted_homes import OLD_KEY, Home
@@ -67,6 +70,28 @@ async def test_what_was_backed_up_is_restored_whole(home: Home, backup: Path, ke
     assert not [name for name in other.contents() if "restoring" in name or name == MANIFEST]
     if keys is not None:
         assert home.showing() == other.showing() == []
+
+
+@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+async def test_what_a_workspace_has_lost_is_known_after_restoring_too(
+    home: Home, backup: Path, keys: KeyRing | None
+) -> None:
+    await home.fill(keys)
+    loss = Loss(7, datetime(2026, 1, 2, tzinfo=UTC))
+    Losses(home.workspace).note({"telegram_1": loss})
+    await back_up_closed(home.workspace, home.settings, backup)
+    assert (await verify_backup(backup)).problems == []
+    async with (await restored(home, backup)).open(keys) as manager:
+        assert manager.losses == {"telegram_1": loss}
+        assert [loss.sentence("telegram_1")] == (await manager.check()).problems
+
+
+def test_no_more_than_the_newest_backups_are_remembered(tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    for number in range(MOST + 5):
+        (tmp_path / str(number)).mkdir()
+        note_backup(tmp_path / "w", tmp_path / str(number), datetime(2026, 1, 2, tzinfo=UTC))
+    assert [Path(one.path).name for one in known_backups(tmp_path / "w")] == [str(n) for n in range(5, MOST + 5)]
 
 
 @pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])

@@ -270,7 +270,7 @@ class Transcripts:
     def _ids_between(self, transcript: Transcript | None, first: int, last: int) -> dict[int, str]:
         if transcript is None:
             return {}
-        fd = self.open_to_read(transcript.name)
+        fd = self._directory.open_file(transcript.name)
         try:
             entries = takewhile(lambda entry: entry.sequence <= last, entries_after(fd, transcript, first - 1))
             return {entry.sequence: entry.entry_id for entry in entries}
@@ -357,9 +357,24 @@ class Transcripts:
                 raise
         return True
 
-    def open_to_read(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """A descriptor to read a file, in the form that `open` wants its opener; for any thread."""
-        return self._directory.open_file(name, flags)
+    def open(self, session_id: str) -> tuple[int, Transcript] | None:
+        """A session's file, to be read and closed; None when there is no such session. For any thread.
+
+        Raises:
+            StoreCorrupt: something else has its name, and nobody knows what it was.
+            OSError: it cannot be opened.
+        """
+        while (transcript := self.find(session_id)) is not None:
+            try:
+                fd = self._directory.open_file(transcript.name)
+            except FileNotFoundError:
+                if self.known.get(session_id) is transcript:  # or else it was deleted just now
+                    raise
+                continue
+            if self.known.get(session_id) is transcript:  # or else another one was opened, of the same name
+                return fd, transcript
+            os.close(fd)
+        return None
 
     def _remove_half_copies(self) -> None:
         """Remove what a crash left of copies that were being made of torn ends; these still are where they were."""
@@ -421,7 +436,7 @@ def recognize(path: Path) -> None:
         ConfigError: it holds other things.
     """
     names = os.listdir(path) if path.is_dir() else []
-    if names and ".lock" not in names and not any(_session_ids(names)):
+    if names and ".lock" not in names and not any(session_ids_of(names)):
         raise ConfigError(
             f"cannot open {path} as a store: it is neither empty nor a directory of transcripts; "
             "choose another one, or one that does not exist yet"
@@ -440,7 +455,7 @@ def find_transcripts(directory: Directory) -> Found:
     found = Found({}, {})
     damaged: list[str] = []
     too_new: list[str] = []
-    for session_id in _session_ids(names):
+    for session_id in session_ids_of(names):
         try:
             found.known[session_id] = examine(directory, session_id)
         except (NotRegular, NotOurs) as error:
@@ -468,7 +483,7 @@ def damaged_files(path: Path) -> list[Path]:
     damaged = []
     if path.is_dir():
         with failing("read", path), Directory(path, is_ours=False) as directory:
-            for session_id in _session_ids(directory.names()):
+            for session_id in session_ids_of(directory.names()):
                 try:
                     examine(directory, session_id)
                 except (NotRegular, NotOurs, SchemaTooNew):
@@ -478,7 +493,7 @@ def damaged_files(path: Path) -> list[Path]:
     return damaged
 
 
-def _session_ids(names: Sequence[str]) -> Iterator[str]:
+def session_ids_of(names: Sequence[str]) -> Iterator[str]:
     """The sessions whose files these names could be."""
     for name in names:
         session_id = name.removesuffix(SUFFIX)

@@ -15,12 +15,12 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
-from typing import BinaryIO, NamedTuple, Self
+from threading import Lock
+from typing import BinaryIO, NamedTuple, Self, TypeVar
 
-import aiofiles
-from aiofiles.threadpool.binary import AsyncBufferedReader
-from anyio import CancelScope
+from anyio import to_thread
 
 from miniclaw_sessions.disk import FILE_MODE, Directory
 from miniclaw_sessions.errors import StoreCorrupt
@@ -42,6 +42,8 @@ SUFFIX = ".jsonl"
 
 NEAR = 64 * 1024
 """Bytes. Within so many the place of an entry is not searched for any further: reading on is as fast."""
+
+T = TypeVar("T")
 
 _HEADER_BYTES = 64 * 1024  # channel and chat id have 4,096 bytes each, of which JSON may make six times as many
 _FIRST_BLOCK = 4 * 1024
@@ -93,18 +95,28 @@ def examine(directory: Directory, session_id: str) -> Transcript:
     """
     fd = directory.open_file(session_id + SUFFIX)
     try:
-        status = os.fstat(fd)
-        head, start, header_lost = _head(fd, session_id)
-        length, last_sequence = _end_of_last_append(fd, start, status.st_size)
-        if header_lost and not last_sequence:
-            raise StoreCorrupt("its first line is damaged, and no whole append is left to tell who it is")
-        if stat.S_IMODE(status.st_mode) != FILE_MODE:
+        transcript = examine_open(fd, session_id)
+        if stat.S_IMODE(os.fstat(fd).st_mode) != FILE_MODE:
             os.fchmod(fd, FILE_MODE)
     finally:
         os.close(fd)
+    return transcript
+
+
+def examine_open(fd: int, session_id: str) -> Transcript:
+    """`examine` for a file that is open; changes nothing at all.
+
+    Raises:
+        NotOurs, SchemaTooNew, StoreCorrupt, OSError: as for `examine`.
+    """
+    size = os.fstat(fd).st_size
+    head, start, header_lost = _head(fd, session_id)
+    length, last_sequence = _end_of_last_append(fd, start, size)
+    if header_lost and not last_sequence:
+        raise StoreCorrupt("its first line is damaged, and no whole append is left to tell who it is")
     transcript = Transcript(head, start=start, length=length, last_sequence=last_sequence)
     transcript.header_lost = header_lost
-    transcript.rest = Rest.TORN if status.st_size > length else Rest.NOTHING
+    transcript.rest = Rest.TORN if size > length else Rest.NOTHING
     return transcript
 
 
@@ -375,67 +387,81 @@ def entries_after(fd: int, transcript: Transcript, after: int) -> Iterator[Store
 STREAMED_BYTES = 128 * 1024
 """Bytes that are read at a time: some 300 messages, which take the event loop less than a millisecond."""
 
-Open = Callable[[str, int], int]
-"""Opens a file for reading by name and flags; returns its descriptor."""
+Open = Callable[[], tuple[int, Transcript] | None]
+"""Opens a transcript to be read; None: there is none."""
 
-Find = Callable[[int], tuple[int, int]]
+Find = Callable[[int, Transcript], tuple[int, int]]
 """Finds where to begin in a file that is open: an offset, and the sequence of the entry before it."""
 
 
 class Stream:
     """Iterates over lists of entries, each as they come with one block of the file.
 
-    `placing` tells, when the iteration is over, how many lines there was no place for.
+    Every step runs in a worker thread. One that asyncio's own cancellation left behind closes the file when it is done.
+
+    Attributes:
+        placing: tells, when the iteration is over, how many lines there was no place for.
     """
 
+    transcript: Transcript
     placing: Placing
-    _file: AsyncBufferedReader
 
-    def __init__(self, transcript: Transcript, find: Find) -> None:
-        self.transcript = transcript
-        self._find = find
-        self._left = 0
-        self._is_finished = False
+    def __init__(self) -> None:
+        self._fd = -1
+        self._offset = 0
+        self._is_finished = self._is_closed = False
+        self._in_use = Lock()
 
-    async def open(self, open_file: Open) -> None:
-        """Open the file and find the place, in one call of a worker thread.
+    async def open(self, open_transcript: Open, find: Find) -> bool:
+        """Open the file and find the place; False if there is no such transcript.
 
         Raises:
             OSError: it cannot be opened or read.
             StoreCorrupt: no end of a line is found in it.
         """
+        return await to_thread.run_sync(self._step, partial(self._open, open_transcript, find))
 
-        def open_at_place(name: str, flags: int) -> int:
-            fd = open_file(name, flags)
-            try:
-                offset, last = self._find(fd)
-                os.lseek(fd, offset, os.SEEK_SET)
-            except BaseException:
-                os.close(fd)
-                raise
-            self.placing = Placing(offset, last)
-            self._left = self.transcript.length - offset
-            return fd
-
-        with CancelScope(shield=True):  # or nobody would close it
-            self._file = await aiofiles.open(self.transcript.name, "rb", opener=open_at_place)
-
-    async def close(self) -> None:
-        """Close the file; waits for a read that a cancelled caller has left running."""
-        with CancelScope(shield=True):
-            await self._file.close()
+    def close(self) -> None:
+        """Close the file, or let the step do it that is under way."""
+        self._is_closed = True
+        self._close_unused()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[Placed]:
-        if self._left > 0:
-            block = await self._file.read(min(STREAMED_BYTES, self._left))
-            if not block:
-                raise StoreCorrupt(f"{self.transcript.name} has become shorter; another program has written it")
-            self._left -= len(block)
-            return self.placing.feed(block)
+        if self._offset < self.transcript.length:
+            return self.placing.feed(await to_thread.run_sync(self._step, self._read))
         if self._is_finished:
             raise StopAsyncIteration
         self._is_finished = True
         return self.placing.finish(self.transcript.last_sequence)
+
+    def _step(self, step: Callable[[], T]) -> T:
+        try:
+            with self._in_use:
+                return step()
+        finally:
+            self._close_unused()
+
+    def _open(self, open_transcript: Open, find: Find) -> bool:
+        if (found := open_transcript()) is None:
+            return False
+        self._fd, self.transcript = found
+        self._offset, last = find(*found)
+        self.placing = Placing(self._offset, last)
+        return True
+
+    def _read(self) -> bytes:
+        block = os.pread(self._fd, min(STREAMED_BYTES, self.transcript.length - self._offset), self._offset)
+        if not block:
+            raise StoreCorrupt(f"{self.transcript.name} has become shorter; another program has written it")
+        self._offset += len(block)
+        return block
+
+    def _close_unused(self) -> None:
+        if self._is_closed and self._in_use.acquire(blocking=False):
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
+            self._in_use.release()

@@ -1,4 +1,7 @@
-"""The checksum of a stored row, and what becomes of one that contradicts it."""
+"""The checksum of a stored row, and what becomes of one that contradicts it.
+
+It is negative. Rows of schema 0002 have one of another form, which is not: they stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,32 @@ from zlib import crc32
 from miniclaw_sessions.errors import StoreCorrupt
 from miniclaw_sessions.stores.base import StoredEntry, damaged
 
+_PRIME = 2**32 - 5
+"""Whatever one bit of a row's numbers changes, it changes the remainder."""
+
 
 def checksum_of(row: int, sequence: int, entry_id: str, key: str | None, encoded: bytes) -> int:
-    """The CRC-32 of all that a row of `entries` says, where it is left out."""
-    return crc32(encoded, crc32(f"{row} {sequence} {entry_id} {key or ''}".encode()))
+    """The CRC-32 of all that a row of `entries` says, where it is left out.
+
+    Made for each append, so nothing is formatted: it begins with the numbers, and goes on with the id and the key.
+    """
+    start = crc32(entry_id.encode(), (row * 1_000_003 + sequence) % _PRIME)
+    if key is not None:
+        start = ~crc32(key.encode(), start)
+    return ~crc32(encoded, start)
+
+
+def is_sound(row: int, sequence: int, entry_id: str, key: str | None, encoded: bytes, checksum: int | None) -> bool:  # noqa: PLR0913, PLR0917 - the columns
+    """Whether a row agrees with its checksum; rows of schema 0001 have none.
+
+    Raises:
+        TypeError, ValueError, AttributeError: not even the types of its columns are right.
+    """
+    if checksum is None:
+        return True
+    if checksum < 0:
+        return checksum == checksum_of(row, sequence, entry_id, key, encoded)
+    return checksum == crc32(encoded, crc32(f"{row} {sequence} {entry_id} {key or ''}".encode()))
 
 
 def entry_of_row(  # noqa: PLR0913, PLR0917 - the columns
@@ -19,9 +44,9 @@ def entry_of_row(  # noqa: PLR0913, PLR0917 - the columns
 ) -> StoredEntry:
     """The entry in a row of `entries`; `damaged` if the row contradicts its checksum."""
     try:
-        if checksum is None or checksum == checksum_of(row, sequence, entry_id, key, encoded):
+        if is_sound(row, sequence, entry_id, key, encoded, checksum):
             return StoredEntry(sequence, entry_id, encoded, key)
-    except (TypeError, ValueError):  # not even the types of its columns are right
+    except (TypeError, ValueError, AttributeError):  # not even the types of its columns are right
         return damaged(StoredEntry(sequence, str(entry_id), repr(encoded).encode()))
     return damaged(StoredEntry(sequence, entry_id, encoded))
 

@@ -15,21 +15,19 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, NoReturn, Self, TypeVar
+from typing import Self, TypeVar
 from urllib.parse import quote
 
 from anyio import CapacityLimiter, to_thread
 
-from miniclaw_sessions.errors import SchemaTooNew, StoreError, StoreUnavailable
+from miniclaw_sessions.errors import SchemaTooNew, StoreUnavailable
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import SessionHead, StoredEntry, StoredHead
+from miniclaw_sessions.stores.reading import ReadOnlyStore
 from miniclaw_sessions.stores.sql.checksums import entry_of_row, unreadable
 from miniclaw_sessions.stores.sql.files import connect, database_files, version_in
 
-WITH_CHECKSUMS = "0002"
-"""From this version of the schema on, rows have a checksum and an idempotency key."""
-
-_KNOWN = ("0001", WITH_CHECKSUMS)
+_KNOWN = ("0001", "0002", "0003")
 _PAGE = 500
 _NEWEST = "(SELECT coalesce(max(sequence), 0) FROM places WHERE session = sessions.id)"
 _HEADS = f"SELECT id, session_id, channel, chat_id, incarnation, created_at, {_NEWEST} FROM sessions"  # noqa: S608
@@ -41,22 +39,16 @@ _HeadRow = tuple[int, str, str, str, str, str, int]
 T = TypeVar("T")
 
 
-class SQLiteReader(Store):
+class SQLiteReader(ReadOnlyStore):
     """The transcripts in one file, read only."""
 
-    durable: ClassVar[bool] = True
-    keeps_entries: ClassVar[bool] = True
-
     def __init__(self, path: Path) -> None:
-        self._path = path
+        super().__init__(path)
         self._connection: sqlite3.Connection | None = None
         self._turn: CapacityLimiter | None = None
         self._stack = ExitStack()
         self._entries = ""
         self._is_unlocked = False
-
-    def __repr__(self) -> str:
-        return f"<SQLiteReader {self._path}>"
 
     async def __aenter__(self) -> Self:
         """Open the file; one that does not exist is like one without sessions.
@@ -121,49 +113,34 @@ class SQLiteReader(Store):
         rows = await self._read(lambda connection: connection.execute("PRAGMA integrity_check").fetchall())
         return [f"the database is damaged: {text}" for (text,) in rows if text != "ok"]
 
-    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
-        """Not here."""
-        self._refuse(f"append {len(appends)} sessions to")
-
-    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
-        """Not here."""
-        self._refuse(f"mend {len(entries)} entries of {session_id} in")
-
-    async def delete(self, session_id: str) -> bool:
-        """Not here."""
-        self._refuse(f"delete {session_id} from")
-
-    def _refuse(self, attempted: str) -> NoReturn:
-        raise StoreUnavailable(f"cannot {attempted} {self._path}: it was opened to be read only")
-
     # --- in a thread -------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        if not self._path.exists():
+        if not self.path.exists():
             return
         with self._failing("open"):
             if not self._log.exists():  # nobody has it open: it need not be locked, nor does a -wal file come of it
                 self._use(self._unlocked())
                 return
             try:
-                self._use(connect(self._path, writing=False))
+                self._use(connect(self.path, writing=False))
             except sqlite3.OperationalError:  # its -shm file is missing, and cannot be made beside it
                 self._use(self._copied() if self._log.stat().st_size else self._unlocked())
 
     @property
     def _log(self) -> Path:
-        return database_files(self._path)[1]
+        return database_files(self.path)[1]
 
     def _use(self, connection: sqlite3.Connection) -> None:
         with ExitStack() as stack:
             stack.enter_context(closing(connection))
-            version = version_in(connection, self._path)
+            version = version_in(connection, self.path)
             if version is not None and version not in _KNOWN:
                 raise SchemaTooNew(
-                    f"cannot read {self._path}: a newer version of miniclaw-sessions made it (schema {version}); "
+                    f"cannot read {self.path}: a newer version of miniclaw-sessions made it (schema {version}); "
                     "install that version"
                 )
-            rest = "idempotency_key, checksum" if version == WITH_CHECKSUMS else "NULL AS idempotency_key, NULL"
+            rest = "idempotency_key, checksum" if version != "0001" else "NULL AS idempotency_key, NULL"
             self._entries = _entries(rest)
             self._stack.push(stack.pop_all())
         self._connection = connection if version is not None else None
@@ -171,14 +148,14 @@ class SQLiteReader(Store):
     def _unlocked(self) -> sqlite3.Connection:
         """A connection to what nobody changes."""
         self._is_unlocked = True
-        return sqlite3.connect(f"file:{quote(str(self._path))}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+        return sqlite3.connect(f"file:{quote(str(self.path))}?mode=ro&immutable=1", uri=True, check_same_thread=False)
 
     def _copied(self) -> sqlite3.Connection:
         """A connection to a copy: only beside a copy SQLite can make the files that it reads a -wal file with."""
         place = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="miniclaw-")))
-        for file in (self._path, self._log):
+        for file in (self.path, self._log):
             shutil.copyfile(file, place / file.name)
-        return connect(place / self._path.name, writing=False)
+        return connect(place / self.path.name, writing=False)
 
     async def _select(self, which: str, rest: str, wanted: Mapping[str, object]) -> list[StoredEntry]:
         text = self._entries.format(placed=which.format(row="p"), in_tail=which.format(row="e")) + rest
@@ -195,7 +172,7 @@ class SQLiteReader(Store):
             while True:
                 if self._is_unlocked and self._log.exists():  # somebody has begun to write: from now on with locks
                     self._is_unlocked = False
-                    self._use(connect(self._path, writing=False))
+                    self._use(connect(self.path, writing=False))
                 if self._connection is None:
                     return []
                 try:
@@ -212,9 +189,9 @@ class SQLiteReader(Store):
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise StoreUnavailable(f"cannot {attempted} {self._path}: {error}") from error
+            raise StoreUnavailable(f"cannot {attempted} {self.path}: {error}") from error
         except (TypeError, ValueError) as error:  # a column holds what nobody wrote into it: no date, no text
-            raise unreadable(error, self._path) from error
+            raise unreadable(error, self.path) from error
 
 
 def _entries(rest: str) -> str:

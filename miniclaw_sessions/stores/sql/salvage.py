@@ -24,7 +24,7 @@ from miniclaw_sessions.errors import InvalidMessage, StoreUnavailable
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.base import SessionHead, StoredEntry, StoredHead
-from miniclaw_sessions.stores.sql.checksums import checksum_of
+from miniclaw_sessions.stores.sql.checksums import is_sound
 from miniclaw_sessions.stores.sql.files import connect
 
 _MOST_LOST = 1 << 30
@@ -33,7 +33,7 @@ _SEARCHED = 1 << 32
 
 _ENTRIES = "SELECT * FROM entries WHERE rowid >= ? ORDER BY rowid"  # the names of columns may be damaged
 _SESSIONS = "SELECT * FROM sessions WHERE rowid >= ? ORDER BY rowid"
-_UNREADABLE = (sqlite3.Error, UnicodeError, TypeError, ValueError, OverflowError)
+_UNREADABLE = (sqlite3.Error, UnicodeError, TypeError, ValueError, OverflowError, AttributeError)
 
 
 def fill_up(path: Path) -> None:
@@ -171,7 +171,7 @@ def _entry(row: tuple[Any, ...]) -> StoredEntry | None:
         _, session, sequence, entry_id, encoded, key, checksum = (*row, None, None)[:7]  # older ones have five
         if checksum is None and not is_sealed(encoded):
             decode_entry(encoded)
-        elif checksum is not None and checksum != checksum_of(session, sequence, entry_id, key, encoded):
+        elif not is_sound(session, sequence, entry_id, key, encoded, checksum):
             return None
         return StoredEntry(sequence, entry_id, encoded, key)
     except (*_UNREADABLE, InvalidMessage):

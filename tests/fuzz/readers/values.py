@@ -8,7 +8,8 @@ from typing import ClassVar, Self
 
 from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot, encode_snapshot
-from miniclaw_sessions.history.conversation import Conversation, Snapshot
+from miniclaw_sessions.history.conversation import Conversation
+from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
 from tests.fuzz.reader import Reader, refused
 from tests.fuzz.seeds import SESSION_ID, conversation, snapshots
@@ -53,9 +54,9 @@ class SnapshotReader(Reader):
         written = encode_snapshot(snapshot)
         again = decoded(written)
         assert encode_snapshot(again) == written
-        lived_with = Conversation.from_snapshot(snapshot, capacity=4).capture(snapshot.last_sequence)
+        lived_with = Conversation.from_snapshot(snapshot, capacity=4).capture(snapshot.state.last_sequence)
         assert lived_with is not None
-        assert decoded(encode_snapshot(lived_with)).key == snapshot.key
+        assert decoded(encode_snapshot(lived_with)).state.key == snapshot.state.key
         return True
 
 

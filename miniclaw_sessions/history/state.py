@@ -1,0 +1,161 @@
+"""A session's state as one struct: a conversation has it, a snapshot is a copy of it, and a session's file is its JSON.
+
+Which fields that file has, and in which order, is said here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Self
+
+import msgspec
+
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.history.window import Kept
+from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
+from miniclaw_sessions.protocol.entries import Compaction, MessageEntry
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Instant, Usage
+
+SCHEMA_VERSION = 1
+
+NOT_SAID = -1
+"""The place of the leaf in a file that does not say it: at the end."""
+
+_NO_MESSAGES = msgspec.Raw(b"[]")
+
+
+class Totals(msgspec.Struct, gc=False):
+    """What all entries of a transcript add up to, on all branches.
+
+    `events` counts what was saved as one: turns, messages that were saved alone, and compactions (document 001).
+    """
+
+    messages: int = 0
+    events: int = 0
+    usage: Usage | None = None
+
+    def add(self, entry: MessageEntry, sign: int = 1) -> None:
+        """Count one more message, or one less when `sign` is -1."""
+        self.messages += sign
+        if not entry.continues:
+            self.events += sign
+        if entry.message.usage is not None:
+            self.add_usage(entry.message.usage, sign)
+
+    def add_usage(self, usage: Usage, sign: int = 1) -> None:
+        """Add what a message cost, or take it away when `sign` is -1."""
+        known = self.usage or Usage()
+        self.usage = known + usage if sign > 0 else known - usage
+
+
+class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """What a session's entries lead to, but for the messages of its window.
+
+    Those stand in `messages`, `sequences`, `ids` and `parents` (where a parent is not the message before) only in a
+    file: `formats.snapshot` puts them there, and takes them out.
+
+    `leaf_sequence` is 0 where there is no leaf, or its place is not known. `complete` is False when accepted entries
+    were left out because the store has not committed them yet, or messages because the file would be too large: then
+    the window may be short, and the store has the rest.
+    """
+
+    session_id: str
+    channel: str
+    chat_id: str
+    created_at: Instant
+    last_accessed: Instant
+    messages: msgspec.Raw
+    schema_version: int
+    incarnation: str
+    updated_at: Instant
+    last_sequence: int
+    sequences: Sequence[int] = ()
+    ids: Sequence[str] = ()
+    parents: dict[str, tuple[str | None, int]] = {}
+    leaf_id: str | None = None
+    leaf_sequence: int = NOT_SAID
+    encoded_compaction: msgspec.Raw | None = msgspec.field(default=None, name="compaction")
+    newest_evicted: int = 0
+    totals: Totals = msgspec.field(default_factory=Totals)
+    metadata: dict[str, Any] = {}
+    idempotency_keys: dict[str, str] = {}
+    complete: bool = True
+    crc32: str = ""
+
+    @classmethod
+    def new(cls, key: SessionKey, *, incarnation: str, created_at: datetime, **fields: Any) -> Self:
+        """Of a session that has no entries yet, unless `fields` say otherwise."""
+        defaults = {"last_accessed": created_at, "updated_at": created_at, "last_sequence": 0, "leaf_sequence": 0}
+        return cls(
+            session_id=key.session_id,
+            channel=key.channel,
+            chat_id=key.chat_id,
+            incarnation=incarnation,
+            created_at=created_at,
+            messages=_NO_MESSAGES,
+            schema_version=SCHEMA_VERSION,
+            **{**defaults, **fields},
+        )
+
+    def copy(self, **changes: Any) -> Self:
+        """The same, which can be changed without changing this one; what it was read from is let go of."""
+        return msgspec.structs.replace(
+            self,
+            **{
+                "messages": _NO_MESSAGES,
+                "sequences": (),
+                "ids": (),
+                "parents": {},
+                "crc32": "",
+                "totals": copy(self.totals),
+                "metadata": dict(self.metadata),
+                "idempotency_keys": dict(self.idempotency_keys),
+                **changes,
+            },
+        )
+
+    @property
+    def key(self) -> SessionKey:
+        """The pair (channel, chat_id)."""
+        return SessionKey(self.channel, self.chat_id)
+
+    @property
+    def compaction(self) -> Compaction | None:
+        """The newest compaction of the branch, read anew.
+
+        Raises:
+            InvalidMessage: a file says that something else is one.
+        """
+        if self.encoded_compaction is None:
+            return None
+        compaction = decode_entry(bytes(self.encoded_compaction))
+        if not isinstance(compaction, Compaction):
+            raise InvalidMessage("its compaction is another kind of entry")
+        return compaction
+
+    @compaction.setter
+    def compaction(self, compaction: Compaction | None) -> None:
+        self.encoded_compaction = None if compaction is None else msgspec.Raw(encode_entry(compaction))
+
+
+class Snapshot(msgspec.Struct, frozen=True, gc=False):
+    """A conversation at one moment; what a session's file says.
+
+    Attributes:
+        state: a copy of the conversation's.
+        kept: the window's messages.
+        extra: what else a file says whose fields are not all ours.
+    """
+
+    state: State
+    kept: Sequence[Kept] = ()
+    extra: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def entries(self) -> list[MessageEntry]:
+        """The window's messages, read anew."""
+        return [kept.entry for kept in self.kept]
