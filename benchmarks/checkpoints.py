@@ -15,11 +15,11 @@ import msgspec
 from benchmarks.workload import Row, fresh, in_process, in_turns, message
 from miniclaw_sessions import SessionManager, SessionSettings
 from miniclaw_sessions.disk import Directory
-from miniclaw_sessions.formats.snapshot import _File
+from miniclaw_sessions.history.state import State
 from miniclaw_sessions.protocol.messages import Message
 
 
-class _Typed(_File):
+class _Typed(State):
     """A snapshot file with its messages."""
 
     messages: list[Message]  # type: ignore[assignment]
