@@ -569,8 +569,7 @@ class SessionManager(SessionReader):
     async def purge(self, session_id: str) -> list[str]:
         """After `delete`: leave its words in no file, and return what may still hold them; see `purging.purge`."""
         self._require_open()
-        quarantine = self._workspace.snapshots.quarantine
-        return await purge(session_id, self.workspace, self._archive, quarantine, self._store)
+        return await purge(session_id, self._workspace, self._archive, self._store)
 
     async def restore(self, session_id: str) -> Session:
         """Bring an expired session back from the archive, whole, under its old key; its time to live starts again.
