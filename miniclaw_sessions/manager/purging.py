@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from anyio import to_thread
 
 from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.persistence.archive import Archive
 from miniclaw_sessions.persistence.backups import known_backups
-from miniclaw_sessions.persistence.quarantine import Quarantine
+from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.stores.base import Store
 
 
-async def purge(session_id: str, workspace: Path, archive: Archive, quarantine: Quarantine, store: Store) -> list[str]:
+async def purge(session_id: str, workspace: Workspace, archive: Archive, store: Store) -> list[str]:
     """Leave nothing of what a deleted session said in any file of the workspace that is in use.
 
     The store's log is emptied; archived copies, and damaged ones that were set aside, go. Backups are
@@ -25,14 +23,15 @@ async def purge(session_id: str, workspace: Path, archive: Archive, quarantine: 
     Raises:
         StoreUnavailable: it could not be done.
     """
+    quarantine = workspace.snapshots.quarantine
     await archive.forget(session_id, anew=True)
     try:
         await to_thread.run_sync(quarantine.forget, f"{session_id}.jsonl")
         await to_thread.run_sync(quarantine.forget, f"{session_id}.json")
         stores = await to_thread.run_sync(quarantine.stores)
-        backups = await to_thread.run_sync(known_backups, workspace)
+        backups = await to_thread.run_sync(known_backups, workspace.path)
     except OSError as error:
-        raise StoreUnavailable(f"cannot clear {workspace} of it: {error.strerror}; delete it again") from error
+        raise StoreUnavailable(f"cannot clear {workspace.path} of it: {error.strerror}; delete it again") from error
     remains = [f"quarantine/{name} was set aside damaged, and may have its words; remove it" for name in stores]
     remains += [
         f"the backup in {one.path}, made {one.made_at:%Y-%m-%d %H:%M} UTC, may have its words; remove it"
