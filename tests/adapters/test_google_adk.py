@@ -24,7 +24,7 @@ def environment(directory: Path) -> Path:
     """The Python of an environment with google-adk; it is made once, and kept beside pytest's own cache."""
     python = directory / "bin" / "python"
     complete = directory / "complete"
-    wanted = f"{sys.version}\n{CONSTRAINTS.read_text()}\n{(ROOT / 'pyproject.toml').read_text()}"
+    wanted = f"{sys.version}\n{PACKAGES}\n{CONSTRAINTS.read_text()}\n{(ROOT / 'pyproject.toml').read_text()}"
     if complete.exists() and complete.read_text() == wanted:
         return python
     venv.create(directory, clear=True, with_pip=True)
