@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from miniclaw_sessions.client import ClientSession
 from miniclaw_sessions.session import Session
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -57,6 +59,36 @@ class HomeLoop:
         if self._loop is None or not self.is_elsewhere:
             raise RuntimeError("a synchronous call cannot wait on the session's own event loop; use the async method")
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
+
+
+class HasHome(Protocol):
+    """An object whose calls are brought to a loop."""
+
+    home: HomeLoop
+
+
+S = TypeVar("S", bound=HasHome)
+_Async = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
+
+
+def at_home(method: _Async[S, P, T]) -> _Async[S, P, T]:
+    """The same method, which runs on the object's home loop from wherever it is awaited."""
+
+    @wraps(method)
+    async def awaited(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.home.run(lambda: method(self, *args, **kwargs))
+
+    return awaited
+
+
+def waiting(method: _Async[S, P, T]) -> Callable[Concatenate[S, P], T]:
+    """The same method for synchronous callers on other threads: it blocks until the call on the home loop is done."""
+
+    @wraps(method)
+    def waited(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.home.wait(lambda: method(self, *args, **kwargs))
+
+    return waited
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -6,9 +6,9 @@ comes out is always acceptable, and the stored history is not touched. `is_legal
 round, written on its own so that each can be tested against the other.
 
 The rules: every tool call is answered exactly once, by the results right behind its assistant message, in the order of
-the calls; a call that nothing answered gets an error result; a result that belongs to no call is left out. A call that
-broke off while it was streamed is left out, and an assistant message that says and calls nothing too. The first message
-that is not a system message is a user's. Only a system message is ever sent as one.
+the calls; a call that nothing answered gets an error result; a result that belongs to no call is left out. A call
+without an id gets one. A call that broke off while it was streamed is left out, and an assistant message that says and
+calls nothing too. The first message that is not a system's is a user's. Only a system message is ever sent as one.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ NO_RESULT = "error: no result of this tool call was recorded"
 BEGINNING_MISSING = "(The beginning of this conversation is no longer available.)"
 """What stands in the user's place when a history holds no user message at all."""
 
+_WITHOUT_ID = "call_without_id_"  # what the ids of calls that have none begin with; the place in the message follows
 _HALF_STREAMED = "partialJson"  # what pi leaves on a call whose stream broke off
 _BRANCH_SUMMARY = "Summary of a branch of this conversation that was left:\n\n"
 _COMPACTION_SUMMARY = "Summary of the conversation before this point:\n\n"
@@ -153,19 +154,22 @@ def _presented(message: Message) -> Iterable[Message]:
 def _without_broken_calls(message: Message) -> Iterable[Message]:
     """The assistant's message with its whole calls; nothing if it neither says nor calls anything."""
     calls: dict[str, ToolCall] = {}
-    for call in message.tool_calls or ():
+    for place, call in enumerate(message.tool_calls or ()):
         if is_whole(call):
-            calls.setdefault(call.id, call)  # the first of several with one id
+            named = call if call.id else msgspec.structs.replace(call, id=f"{_WITHOUT_ID}{place}")
+            calls.setdefault(named.id, named)  # the first of several with one id
     if not calls and _is_blank(message.content):
         return ()
-    if message.tool_calls is None or len(calls) == len(message.tool_calls) > 0:
-        return (message,)
-    return (msgspec.structs.replace(message, tool_calls=tuple(calls.values()) or None),)
+    shown = tuple(calls.values()) or None
+    return (message,) if shown == message.tool_calls else (msgspec.structs.replace(message, tool_calls=shown),)
 
 
 def is_whole(call: ToolCall) -> bool:
-    """Whether a call arrived complete; empty arguments are those of a tool that takes none."""
-    if not call.id or not call.name or _HALF_STREAMED in (call.extra or {}):
+    """Whether a call arrived complete; empty arguments are those of a tool that takes none.
+
+    Some services and programs give calls no ids: their results answer them in order (`pairing`).
+    """
+    if not call.name or _HALF_STREAMED in (call.extra or {}):
         return False
     if not call.arguments.strip():
         return True

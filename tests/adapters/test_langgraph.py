@@ -558,7 +558,7 @@ async def test_places_are_held_for_the_sessions_used_last(
     graph = chat(saver)
     for thread in range(8):
         await graph.ainvoke({"messages": [HumanMessage("hello")]}, {"configurable": {"thread_id": str(thread)}})
-    assert len(saver._shared.indexes) < 4
+    assert len(saver._indexes) < 4
     state = await graph.ainvoke({"messages": [HumanMessage("again")]}, {"configurable": {"thread_id": "0"}})
     assert texts(state["messages"]) == ["hello", "reply to 1", "again", "reply to 3"]
 

@@ -265,7 +265,6 @@ def test_of_two_calls_with_one_id_in_one_message_the_first_is_kept() -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        call("", "read"),
         call("b", ""),
         call("b", arguments='{"path": "/et'),
         call("b", arguments="{} {}"),
@@ -301,6 +300,14 @@ def test_results_without_ids_answer_by_position() -> None:
     context = build_context(history)
     assert shape(context) == ["u", "a(a,b)", "r:a", "r:b"]
     assert [message.content for message in context[2:]] == ["one", "two"]
+
+
+def test_calls_without_ids_get_some_and_their_results_answer_no_earlier_call() -> None:
+    history = [USER, calling("a"), USER, calling("", ""), result(None, "one"), result("", "two"), DONE]
+    context = build_context(history)
+    assert is_legal(context) == []
+    assert [message.content for message in context if message.is_tool_result] == [NO_RESULT, "one", "two"]
+    assert build_context(context) == context
 
 
 def test_a_result_with_an_id_is_never_displaced_by_one_without() -> None:

@@ -164,10 +164,31 @@ async def test_commits_are_synced_and_what_is_deleted_is_overwritten(path: Path)
 # --- schema ----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_migrations_make_the_tables_of_the_models(path: Path) -> None:
-    await filled(path)
-    engine = SQLiteStore(path)._engine(writing=True)
-    with engine.connect() as connection:
+def schema_of(path: Path) -> dict[str, object]:
+    """The tables with their columns, indexes and kinds, and what a database without sessions has in them."""
+    with closing(sqlite3.connect(path)) as connection:
+        tables = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name"))
+        kinds = ("AUTOINCREMENT", "WITHOUT ROWID")
+        return {
+            name: (
+                connection.execute(f"PRAGMA table_xinfo({name})").fetchall(),
+                connection.execute(f"PRAGMA index_list({name})").fetchall(),
+                [kind for kind in kinds if kind in sql],
+                connection.execute(f"SELECT * FROM {name}").fetchall(),
+            )
+            for name, sql in tables.items()
+        }
+
+
+async def test_a_new_database_has_the_tables_that_the_migrations_make(path: Path) -> None:
+    async with SQLiteStore(path):
+        pass
+    migrated = path.with_name("migrated.db")
+    files.create_file(migrated)
+    with SQLiteStore(migrated)._engine(writing=True).begin() as connection:
+        migrations.upgrade(connection)
+    assert schema_of(path) == schema_of(migrated)
+    with SQLiteStore(path)._engine(writing=True).connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
     scripts = ScriptDirectory(str(Path(migrations.__file__).parent))
     assert [script.revision for script in scripts.walk_revisions()][::-1] == list(migrations.REVISIONS)
@@ -180,13 +201,13 @@ async def test_an_empty_file_becomes_a_database(path: Path) -> None:
     assert set(modes(path.parent).values()) == {0o600}
 
 
-async def test_a_migration_that_fails_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_schema_that_cannot_be_made_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_at_the_end(connection: Connection) -> None:
-        migrations.upgrade(connection)
+        migrations.create(connection)
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite, "upgrade", fail_at_the_end)
+        patch.setattr(sqlite, "create", fail_at_the_end)
         with pytest.raises(StoreUnavailable):
             async with SQLiteStore(path):
                 pass
@@ -227,8 +248,10 @@ async def test_another_programs_database_is_refused_and_left_alone(path: Path) -
     assert path.read_bytes() == before
 
 
-def test_opening_an_existing_store_does_not_import_alembic(path: Path) -> None:
-    anyio.run(filled, path)
+@pytest.mark.parametrize("exists", [False, True])
+def test_opening_a_store_does_not_import_alembic(path: Path, *, exists: bool) -> None:
+    if exists:
+        anyio.run(filled, path)
     program = """
         import sys, anyio
         from pathlib import Path
@@ -240,7 +263,7 @@ def test_opening_an_existing_store_does_not_import_alembic(path: Path) -> None:
         anyio.run(main)
         assert "alembic" not in sys.modules
     """
-    assert run_python(program, path.parent) == "5\n"
+    assert run_python(program, path.parent) == ("5\n" if exists else "0\n")
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
@@ -380,13 +403,19 @@ async def test_a_position_in_the_log_is_never_used_again(path: Path) -> None:
         assert await store.check() == []
 
 
-async def test_the_log_file_has_its_size_from_the_beginning(path: Path) -> None:
+async def test_the_log_file_has_its_whole_size_once_the_store_is_in_use(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "FILLED_AFTER", 3)
     wal = files.database_files(path)[1]
-    for _ in range(2):
+    for life in (0, 10):
         async with SQLiteStore(path) as store:
-            assert wal.stat().st_size == files.CHECKPOINT_BYTES
-            assert await append(store, 1, 1, 5) is None
-            assert wal.stat().st_size == files.CHECKPOINT_BYTES
+            for sequence in range(life + 1, life + 4):
+                assert wal.stat().st_size < files.CHECKPOINT_BYTES
+                assert await append(store, 1, sequence, sequence) is None
+            for sequence in range(life + 4, life + 11):
+                assert await append(store, 1, sequence, sequence) is None
+                assert wal.stat().st_size == files.CHECKPOINT_BYTES
         assert not wal.exists()
 
 
@@ -399,9 +428,10 @@ async def test_a_log_file_that_cannot_be_filled_keeps_its_size(path: Path, monke
         return pwrite(fd, data[:100_000], offset)
 
     monkeypatch.setattr(os, "pwrite", write_a_little)
+    monkeypatch.setattr(sqlite, "FILLED_AFTER", 0)
     async with SQLiteStore(path) as store:
-        assert files.database_files(path)[1].stat().st_size < 1_000_000
         assert await append(store, 1, 1, 5) is None
+        assert files.database_files(path)[1].stat().st_size < 1_000_000
         assert await store.check() == []
 
 

@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.adapters.chats import Chat
-from miniclaw_sessions.adapters.langgraph.messages import Known
+from miniclaw_sessions.adapters.langgraph.reading import Known
 from miniclaw_sessions.adapters.langgraph.records import (
     CHECKPOINT,
     FORGET,

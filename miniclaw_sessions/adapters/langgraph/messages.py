@@ -1,7 +1,8 @@
 """A graph's channel of messages and the session's messages: one and the same, each said once.
 
-What a graph says is appended to the session, where everybody reads it; the checkpoint only refers to it. What others
-said in the session is offered to the graph when it is loaded next, and referred to from the graph's next checkpoint on.
+What a graph says is appended to the session, where everybody reads it; the checkpoint only refers to it, and each time
+only to what was added. What others said in the session is offered to the graph when it is loaded next, and referred to
+from the graph's next checkpoint on.
 """
 
 from __future__ import annotations
@@ -9,34 +10,26 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from copy import copy
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
-import msgspec
 from langchain_core.messages import AIMessage, BaseMessage
+from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from miniclaw_sessions.adapters.histories import traced
 from miniclaw_sessions.adapters.langchain import KEPT, as_langchain, from_langchain
-from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.adapters.langgraph.index import Channel, Index, StoredMessage
+from miniclaw_sessions.adapters.langgraph.reading import Known, Reading, digest_of
+from miniclaw_sessions.adapters.langgraph.records import MessageList, Reference, Typed
+from miniclaw_sessions.errors import InvalidMessage, StoreCorrupt
+from miniclaw_sessions.protocol.encoding import encode_message
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 
+_ENTRY_BYTES = 1_024
+"""What an entry has beside its message, at most."""
+
 _BEGINNING = Message.user("(what was said before)")  # so that what follows is not taken for a beginning; never told
-_encoder = msgspec.msgpack.Encoder(enc_hook=repr)
-
-
-class Known(NamedTuple):
-    """A message that a graph was given, or has stored.
-
-    Attributes:
-        digest: what tells it from every other message.
-        entry_id: the session's entry that says it, or from which it was made; None: nobody else is told.
-        is_whole: whether the entry holds all of it.
-    """
-
-    digest: bytes
-    entry_id: str | None
-    is_whole: bool
+_MISSING = "messages of a checkpoint are missing from the transcript; choose an older one by its checkpoint_id"
 
 
 def is_message_list(value: Any) -> bool:
@@ -44,17 +37,150 @@ def is_message_list(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, BaseMessage) for item in value)
 
 
-def digest_of(message: BaseMessage) -> bytes:
-    """16 bytes that differ when two messages differ in class, id or anything that they say."""
-    fields = {**message.__dict__, **(message.__pydantic_extra__ or {}), "": type(message).__qualname__}
-    try:
-        encoded = _encoder.encode(fields)
-    except (TypeError, ValueError, OverflowError):
-        encoded = repr(sorted(fields.items())).encode(errors="surrogatepass")
-    return blake2b(encoded, digest_size=16).digest()
+class Said(NamedTuple):
+    """A version of a channel as it is appended.
+
+    Attributes:
+        messages: what the record says of it.
+        said: what the graph said, for message entries in front of the record.
+        values: what no message entry can hold, behind the other values of the record.
+        known: of each message; the ids of those that are being said are not known yet.
+    """
+
+    messages: MessageList
+    said: list[Message]
+    values: list[Typed]
+    known: list[Known]
+
+    def known_by(self, entry_ids: Sequence[str]) -> list[Known]:
+        """What is known of the version's messages when those that were said have these ids."""
+        added = [
+            one if reference.said is None else one._replace(entry_id=entry_ids[reference.said])
+            for one, reference in zip(self.known[self.messages.keep :], self.messages.add, strict=True)
+        ]
+        return [*self.known[: self.messages.keep], *added]
 
 
-def fresh(message: BaseMessage) -> BaseMessage:
+class MessagesChannel:
+    """Reads and writes the versions of a session's channels of messages.
+
+    Args:
+        reading: of the session.
+        index: of the session, brought up to its end.
+        serde: for what a message entry cannot hold.
+        limit: how many bytes an entry may have.
+    """
+
+    def __init__(self, reading: Reading, index: Index, serde: SerializerProtocol, limit: int) -> None:
+        self._reading = reading
+        self._index = index
+        self._serde = serde
+        self._limit = limit
+
+    async def load(self, channel: Channel) -> list[BaseMessage]:
+        """The messages of a version, as the graph stored them.
+
+        Raises:
+            StoreCorrupt: some of them are missing.
+            StoreUnavailable: the store cannot be read.
+        """
+        stored = self._index.resolve(channel)
+        if stored is None:
+            raise StoreCorrupt(_MISSING)
+        loaded = await self._loaded(stored)
+        self._index.known = (channel, [known for _, known in loaded])
+        return [message for message, _ in loaded]
+
+    async def _loaded(self, stored: Sequence[StoredMessage]) -> list[tuple[BaseMessage, Known]]:
+        records = await self._reading.records({value.place for _, value in stored if value is not None})
+        known_at = self._index.messages
+        places = {id_: known_at.get(id_, 0) for id_, value in stored if value is None and id_ is not None}
+        whole = await self._reading.messages(places)
+        loaded: list[tuple[BaseMessage, Known]] = []
+        try:
+            for entry_id, value in stored:
+                if value is None:
+                    message, known = whole[entry_id or ""]
+                    loaded.append((_fresh(message), known))
+                else:
+                    message = self._serde.loads_typed(records[value.place][value.number])
+                    loaded.append((message, Known(digest_of(message), entry_id, is_whole=False)))
+        except (KeyError, IndexError):
+            raise StoreCorrupt(_MISSING) from None
+        return loaded
+
+    async def offer(self, name: str, before: Sequence[BaseMessage], *, until: int | None = None) -> list[BaseMessage]:
+        """What others said on the current branch that no graph has taken up.
+
+        Args:
+            name: of the channel.
+            before: the messages that the graph has.
+            until: only what stands before this place.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        index = self._index
+        new = [id_ for id_ in index.new_messages("", name) if until is None or index.messages[id_] < until]
+        entries = await self._reading.entries({index.messages[id_] for id_ in new})
+        given = _offered(entries, before)
+        index.offered = [known for _, known in given]
+        return [message for message, _ in given]
+
+    async def said(self, channel: Channel, messages: Sequence[BaseMessage], number: int) -> Said:
+        """How a new version is stored.
+
+        Args:
+            channel: the new version.
+            messages: its value.
+            number: that of the record's next value.
+        """
+        index = self._index
+        base = index.newest_list(channel[0], channel[1])
+        if base is not None and index.known[0] != base:
+            await self.load(base)
+        before = index.known[1] if base is not None else ()
+        digests = [digest_of(message) for message in messages]
+        keep, found = _compare(digests, before, index.offered)
+        new_from = _new_at_the_end(found)
+        known = list(before[:keep])
+        references: list[Reference] = []
+        said: list[Message] = []
+        values: list[Typed] = []
+        for place, one in enumerate(found):
+            message, entry_id, is_whole, says = messages[keep + place], None, False, None
+            if one is not None:
+                _, entry_id, is_whole = one
+            elif place >= new_from and (shown := self._shown(message)) is not None:
+                told, is_whole = shown
+                says = len(said)
+                said.append(told)
+            value = None
+            if not is_whole:
+                value = number + len(values)
+                values.append(self._serde.dumps_typed(message))
+            references.append(Reference(entry=entry_id, said=says, value=value))
+            known.append(Known(digests[keep + place], entry_id, is_whole))
+        version = MessageList(
+            channel=channel[1],
+            version=channel[2],
+            base=base[2] if base is not None and keep else None,
+            keep=keep,
+            add=tuple(references),
+            said=len(said),
+            until=index.taken_until(channel, {reference.entry for reference in references}),
+        )
+        return Said(version, said, values, known)
+
+    def _shown(self, message: BaseMessage) -> tuple[Message, bool] | None:
+        """A graph's message for the others, and whether that is all of it; None where no entry can hold it."""
+        shown = _shown_to_others(message)
+        if shown is None or len(encode_message(shown[0])) + _ENTRY_BYTES > self._limit:
+            return None  # a value may have any size
+        return shown
+
+
+def _fresh(message: BaseMessage) -> BaseMessage:
     """A message that is the same and shares nothing that can be changed; its fields are JSON."""
     another = copy(message)
     for fields in (another.__dict__, another.__pydantic_extra__ or {}):
@@ -70,7 +196,7 @@ def _fresh_json(value: Any) -> Any:
     return [_fresh_json(item) for item in value] if isinstance(value, list) else value
 
 
-def shown_to_others(message: BaseMessage) -> tuple[Message, bool] | None:
+def _shown_to_others(message: BaseMessage) -> tuple[Message, bool] | None:
     """A graph's message as the session keeps it, and whether that is all of it; None where it cannot be kept."""
     try:
         (canonical,) = from_langchain([message])
@@ -85,7 +211,7 @@ def shown_to_others(message: BaseMessage) -> tuple[Message, bool] | None:
     return canonical, as_langchain(canonical) == message
 
 
-def offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> list[tuple[BaseMessage, Known]]:
+def _offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> list[tuple[BaseMessage, Known]]:
     """What others said since, as a graph is given it: made legal, each message with an id that is always the same.
 
     Args:
@@ -115,11 +241,11 @@ def offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> l
 def _latest_exchange(messages: Sequence[BaseMessage]) -> list[Message]:
     """The graph's last reply, and the results behind it, as others are told of them."""
     start = next((place for place in range(len(messages) - 1, -1, -1) if messages[place].type != "tool"), 0)
-    shown = [shown_to_others(message) for message in messages[start:]]
+    shown = [_shown_to_others(message) for message in messages[start:]]
     return [found[0] for found in shown if found is not None]
 
 
-def compare(
+def _compare(
     digests: Sequence[bytes], stored: Sequence[Known], given: Sequence[Known]
 ) -> tuple[int, list[Known | None]]:
     """How many messages are as they were stored, and for each message behind those what is known of it.
@@ -138,6 +264,6 @@ def compare(
     return keep, [left[digest].popleft() if left[digest] else None for digest in digests[keep:]]
 
 
-def new_at_the_end(found: Sequence[Known | None]) -> int:
+def _new_at_the_end(found: Sequence[Known | None]) -> int:
     """From where on nothing is known: what a graph puts among older messages was not said to anybody."""
     return max((place + 1 for place, one in enumerate(found) if one is not None), default=0)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from typing import Generic, TypeVar
+from hashlib import blake2b
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 from langchain_core.messages import BaseMessage
 
 from miniclaw_sessions.adapters.chats import Chat
 from miniclaw_sessions.adapters.langchain import as_langchain
-from miniclaw_sessions.adapters.langgraph.messages import Known, digest_of
 from miniclaw_sessions.adapters.langgraph.records import Place, Typed, values_of
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.protocol.encoding import decode_entry
@@ -19,6 +19,32 @@ from miniclaw_sessions.protocol.entries import MessageEntry
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=repr)
+
+
+class Known(NamedTuple):
+    """A message that a graph was given, or has stored.
+
+    Attributes:
+        digest: what tells it from every other message.
+        entry_id: the session's entry that says it, or from which it was made; None: nobody else is told.
+        is_whole: whether the entry holds all of it.
+    """
+
+    digest: bytes
+    entry_id: str | None
+    is_whole: bool
+
+
+def digest_of(message: BaseMessage) -> bytes:
+    """16 bytes that differ when two messages differ in class, id or anything that they say."""
+    fields = {**message.__dict__, **(message.__pydantic_extra__ or {}), "": type(message).__qualname__}
+    try:
+        encoded = _encoder.encode(fields)
+    except (TypeError, ValueError, OverflowError):
+        encoded = repr(sorted(fields.items())).encode(errors="surrogatepass")
+    return blake2b(encoded, digest_size=16).digest()
 
 
 class Recent(Generic[K, V]):
@@ -115,7 +141,7 @@ class Reading:
                 found[entry_id] = known
         missing = {place for entry_id, place in places.items() if entry_id not in found}
         for entry, size in (await self._entries(missing)).values():
-            message = as_entry(entry)
+            message = _as_entry(entry)
             found[entry.id] = message, Known(digest_of(message), entry.id, is_whole=True)
             held.put((incarnation, entry.id), found[entry.id], size + 200)
         return found
@@ -143,7 +169,7 @@ class Reading:
         return found
 
 
-def as_entry(entry: MessageEntry) -> BaseMessage:
+def _as_entry(entry: MessageEntry) -> BaseMessage:
     """A message entry as LangChain has it, as it was offered."""
     message = as_langchain(entry.message)
     if message.id is None:

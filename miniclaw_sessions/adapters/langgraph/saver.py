@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from functools import partial
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import groupby
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -13,15 +14,17 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
+    get_checkpoint_id,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from miniclaw_sessions.adapters.chats import chats_of
-from miniclaw_sessions.adapters.home_loop import HomeLoop
-from miniclaw_sessions.adapters.langgraph.checkpoints import Checkpoints, Shared
-from miniclaw_sessions.adapters.langgraph.index import Indexes
+from miniclaw_sessions.adapters.chats import Chat, chats_of
+from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home, waiting
+from miniclaw_sessions.adapters.langgraph.index import CheckpointId, Indexes
 from miniclaw_sessions.adapters.langgraph.reading import Memory
+from miniclaw_sessions.adapters.langgraph.thread import Thread
 from miniclaw_sessions.client import Client
+from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
 
@@ -34,12 +37,15 @@ MAX_REMEMBERED_BYTES = 33_554_432
 MAX_INDEXED = 500_000
 """How many places are held in memory, for all sessions together; what was used last always stays."""
 
+_Found = tuple[str, CheckpointId]
+"""A checkpoint, and the session that it is in."""
+
 
 class MiniclawSaver(BaseCheckpointSaver[str]):
     """Checkpoints as custom entries of sessions; thread `42` is the session of chat 42.
 
     Made on the event loop of the manager, or of the client. The asynchronous methods may then be awaited on any loop,
-    and the synchronous ones called from any other thread.
+    and the synchronous ones, which do the same, called from any other thread.
 
     Args:
         manager: the sessions: a manager, or a client of a daemon that holds them.
@@ -63,27 +69,24 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
     ) -> None:
         super().__init__(serde=serde)
         self.manager = manager
-        self._chats = chats_of(manager)
         self.channel = channel
         self.messages_channel = messages_channel
-        self._home = HomeLoop()
-        self._shared = Shared(Indexes(MAX_INDEXED), Memory(MAX_REMEMBERED_BYTES))
-
-    @property
-    def _checkpoints(self) -> Checkpoints:
-        """Made anew each time: LangGraph copies savers and gives the copies another serializer."""
-        chats, shared = self._chats, self._shared
-        return Checkpoints(chats, self.channel, self.messages_channel, shared=shared, serde=self.serde)
+        self.home = HomeLoop()
+        self._chats = chats_of(manager)
+        # Shared with the copies of the saver that LangGraph makes, which have another serializer.
+        self._indexes, self._memory = Indexes(MAX_INDEXED), Memory(MAX_REMEMBERED_BYTES)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
+    @at_home
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """One checkpoint: the one that the config names, or the newest on the session's current branch."""
-        return await self._home.run(lambda: self._checkpoints.get(config))
+        for chat in await self._sessions(config):
+            async with self._thread(chat) as thread:
+                return await thread.get(config)
+        return None
 
-    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """`aget_tuple`, from another thread than the sessions' own."""
-        return self._home.wait(lambda: self._checkpoints.get(config))
+    get_tuple = waiting(aget_tuple)
 
     async def alist(
         self,
@@ -94,12 +97,11 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """The checkpoints of a thread, or of all threads of the channel, newest first, on all branches."""
-        matching = await self._home.run(lambda: self._checkpoints.matching(config, before))
+        matching = await self._matching(config, before)
         while matching and (limit is None or limit > 0):
             size = PAGE if limit is None or filter else min(limit, PAGE)
             page, matching = matching[:size], matching[size:]
-            load = partial(self._checkpoints.load_page, page, filter or {}, config)
-            loaded = await self._home.run(load)
+            loaded = await self._load(page, filter or {}, config)
             for found in loaded[:limit]:
                 yield found
             limit = None if limit is None else limit - len(loaded)
@@ -114,11 +116,44 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
     ) -> Iterator[CheckpointTuple]:
         """`alist`, from another thread than the sessions' own."""
         tuples = self.alist(config, filter=filter, before=before, limit=limit)
-        while (found := self._home.wait(lambda: _next_of(tuples))) is not None:
+        while (found := self.home.wait(lambda: _next_of(tuples))) is not None:
             yield found
+
+    @at_home
+    async def _matching(self, config: RunnableConfig | None, before: RunnableConfig | None) -> Sequence[_Found]:
+        """The checkpoints of one thread, or of all, newest first in each namespace of each session."""
+        matching: list[_Found] = []
+        namespace = None if config is None else config["configurable"].get("checkpoint_ns")
+        wanted = None if config is None else get_checkpoint_id(config)
+        end = None if before is None else get_checkpoint_id(before)
+        for chat in await self._sessions(config):
+            async with self._thread(chat) as thread:
+                own = [
+                    (ns, id_)
+                    for ns, id_ in thread.index.checkpoints
+                    if namespace in (None, ns) and wanted in (None, id_) and (end is None or id_ < end)
+                ]
+            own.sort(key=lambda checkpoint: checkpoint[1], reverse=True)
+            matching += [(chat.session_id, checkpoint) for checkpoint in own]
+        return matching
+
+    @at_home
+    async def _load(
+        self, page: Sequence[_Found], wanted: dict[str, Any], config: RunnableConfig | None
+    ) -> Sequence[CheckpointTuple]:
+        loaded: list[CheckpointTuple] = []
+        for session_id, group in groupby(page, key=lambda one: one[0]):
+            try:
+                chat = await self._chats.find(session_id)
+            except SessionNotFound:
+                continue
+            async with self._thread(chat) as thread:
+                loaded += await thread.load_all([checkpoint for _, checkpoint in group], wanted, config)
+        return loaded
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
+    @at_home
     async def aput(
         self,
         config: RunnableConfig,
@@ -127,29 +162,20 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Store a checkpoint with the channels that changed, and return when it is acknowledged."""
-        return await self._home.run(lambda: self._checkpoints.put(config, checkpoint, metadata, new_versions))
+        async with self._thread(await self._chats.get_or_create(self._key(config))) as thread:
+            return await thread.put(config, checkpoint, metadata, new_versions)
 
-    def put(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """`aput`, from another thread than the sessions' own."""
-        return self._home.wait(lambda: self._checkpoints.put(config, checkpoint, metadata, new_versions))
+    put = waiting(aput)
 
+    @at_home
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Store what a task wrote before its step is complete, and return when it is acknowledged."""
-        await self._home.run(lambda: self._checkpoints.put_writes(config, writes, task_id, task_path))
+        async with self._thread(await self._chats.get_or_create(self._key(config))) as thread:
+            await thread.put_writes(config, writes, task_id, task_path)
 
-    def put_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """`aput_writes`, from another thread than the sessions' own."""
-        self._home.wait(lambda: self._checkpoints.put_writes(config, writes, task_id, task_path))
+    put_writes = waiting(aput_writes)
 
     def get_next_version(self, current: str | float | None, channel: None) -> str:  # noqa: ARG002 - LangGraph's
         """Versions grow, and those of two branches differ: a number, and an id."""
@@ -158,47 +184,84 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
 
     # --- deleting and copying ----------------------------------------------------------------------------------------
 
+    @at_home
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete the thread's session with everything in it, messages too: nothing of it is left on the disk."""
-        session_id = SessionKey.of(self.channel, thread_id).session_id
-        await self._home.run(lambda: self._chats.delete(session_id))
+        await self._chats.delete(SessionKey.of(self.channel, thread_id).session_id)
 
-    def delete_thread(self, thread_id: str) -> None:
-        """`adelete_thread`, from another thread than the sessions' own."""
-        session_id = SessionKey.of(self.channel, thread_id).session_id
-        self._home.wait(lambda: self._chats.delete(session_id))
+    delete_thread = waiting(adelete_thread)
 
+    @at_home
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Forget the checkpoints and writes of these runs, in all threads of the channel; their messages stay."""
-        await self._home.run(lambda: self._checkpoints.delete_for_runs(set(run_ids)))
+        for chat in await self._sessions(None):
+            async with self._thread(chat) as thread:
+                await thread.forget_runs(set(run_ids))
 
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """`adelete_for_runs`, from another thread than the sessions' own."""
-        self._home.wait(lambda: self._checkpoints.delete_for_runs(set(run_ids)))
+    delete_for_runs = waiting(adelete_for_runs)
 
+    @at_home
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy the thread's whole session, messages too; a thread that does not exist is not copied.
 
         Raises:
             SessionExists: there is a session for the target.
         """
-        await self._home.run(lambda: self._checkpoints.copy_thread(source_thread_id, target_thread_id))
+        for chat in await self._sessions(_named(source_thread_id)):
+            await chat.fork(SessionKey.of(self.channel, target_thread_id).session_id)
 
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """`acopy_thread`, from another thread than the sessions' own."""
-        self._home.wait(lambda: self._checkpoints.copy_thread(source_thread_id, target_thread_id))
+    copy_thread = waiting(acopy_thread)
 
+    @at_home
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Forget all checkpoints but the newest of each namespace, or all (`delete`); messages stay.
 
         What the newest is put together of stays, too: the steps since a `DeltaChannel` was last stored whole. The
         transcript is append-only: this makes a thread's history shorter, not its file. `adelete_thread` frees space.
-        """
-        await self._home.run(lambda: self._checkpoints.prune(thread_ids, strategy))
 
-    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """`aprune`, from another thread than the sessions' own."""
-        self._home.wait(lambda: self._checkpoints.prune(thread_ids, strategy))
+        Raises:
+            ValueError: the strategy is neither `keep_latest` nor `delete`.
+        """
+        if strategy not in ("keep_latest", "delete"):
+            raise ValueError(f"the strategy {strategy!r} is not known; use 'keep_latest' or 'delete'")
+        for thread_id in thread_ids:
+            for chat in await self._sessions(_named(thread_id)):
+                async with self._thread(chat) as thread:
+                    await (thread.forget_all() if strategy == "delete" else thread.forget_older())
+
+    prune = waiting(aprune)
+
+    # --- finding -----------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _thread(self, chat: Chat) -> AsyncGenerator[Thread, None]:
+        """The checkpoints of a session, to oneself."""
+        async with self._indexes.of(chat) as index:
+            yield Thread(
+                chat,
+                index,
+                memory=self._memory,
+                serde=self.serde,
+                messages_channel=self.messages_channel,
+                limit=self._chats.max_message_bytes,
+            )
+
+    async def _sessions(self, config: RunnableConfig | None) -> Sequence[Chat]:
+        """The session of a config, if there is one; without any, all of the channel."""
+        if config is None:
+            return [await self._chats.find(session_id) for session_id in await self._chats.ids(self.channel)]
+        try:
+            return [await self._chats.find(self._key(config).session_id)]
+        except SessionNotFound:
+            return []
+
+    def _key(self, config: RunnableConfig) -> SessionKey:
+        configurable = config["configurable"]
+        return SessionKey.of(configurable.get("channel") or self.channel, configurable["thread_id"])
+
+
+def _named(thread_id: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread_id}}
 
 
 async def _next_of(tuples: AsyncIterator[CheckpointTuple]) -> CheckpointTuple | None:

@@ -149,6 +149,12 @@ def settle_log(path: Path) -> None:
     Raises:
         sqlite3.Error: it cannot be moved now.
     """
+    with suppress(FileNotFoundError):
+        if database_files(path)[1].stat().st_size:
+            _move_log(path)
+
+
+def _move_log(path: Path) -> None:
     connection = connect(path, writing=True)
     try:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()

@@ -36,7 +36,7 @@ from miniclaw_sessions.stores.sql.files import (
     schema_version,
     settle_log,
 )
-from miniclaw_sessions.stores.sql.migrations import REVISIONS, upgrade
+from miniclaw_sessions.stores.sql.migrations import REVISIONS, create, upgrade
 from miniclaw_sessions.stores.sql.statements import Known, driver_of
 from miniclaw_sessions.stores.thread import SerialThread
 
@@ -48,6 +48,9 @@ MAX_KNOWN_POSITIONS = 100_000
 
 SCANNED_ENTRIES = 1_000
 """A longer tail of the log than this is brought into the index before anybody reads."""
+
+FILLED_AFTER = 64
+"""After so many commits the -wal file gets its whole size: whoever opens the store for a few need not wait for that."""
 
 MAX_UNPLACED = 32_768
 """A longer tail than this, up to 0.1 s of work, is brought into the index by whoever writes next."""
@@ -76,6 +79,7 @@ class SQLiteStore(Store):
         self._readers: Engine | None = None
         self._writer: Connection | None = None
         self._log_is_settled = False
+        self._until_filled = 0
         self._writer_thread: SerialThread | None = None
         self._reader_turns: CapacityLimiter | None = None
         # A caller that asyncio cancels leaves its thread running and gives its turn back; this keeps count even then.
@@ -220,6 +224,7 @@ class SQLiteStore(Store):
             create_file(self._path)
             self._identities.clear()
             self._is_gone = False
+            self._until_filled = FILLED_AFTER
             self._check_still_there()
             found = schema_version(self._path)
             if found is not None and found not in REVISIONS:
@@ -230,11 +235,11 @@ class SQLiteStore(Store):
             try:
                 self._writers = self._engine(writing=True)
                 self._readers = self._engine(writing=False)
-                if found != REVISIONS[-1]:
-                    with self._transaction() as connection:
-                        upgrade(connection)
                 with suppress(StoreError):  # a full disk can still be read; whoever appends tries it again
                     self._settle_log()
+                if found != REVISIONS[-1]:
+                    with self._transaction() as connection:
+                        (create if found is None else upgrade)(connection)
                 self._first_connections()
                 with suppress(StoreError):  # what is wrong with it is told by whoever comes upon it
                     self._place()
@@ -246,10 +251,8 @@ class SQLiteStore(Store):
         """Open one connection of each kind: on a full disk it could not be opened, but it can still be read."""
         with self._transaction() as connection:
             statements.check_schema(connection)
-            statements.head(connection, "")
-            fill_log(self._path)
         with self._reader() as connection:
-            statements.head(connection, "")
+            statements.look(connection)
 
     def _close(self) -> None:
         with suppress(StoreError):  # the next opening tries it again
@@ -275,6 +278,9 @@ class SQLiteStore(Store):
 
     def _append_together(self, appends: Sequence[Append]) -> list[StoreError | None]:
         with self._transaction() as connection:
+            if self._until_filled == 0:
+                fill_log(self._path)
+            self._until_filled -= 1
             return statements.append(connection, appends, self._known)
 
     def _append_alone(self, item: Append) -> StoreError | None:

@@ -380,6 +380,11 @@ def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping
     return StoredHead(head, tail.get(number, placed))
 
 
+def look(connection: Connection) -> None:
+    """Look for a session, which there is not, so that the connection has all that a read needs."""
+    connection.exec_driver_sql("SELECT id FROM sessions WHERE session_id = ''").all()
+
+
 def check_schema(connection: Connection) -> None:
     """Return if the tables have the columns that they should.
 

@@ -1,0 +1,354 @@
+"""How each framework takes a turn in a session: a user asks, the model calls tools and answers, and all of it is kept.
+
+The models say what a `Turn` tells them to, and each framework is used as its own documentation says: whoever was killed
+in the midst of a turn takes it up where the framework can, unless somebody else has gone on behind it. A `Watch` hears
+what a model is asked with, which tools run, and what is acknowledged. A further framework is one more step in `STEPS`.
+
+google-adk is not among them: it cannot be installed beside the others (`google_adk_checks.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol, cast
+
+import agents
+import agents.testing
+import pydantic_ai
+import strands
+from anyio import to_thread
+from anyio.lowlevel import checkpoint
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import Send
+from openai.types.responses import ResponseReasoningItem
+from openai.types.responses.response_reasoning_item import Summary
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ThinkingPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from strands.agent.conversation_manager import NullConversationManager
+from strands.models import Model
+from strands.session.repository_session_manager import RepositorySessionManager
+
+from miniclaw_sessions.adapters.langchain import MiniclawChatMessageHistory, from_langchain
+from miniclaw_sessions.adapters.langgraph import MiniclawSaver
+from miniclaw_sessions.adapters.openai_agents import MiniclawSession
+from miniclaw_sessions.adapters.pydantic_ai import load_messages, save
+from miniclaw_sessions.adapters.pydantic_ai_messages import from_model_messages
+from miniclaw_sessions.adapters.strands import MiniclawSessionRepository
+from miniclaw_sessions.adapters.strands_messages import from_strands
+from miniclaw_sessions.agent.loop import Agent, Unanswered
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.client import Client, ClientSession
+from miniclaw_sessions.errors import NothingToResume
+from miniclaw_sessions.formats.openai_items import from_items
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.messages import ImagePart, Message
+from miniclaw_sessions.protocol.messages import TextPart as CanonicalText
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.testing import ScriptedProvider
+from tests.adapters.turns import Reply, Turn, canonical, result_of
+
+CHANNEL, CHAT = "telegram", "42"
+PICTURE = "iVBORw0KGgo="
+AGENT = "helper"
+
+
+class Watch(Protocol):
+    """Who hears what happens."""
+
+    def asked(self, context: list[Message]) -> None:
+        """The model is asked with this."""
+        ...
+
+    def ran(self, label: str) -> None:
+        """The tool of a call runs."""
+        ...
+
+    def acknowledged(self, *texts: str) -> None:
+        """These texts are safe."""
+        ...
+
+
+class Place(NamedTuple):
+    """Where a turn is taken.
+
+    Attributes:
+        manager: the sessions.
+        session: the session itself.
+        holder, chat: the same two, or a client and what it has of the session.
+    """
+
+    manager: SessionManager
+    session: Session
+    holder: SessionManager | Client
+    chat: Session | ClientSession
+
+
+Step = Callable[[Place, Turn, Watch], Awaitable[None]]
+
+
+# --- our own ---------------------------------------------------------------------------------------------------------
+
+
+async def with_our_own_agent(place: Place, turn: Turn, watch: Watch) -> None:
+    async def work(arguments: dict[str, str]) -> str:
+        watch.ran(arguments["label"])
+        await checkpoint()
+        return result_of(arguments["label"])
+
+    def agent_of(replies: Iterator[Reply]) -> Agent:
+        def reply(context: list[Message]) -> Message:
+            watch.acknowledged(*(message.text for message in context))  # what was said so far was saved before
+            watch.asked(context)
+            return canonical(next(replies))
+
+        tool = Tool("work", "Works.", {"type": "object"}, work)
+        return Agent(ScriptedProvider(reply), tools=[tool], session=place.session, max_context_tokens=10**7)
+
+    if turn.resumes is not None:
+        resuming = agent_of(iter([Reply(turn.resumed, [])]))
+        with suppress(NothingToResume):
+            async with resuming.resume(unanswered=Unanswered(turn.resumes)) as events:
+                _ = [event async for event in events]
+            watch.acknowledged(turn.resumed)
+    shown = (CanonicalText(turn.question), ImagePart("image/png", PICTURE))
+    said = await agent_of(turn.replies()).reply(Message.user(shown if turn.picture else turn.question))
+    watch.acknowledged(said.text)
+
+
+async def with_another_program(place: Place, turn: Turn, watch: Watch) -> None:
+    """What stands in a session that no framework of these has written: odd ids, and no promise kept about results."""
+    heic = (CanonicalText(turn.question), ImagePart("image/heic", "QUJD"), ImagePart(url="gs://bucket/a.png"))
+    said = [Message.user(heic if turn.picture else turn.question)]
+    for reply in turn.replies():
+        asked = canonical(reply)
+        said.append(asked)
+        results = [
+            Message.tool_result(call, result_of(label))
+            for call, (_, label) in zip(asked.tool_calls or (), reply.calls, strict=True)
+        ]
+        said += results[::-1] if turn.number % 2 else results[: 1 + turn.number % 3]  # in another order, or not all
+    await place.session.add_messages(said)
+    watch.acknowledged(*(message.text for message in said))
+
+
+# --- openai-agents ---------------------------------------------------------------------------------------------------
+
+
+async def with_openai_agents(place: Place, turn: Turn, watch: Watch) -> None:
+    class Memory(MiniclawSession):
+        async def add_items(self, items: list[Any]) -> None:
+            await super().add_items(items)
+            watch.acknowledged(*(message.text for message in from_items(items)))
+
+    class Watched(agents.testing.ScriptedModel):
+        async def get_response(self, system_instructions: str | None, input: Any, *rest: Any, **named: Any) -> Any:  # noqa: A002 - the framework's name
+            items = [{"role": "user", "content": input}] if isinstance(input, str) else [dict(item) for item in input]
+            watch.asked(from_items(items))
+            return await super().get_response(system_instructions, input, *rest, **named)
+
+    @agents.function_tool(name_override="work")
+    def work(label: str) -> str:
+        """Works."""
+        watch.ran(label)
+        return result_of(label)
+
+    agent = agents.Agent(name=AGENT, model=Watched(_items(reply) for reply in turn.replies()), tools=[work])
+    question: Any = [{"type": "input_text", "text": turn.question}]
+    url = f"data:image/png;base64,{PICTURE}"
+    question.append({"type": "input_image", "image_url": url, "detail": "auto"})
+    asked: Any = [{"role": "user", "content": question}] if turn.picture else turn.question
+    result = await agents.Runner.run(agent, asked, session=Memory(place.chat))
+    assert result.final_output == turn.answer
+
+
+def _items(reply: Reply) -> Any:
+    calls = [
+        agents.testing.function_call("work", {"label": label}, call_id=id_, item_id=f"fc_{label.replace('.', '_')}")
+        for id_, label in reply.calls
+    ]
+    said = agents.testing.assistant_message(reply.text, item_id=f"msg_{reply.text.replace(' ', '_').replace('.', '_')}")
+    thought = [ResponseReasoningItem(id="rs_1", type="reasoning", summary=[Summary(text="hm", type="summary_text")])]
+    return [*(thought if reply.thinks else []), said, *calls]
+
+
+# --- pydantic-ai -----------------------------------------------------------------------------------------------------
+
+
+async def with_pydantic_ai(place: Place, turn: Turn, watch: Watch) -> None:
+    replies = turn.replies()
+
+    def reply(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        del info
+        watch.asked(from_model_messages(messages))
+        said = next(replies)
+        parts: list[Any] = [ThinkingPart("hm", signature="c2ln")] if said.thinks else []
+        calls = [ToolCallPart("work", {"label": label}, id_) for id_, label in said.calls]
+        return ModelResponse(parts=[*parts, TextPart(said.text), *calls])
+
+    agent = pydantic_ai.Agent(FunctionModel(reply))
+
+    @agent.tool_plain
+    def work(label: str) -> str:
+        watch.ran(label)
+        return result_of(label)
+
+    shown: Any = [turn.question, pydantic_ai.BinaryContent(b"\x89PNG", media_type="image/png")]
+    history = await load_messages(place.chat)
+    result = await agent.run(shown if turn.picture else turn.question, message_history=history)
+    assert result.output == turn.answer
+    await save(place.chat, result.new_messages())
+    watch.acknowledged(*(message.text for message in from_model_messages(result.new_messages())))
+
+
+# --- LangChain and LangGraph -----------------------------------------------------------------------------------------
+
+
+async def with_langchain(place: Place, turn: Turn, watch: Watch) -> None:
+    history = MiniclawChatMessageHistory(place.chat)
+
+    async def add(message: BaseMessage) -> None:
+        await history.aadd_messages([message])
+        watch.acknowledged(message.text)
+
+    await add(_human(turn))
+    for reply in turn.replies():
+        watch.asked(from_langchain(await history.aget_messages()))
+        await add(_ai(reply))
+        for id_, label in reply.calls:
+            watch.ran(label)
+            await add(ToolMessage(result_of(label), tool_call_id=id_, name="work"))
+
+
+async def with_langgraph(place: Place, turn: Turn, watch: Watch) -> None:
+    class Saver(MiniclawSaver):
+        async def aput(self, config: Any, checkpoint: Any, *rest: Any) -> Any:
+            stored = await super().aput(config, checkpoint, *rest)
+            watch.acknowledged(*(message.text for message in checkpoint["channel_values"].get("messages", ())))
+            return stored
+
+    saver = Saver(place.holder, channel=CHANNEL)
+    config: Any = {"configurable": {"thread_id": CHAT}}
+    replies = turn.replies()
+
+    async def ask(state: MessagesState) -> dict[str, Any]:
+        watch.asked(from_langchain(state["messages"]))
+        return {"messages": [_ai(next(replies))]}
+
+    async def work(call: dict[str, Any]) -> dict[str, Any]:
+        label = call["args"]["label"]
+        watch.ran(label)
+        await checkpoint()
+        return {"messages": [ToolMessage(result_of(label), tool_call_id=call["id"], name="work")]}
+
+    def after(state: MessagesState) -> Any:
+        return [Send("work", call) for call in cast("AIMessage", state["messages"][-1]).tool_calls] or END
+
+    builder = StateGraph(MessagesState).add_node("ask", ask).add_node("work", cast("Any", work))
+    builder.add_edge(START, "ask").add_conditional_edges("ask", after, ["work", END]).add_edge("work", "ask")
+    graph = builder.compile(checkpointer=saver)
+
+    left = await graph.aget_state(config)
+    newest = left.values["messages"][-1] if left.values.get("messages") else None
+    if "work" in left.next and isinstance(newest, AIMessage) and newest.tool_calls:  # nobody has gone on behind it
+        replies = iter([Reply(turn.resumed, [])])
+        await graph.ainvoke(None, config, durability="sync")
+        replies = turn.replies()
+    state = await graph.ainvoke({"messages": [_human(turn)]}, config, durability="sync")
+    assert state["messages"][-1].text == turn.answer
+
+
+def _human(turn: Turn) -> HumanMessage:
+    picture = {"type": "image", "base64": PICTURE, "mime_type": "image/png"}
+    shown: list[Any] = [{"type": "text", "text": turn.question}, picture]
+    return HumanMessage(shown if turn.picture else turn.question)
+
+
+def _ai(reply: Reply) -> AIMessage:
+    thinking: list[Any] = [{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": reply.text}]
+    calls = [{"name": "work", "args": {"label": label}, "id": id_, "type": "tool_call"} for id_, label in reply.calls]
+    return AIMessage(thinking if reply.thinks else reply.text, tool_calls=calls)
+
+
+# --- Strands ---------------------------------------------------------------------------------------------------------
+
+
+async def with_strands(place: Place, turn: Turn, watch: Watch) -> None:
+    class Repository(MiniclawSessionRepository):
+        def create_message(self, session_id: str, agent_id: str, session_message: Any, **rest: Any) -> None:
+            super().create_message(session_id, agent_id, session_message, **rest)
+            watch.acknowledged(*(message.text for message in from_strands(session_message.to_dict()["message"])))
+
+    class Scripted(Model):
+        stateful = False
+
+        def get_config(self) -> Any:
+            return {}
+
+        def update_config(self, **config: Any) -> None:
+            """There is nothing to configure."""
+
+        async def structured_output(self, *_: Any, **__: Any) -> Any:
+            yield {}
+
+        async def stream(self, messages: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:
+            written = [strands.types.session.encode_bytes_values(message) for message in messages]
+            watch.asked([said for message in written for said in from_strands(message)])
+            for event in _streamed(next(replies)):
+                yield event
+
+    @strands.tool
+    async def work(label: str) -> str:
+        """Works."""
+        watch.ran(label)
+        await asyncio.sleep(0)
+        return result_of(label)
+
+    replies = turn.replies()
+    repository = Repository(place.manager, channel=CHANNEL)
+
+    def run() -> None:
+        agent = strands.Agent(
+            model=Scripted(),
+            agent_id=AGENT,
+            messages=repository.history(CHAT, AGENT),
+            session_manager=RepositorySessionManager(session_id=CHAT, session_repository=repository),
+            conversation_manager=NullConversationManager(),
+            tools=[work],
+            callback_handler=None,
+        )
+        picture = {"image": {"format": "png", "source": {"bytes": b"\x89PNG"}}}
+        shown: Any = [{"text": turn.question}, picture]
+        said = agent(shown if turn.picture else turn.question)
+        assert f"{said}".strip() == turn.answer
+
+    await to_thread.run_sync(run)
+
+
+def _streamed(reply: Reply) -> Iterator[Any]:
+    yield {"messageStart": {"role": "assistant"}}
+    if reply.thinks:
+        yield {"contentBlockStart": {"start": {}}}
+        yield {"contentBlockDelta": {"delta": {"reasoningContent": {"text": "hm"}}}}
+        yield {"contentBlockDelta": {"delta": {"reasoningContent": {"signature": "c2ln"}}}}
+        yield {"contentBlockStop": {}}
+    yield {"contentBlockStart": {"start": {}}}
+    yield {"contentBlockDelta": {"delta": {"text": reply.text}}}
+    yield {"contentBlockStop": {}}
+    for id_, label in reply.calls:
+        yield {"contentBlockStart": {"start": {"toolUse": {"name": "work", "toolUseId": id_}}}}
+        yield {"contentBlockDelta": {"delta": {"toolUse": {"input": f'{{"label": "{label}"}}'}}}}
+        yield {"contentBlockStop": {}}
+    yield {"messageStop": {"stopReason": "tool_use" if reply.calls else "end_turn"}}
+
+
+STEPS: dict[str, Step] = {
+    "our own": with_our_own_agent,
+    "openai-agents": with_openai_agents,
+    "pydantic-ai": with_pydantic_ai,
+    "langchain": with_langchain,
+    "langgraph": with_langgraph,
+    "strands": with_strands,
+}

@@ -1,0 +1,142 @@
+"""One chat through all adapters in random orders, each turn a process of its own, killed at random.
+
+After each of them nothing that was acknowledged is lost or doubled, the order is kept, and what the next model is asked
+with is legal, whoever wrote it, with whatever ids, and however he ended. `CROSSING_SEED=... pytest ...` plays one
+conversation again. google-adk cannot be installed beside the others; `google_adk_checks.py` crosses it with our agent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("strands")
+from miniclaw_sessions.adapters.histories import read_messages
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.history.context import build_context
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.encoding import message_from_dict
+from miniclaw_sessions.protocol.entries import MessageEntry
+from tests.adapters.crossing_process import ALL_STEPS, WINDOW
+from tests.adapters.frameworks import CHANNEL, CHAT
+from tests.adapters.turns import AMBIGUOUS, IDS, Key, Turn, keys_in, keys_of, problems_in
+from tests.crash.launcher import Launcher
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+
+TURNS = 30
+SEEDS = [int(os.environ["CROSSING_SEED"])] if "CROSSING_SEED" in os.environ else [*range(6), secrets.randbelow(2**32)]
+
+NOT_FOR: dict[str, frozenset[str]] = {  # what a framework refuses itself, or sends as it was given
+    "openai-agents": AMBIGUOUS | {"none", "very long", "repeated"},
+    **dict.fromkeys(("pydantic-ai", "langchain", "langgraph", "strands"), AMBIGUOUS | {"none"}),
+}
+
+
+class Plan:
+    """A conversation, the same for the same seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(f"crossing {seed}")
+        self.store = self._chance.choice(["sqlite:", "jsonl:"])
+        self.ambiguous: set[Key] = set()
+
+    def orders(self, number: int) -> dict[str, Any]:
+        """Of one process."""
+        chance = self._chance
+        framework = chance.choice(list(ALL_STEPS))
+        kind = chance.choice([kind for kind in IDS if kind not in NOT_FOR.get(framework, ())])
+        labels = [
+            [f"{number}.{place}.{call}" for call in range(chance.randrange(1, 4))]
+            for place in range(chance.randrange(3))
+        ]
+        if kind in AMBIGUOUS:
+            self.ambiguous.update(key for ids in labels for label in ids for key in keys_in(f"result {label}"))
+        turn = Turn(
+            number=number,
+            rounds=tuple(tuple(IDS[kind](label) for label in ids) for ids in labels),
+            picture=chance.random() < 0.3,
+            thinks=chance.random() < 0.3,
+            resumes=chance.choice([None, "run", "close"]),
+        )
+        dies = chance.choice(["", "", "notes", "notes", "rounds"])
+        return {
+            "framework": framework,
+            "ids": kind,
+            "over_client": chance.random() < 0.3,
+            "turn": msgspec.to_builtins(turn),
+            "store": self.store,
+            "notes": chance.randrange(1, 12) if dies == "notes" else 0,
+            "rounds": chance.randrange(20, 900) if dies == "rounds" else 0,
+        }
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    with Launcher("tests.adapters.crossing_process") as launcher:
+        yield launcher
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_nothing_is_lost_doubled_or_illegal_whoever_goes_on_and_however_he_ended(
+    launcher: Launcher, tmp_path: Path, seed: int
+) -> None:
+    plan, conversation = Plan(seed), Conversation(tmp_path)
+    killed = 0
+    for number in range(TURNS):
+        orders = plan.orders(number)
+        where = f"CROSSING_SEED={seed}, turn {number}: {orders}"
+        status = launcher.start({**orders, **conversation.files}, log=tmp_path / "log").wait()
+        assert status == 0 or (status == -9 and (orders["notes"] or orders["rounds"])), (
+            f"{where}\n{(tmp_path / 'log').read_text()[-4000:]}"
+        )
+        killed += status == -9
+        problems = await conversation.problems(plan)
+        assert problems == [], where
+    assert killed >= TURNS // 10, "hardly anybody was killed: this proved nothing"
+
+
+class Conversation:
+    """What became of a conversation, and what its processes wrote down."""
+
+    def __init__(self, directory: Path) -> None:
+        self._workspace, self._account = directory / "workspace", directory / "account"
+        self.files = {"workspace": str(self._workspace), "account": str(self._account)}
+        self._read = 0
+        self._acknowledged: set[Key] = set()
+
+    async def problems(self, plan: Plan) -> list[str]:
+        """Everything that is wrong after another process."""
+        problems = [problem for note in self._notes() for problem in self._problems_of(note, plan)]
+        settings = SessionSettings(store=plan.store, window=WINDOW)
+        async with SessionManager(self._workspace, settings=settings) as manager:
+            session = await manager.get_or_create(CHANNEL, CHAT)
+            stored = [e.message async for e in session.tree.read_entries() if isinstance(e, MessageEntry)]
+            problems += [f"check: {problem}" for problem in (await manager.check()).problems]
+            context = build_context(await read_messages(session))
+        counts = Counter(keys_of(stored))
+        problems += [f"stored twice: {key}" for key, count in counts.items() if count > 1]
+        problems += [f"lost: {key}" for key in self._acknowledged - counts.keys()]
+        return problems + list(problems_in(context, self._acknowledged - plan.ambiguous, "the session's context"))
+
+    def _notes(self) -> Iterator[Mapping[str, Any]]:
+        if not self._account.exists():
+            return
+        lines = self._account.read_bytes().splitlines()
+        yield from map(json.loads, lines[self._read :])
+        self._read = len(lines)
+
+    def _problems_of(self, note: Mapping[str, Any], plan: Plan) -> Iterator[str]:
+        self._acknowledged.update(key for text in note.get("acknowledged", ()) for key in keys_in(text))
+        if "asked" in note:
+            shown = [message_from_dict(message) for message in note["asked"]]
+            yield from problems_in(shown, self._acknowledged - plan.ambiguous, "what a model was asked with")

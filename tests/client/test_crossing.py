@@ -1,0 +1,53 @@
+"""Several frameworks in one chat, in this process and over HTTP: what each is given is legal, whole and in order.
+
+Frameworks themselves cross in the proofs (`tests/adapters/test_crossing_killed.py`); these have only names.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from miniclaw_sessions.adapters.chats import Chat, chats_of
+from miniclaw_sessions.adapters.histories import traced
+from miniclaw_sessions.client import Client
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart
+from tests.adapters.turns import AMBIGUOUS, IDS, Key, Turn, canonical, keys_of, problems_in, result_of
+
+pytestmark = pytest.mark.anyio
+
+NAMES = ("alpha", "beta", "gamma")
+TURNS = 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_each_framework_is_given_a_legal_history_whoever_spoke_before(client: Client, seed: int) -> None:
+    chance = random.Random(seed)
+    chat = await chats_of(client).get_or_create(SessionKey("telegram", "42"))
+    expected: set[Key] = set()
+    for number in range(TURNS):
+        name = chance.choice(NAMES)
+        shown = [message for message, _ in traced(await chat.messages(), name, open_calls=())]
+        assert list(problems_in(shown, expected, f"turn {number}, what {name} is given")) == []
+        expected |= await say(chat, name, number, chance)
+
+
+async def say(chat: Chat, name: str, number: int, chance: random.Random) -> set[Key]:
+    """A turn of a framework, which may break off in it; where everything that was said belongs."""
+    kind = chance.choice([kind for kind in IDS if kind not in AMBIGUOUS | {"none"}])
+    labels = [[f"{number}.{place}.{call}" for call in range(chance.randrange(1, 4))] for place in range(2)]
+    turn = Turn(number=number, rounds=tuple(tuple(IDS[kind](label) for label in ids) for ids in labels))
+    picture = (TextPart(turn.question), ImagePart("image/heic", "QUJD"))
+    said = [Message.user(picture if chance.random() < 0.3 else turn.question)]
+    for reply in turn.replies():
+        said.append(asked := canonical(reply))
+        said += [
+            Message.tool_result(call, result_of(label))
+            for call, (_, label) in zip(asked.tool_calls or (), reply.calls, strict=True)
+        ]
+    said = said[: chance.randrange(1, 2 * len(said))]
+    await chat.append([msgspec.structs.replace(message, extra={name: {}}) for message in said])
+    return set(keys_of(said))
