@@ -129,7 +129,8 @@ async def with_another_program(place: Place, turn: Turn, watch: Watch) -> None:
             Message.tool_result(call, result_of(label))
             for call, (_, label) in zip(asked.tool_calls or (), reply.calls, strict=True)
         ]
-        said += results[::-1] if turn.number % 2 else results[: 1 + turn.number % 3]  # in another order, or not all
+        is_in_order = turn.number % 2 == 0 or not all(id_ for id_, _ in reply.calls)
+        said += results[: 1 + turn.number % 3] if is_in_order else results[::-1]  # not all, or in another order
     await place.session.add_messages(said)
     watch.acknowledged(*(message.text for message in said))
 
