@@ -27,6 +27,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, interrupt
 
 from miniclaw_sessions.adapters import langgraph as adapter
+from miniclaw_sessions.adapters.langchain import MiniclawChatMessageHistory
 from miniclaw_sessions.adapters.langgraph import MiniclawSaver
 from miniclaw_sessions.adapters.langgraph import saver as saver_module
 from miniclaw_sessions.client import Client
@@ -149,6 +150,20 @@ async def test_a_call_that_others_left_open_is_closed_for_the_graph_and_not_offe
     state = await graph.ainvoke({"messages": [HumanMessage("more")]}, CONFIG)
     types = [message.type for message in state["messages"]]
     assert types == ["human", "ai", "tool", "human", "human", "ai", "human", "ai"]
+
+
+async def test_a_call_that_langchain_left_open_is_closed_for_the_graph(
+    manager: SessionManager, saver: MiniclawSaver
+) -> None:
+    history = MiniclawChatMessageHistory(await manager.get_or_create("langgraph", 1))
+    call = {"name": "time", "args": {}, "id": "c1", "type": "tool_call"}
+    await history.aadd_messages([HumanMessage("when?"), AIMessage("", tool_calls=[call])])
+    state: dict[str, Any] = {}
+    for question in ("hello?", "and now?"):
+        state = await chat(saver).ainvoke({"messages": [HumanMessage(question)]}, CONFIG)
+    types = [message.type for message in state["messages"]]
+    assert types == ["human", "ai", "tool", "human", "ai", "human", "ai"]
+    assert state["messages"][2].tool_call_id == "c1"
 
 
 ODD = ToolCall("functions.weather:0", "the weather", '{"city": "Oslo"}')

@@ -216,8 +216,10 @@ def _offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> 
 
     Args:
         entries: the messages of others, oldest first.
-        before: what the graph knows already; its last unanswered calls are answered where others have gone on.
+        before: what the graph knows already; its last unanswered calls are answered, for others have gone on.
     """
+    if not entries:
+        return []
     told = _latest_exchange(before)
     start = [_BEGINNING] if before else []
     history = [*start, *told, *(entry.message for entry in entries)]
@@ -226,7 +228,7 @@ def _offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> 
     given: list[tuple[BaseMessage, Known]] = []
     last_id = (before[-1].id if before else None) or "beginning"
     used = [call["id"] or "" for message in before if isinstance(message, AIMessage) for call in message.tool_calls]
-    for message, source in traced(history, KEPT, used_ids=used):
+    for message, source in traced(history, KEPT, used_ids=used, open_calls=()):  # LangChain's own are not the graph's
         if id(message) in known:
             continue
         entry_id = None if source is None else entry_ids.pop(id(source), None)
