@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import contextlib
 import io
 import json
-import logging
 import os
 import pty
 import re
 import select
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from anyio.from_thread import start_blocking_portal
 
 from miniclaw_sessions.cli import main
@@ -76,19 +77,17 @@ class Cli:
         return Result(status, *texts)
 
 
-@contextlib.contextmanager
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing of the person who runs the tests is read, and logging is as it was afterwards."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in [name for name in os.environ if name.startswith("MINICLAW_")]:
-        monkeypatch.delenv(name)
-    for name in ("RUNTIME_DIRECTORY", "CREDENTIALS_DIRECTORY", "NO_COLOR", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    handlers = list(logging.getLogger().handlers)
-    yield
-    structlog.reset_defaults()
-    logging.getLogger().handlers[:] = handlers
-    logging.captureWarnings(capture=False)
+_templates: dict[Callable[[Path], None], Path] = {}
+
+
+def filled_by(fill: Callable[[Path], None], workspace: Path) -> None:
+    """Fill a workspace: once for real, and from then on with a copy of that."""
+    if fill not in _templates:
+        directory = tempfile.mkdtemp(prefix="mc")
+        atexit.register(shutil.rmtree, directory)
+        _templates[fill] = Path(directory) / "workspace"
+        fill(_templates[fill])
+    shutil.copytree(_templates[fill], workspace)
 
 
 class Terminal:
@@ -165,9 +164,15 @@ class _Ready(Notifier):
 
 
 @contextlib.contextmanager
-def serving(workspace: Path) -> Iterator[None]:
-    """The daemon in a thread of this process, ready: all of it but its signals, in a tenth of the time."""
-    loaded = load_settings(environ={**os.environ, "MINICLAW_WORKSPACE": str(workspace)})
+def serving(workspace: Path, **overrides: object) -> Iterator[None]:
+    """The daemon in a thread of this process, ready: all of it but its signals, in a tenth of the time.
+
+    Args:
+        workspace: where.
+        overrides: settings, with two underscores for the point in their names.
+    """
+    flags = {name.replace("__", "."): value for name, value in overrides.items()}
+    loaded = load_settings(None, {**os.environ, "MINICLAW_WORKSPACE": str(workspace)}, flags)
     signals, ready = Signals(), _Ready()
     with pytest.MonkeyPatch.context() as patch, start_blocking_portal("asyncio") as portal:
         patch.setattr(daemon, "_settle_memory", lambda: None)  # the process is not the daemon's alone

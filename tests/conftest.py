@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,7 +63,33 @@ def _watch_the_event_loop() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _leave_the_log_as_it_was() -> Iterator[None]:
-    """structlog counts as configured after `capture_logs` too: later tests would look for their records in vain."""
+def _the_log_as_it_was() -> Iterator[None]:
+    """Whoever configures the log, as `capture_logs` does too, does so for one test; the next reads what it logs."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
     yield
     structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory whose name leaves room for a Unix socket's."""
+    with tempfile.TemporaryDirectory(prefix="mc") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the person who runs the tests is read."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in list(os.environ):
+        if name.startswith("MINICLAW_") or name in {
+            "RUNTIME_DIRECTORY",
+            "CREDENTIALS_DIRECTORY",
+            "NO_COLOR",
+            "FORCE_COLOR",
+        }:
+            monkeypatch.delenv(name)

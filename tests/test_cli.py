@@ -33,17 +33,13 @@ from tests.command_line import (
     Cli,
     Result,
     Terminal,
-    own_home,
+    filled_by,
     running_daemon,
     serving,
     shape,
 )
 
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with own_home(tmp_path, monkeypatch):
-        yield
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 @pytest.fixture
@@ -73,7 +69,7 @@ def fill(workspace: Path) -> None:
 
 @pytest.fixture
 def filled(cli: Cli) -> Cli:
-    fill(cli.workspace)
+    filled_by(fill, cli.workspace)
     return cli
 
 
@@ -664,7 +660,7 @@ def test_a_daemon_and_the_files_answer_with_documents_of_the_same_form(
 ) -> None:
     with_daemon = filled(*arguments, "--json")
     copy = Cli(tmp_path / "copy", filled._monkeypatch)
-    fill(copy.workspace)
+    filled_by(fill, copy.workspace)
     with_files = copy(*arguments, "--json")
     assert (with_daemon.status, with_daemon.err) == (0, "")
     assert shape(with_daemon.document) == shape(with_files.document)
@@ -726,13 +722,11 @@ def test_a_daemon_that_hangs_is_told_by_its_process(filled: Cli, daemon: int, mo
         os.kill(daemon, signal.SIGCONT)
 
 
-def test_another_workspaces_daemon_is_not_asked(
-    filled: Cli, daemon: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del daemon
+@pytest.mark.usefixtures("served")
+def test_another_workspaces_daemon_is_not_asked(filled: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINICLAW_LISTEN_SOCKET", str(filled.workspace / "miniclaw.sock"))
     other = Cli(tmp_path / "other", monkeypatch)
-    fill(other.workspace)
+    filled_by(fill, other.workspace)
     assert other("delete", "telegram_123", "--yes").status == 0
     assert filled("show", "telegram_123").status == 0
 
@@ -740,7 +734,7 @@ def test_another_workspaces_daemon_is_not_asked(
 def test_a_service_is_found_at_its_own_socket(filled: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = tmp_path / "run.sock"
     monkeypatch.setattr("miniclaw_sessions.cli.opening.SERVICE_SOCKETS", (tmp_path / "none.sock", service))
-    with running_daemon(filled.workspace, "--socket", str(service)):
+    with serving(filled.workspace, listen__socket=str(service)):
         assert filled("list").status == 0
         assert not (filled.workspace / "miniclaw.sock").exists()
 
@@ -894,12 +888,12 @@ def test_systemd_install_writes_what_the_service_can_read_whatever_the_umask(
 # --- which daemon ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("served")
 def test_a_named_socket_is_asked_whatever_the_workspace_is(filled: Cli, tmp_path: Path) -> None:
-    with running_daemon(filled.workspace):
-        path = str(filled.workspace / "miniclaw.sock")
-        listed = filled("list", "--workspace", str(tmp_path / "none"), "--socket", path, "--json").document
-        assert len(listed["sessions"]) == 4
-        assert filled("--socket", path, "show", "telegram_123").status == 0
+    path = str(filled.workspace / "miniclaw.sock")
+    listed = filled("list", "--workspace", str(tmp_path / "none"), "--socket", path, "--json").document
+    assert len(listed["sessions"]) == 4
+    assert filled("--socket", path, "show", "telegram_123").status == 0
 
 
 def test_an_address_without_a_scheme_is_refused_and_not_taken_for_a_directory(filled: Cli, tmp_path: Path) -> None:

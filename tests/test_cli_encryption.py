@@ -5,28 +5,24 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from miniclaw_sessions.gateway.exit_status import ExitStatus
-from tests.command_line import NASTY, Cli, Terminal, own_home, running_daemon
+from tests.command_line import NASTY, Cli, Terminal, filled_by, running_daemon
 from tests.test_cli import fill
 
 SECRET = "Sunny in Rome"
 
 
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with own_home(tmp_path, monkeypatch):
-        yield
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     cli = Cli(tmp_path / "workspace", monkeypatch)
-    fill(cli.workspace)
+    filled_by(fill, cli.workspace)
     return cli
 
 

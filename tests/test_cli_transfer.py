@@ -17,7 +17,7 @@ from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.cli.importing import found_files
 from miniclaw_sessions.cli.transfer import ExportFormat, ImportFormat
 from miniclaw_sessions.formats.registry import FORMATS, READABLE, WRITABLE
-from tests.command_line import NASTY, UNSAFE, Cli, Terminal, own_home, serving, shape
+from tests.command_line import NASTY, UNSAFE, Cli, Terminal, serving, shape
 
 DATA = Path(__file__).parent / "data"
 PI = DATA / "pi-v3-resumed-session.jsonl"
@@ -28,10 +28,7 @@ WIDTH = 80
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with own_home(tmp_path, monkeypatch):
-        yield
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 @pytest.fixture

@@ -22,17 +22,14 @@ from miniclaw_sessions.cli.tree import KEEP_TOKENS
 from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.history import compaction as planner
 from miniclaw_sessions.history.transcript import Transcript
-from tests.command_line import NASTY, UNSAFE, Cli, Terminal, own_home, serving, shape
+from tests.command_line import NASTY, UNSAFE, Cli, Terminal, filled_by, serving, shape
 from tests.growing import Growing, grown_at_random
 
 WIDTH = 80
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with own_home(tmp_path, monkeypatch):
-        yield
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 def grow(workspace: Path) -> None:
@@ -61,7 +58,7 @@ def grow(workspace: Path) -> None:
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     cli = Cli(tmp_path / "workspace", monkeypatch)
-    grow(cli.workspace)
+    filled_by(grow, cli.workspace)
     return cli
 
 

@@ -13,7 +13,9 @@ import pytest
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.testing import FakeClock
-from tests.command_line import Cli, running_daemon
+from tests.command_line import Cli, filled_by, serving
+
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 def fill(workspace: Path) -> None:
@@ -36,12 +38,12 @@ def fill(workspace: Path) -> None:
 def filled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
     """A command line on a workspace, which a daemon holds, or nobody."""
     cli = Cli(tmp_path / "workspace", monkeypatch)
-    fill(cli.workspace)
+    filled_by(fill, cli.workspace)
     at = orjson.dumps({"telegram_2": {"messages": 7, "at": "2026-01-01T00:00:00Z"}})
     (cli.workspace / "losses.json").write_bytes(at)
     with ExitStack() as stack:
         if request.param == "the daemon":
-            stack.enter_context(running_daemon(cli.workspace))
+            stack.enter_context(serving(cli.workspace))
         yield cli
 
 

@@ -6,12 +6,10 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from miniclaw_sessions.config import LogSettings, Secret
 from miniclaw_sessions.log import get_logger
@@ -26,16 +24,6 @@ NASTY = "a\nb\x1b[31m\x9bred\u2028<0>\u202eevil\x7f\ud800"
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    structlog.reset_defaults()
-    root.handlers[:], root.level = handlers, level
-    logging.captureWarnings(capture=False)
 
 
 @pytest.fixture

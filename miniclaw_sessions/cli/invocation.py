@@ -20,7 +20,7 @@ import typer
 from miniclaw_sessions.cli.output import Report, progress_on, unwatched
 from miniclaw_sessions.cli.parameters import LightCommand
 from miniclaw_sessions.config import LoadedSettings, config_path, load_settings
-from miniclaw_sessions.log import configure_when_used
+from miniclaw_sessions.log import configured_when_used
 from miniclaw_sessions.protocol.printable import printable_json
 
 if TYPE_CHECKING:
@@ -240,9 +240,7 @@ def _complete(invocation: Invocation, result: Coroutine[Any, Any, None] | None) 
 
     if invocation.debug:
         invocation.configure_logging()
-    else:
-        configure_when_used(invocation.configure_logging)
-    with progress_on(invocation.errors) as report:
+    with configured_when_used(invocation.configure_logging), progress_on(invocation.errors) as report:
         invocation.report = report
         asyncio.run(result)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -39,9 +39,14 @@ class _LazyLogger:
 _pending: list[Callable[[], None]] = []
 
 
-def configure_when_used(configure: Callable[[], None]) -> None:
-    """Call this before the first record is written; a command that logs nothing does not pay for it."""
+@contextlib.contextmanager
+def configured_when_used(configure: Callable[[], None]) -> Iterator[None]:
+    """Call this before the first record is written meanwhile; a command that logs nothing does not pay for it."""
     _pending[:] = [configure]
+    try:
+        yield
+    finally:
+        _pending.clear()  # whoever runs a command in his own program keeps his own log
 
 
 def _configure() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import Cli, Terminal, own_home, serving
+from tests.command_line import Cli, Terminal, serving
 
 SMALL = {
     "MINICLAW_MODEL_CONTEXT_WINDOW": "250",
@@ -16,15 +16,11 @@ SMALL = {
 }
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with own_home(tmp_path, monkeypatch):
-        yield
+pytestmark = pytest.mark.usefixtures("own_home")
 
 
 @pytest.fixture(params=["files", "daemon"])
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: None, request: pytest.FixtureRequest) -> Iterator[Cli]:
-    del home
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Cli]:
     workspace = tmp_path / "w"
     if request.param == "files":
         yield Cli(workspace, monkeypatch)
@@ -90,7 +86,6 @@ def test_a_conversation_is_summed_up(cli: Cli) -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("with_daemon", [False, True])
 def test_at_a_terminal_a_summary_is_mentioned_and_a_message_is_edited_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_daemon: bool

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,6 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.serving import serving
-
-
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    """A directory whose name leaves room for a Unix socket's."""
-    with tempfile.TemporaryDirectory(prefix="mc") as name:
-        yield Path(name)
 
 
 @pytest.fixture

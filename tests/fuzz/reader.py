@@ -125,7 +125,11 @@ class LogWatch(logging.Handler):
 def watching_logs() -> Iterator[LogWatch]:
     """All logs, read along and not written."""
     watch = LogWatch()
-    structlog.configure(processors=[watch.process], cache_logger_on_first_use=False)
+    structlog.configure(
+        processors=[watch.process],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),  # whatever was configured before
+        cache_logger_on_first_use=False,
+    )
     logging.getLogger().addHandler(watch)
     try:
         yield watch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,23 +15,16 @@ from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.gateway import notify
 from miniclaw_sessions.gateway.daemon import Phase
 from miniclaw_sessions.gateway.notify import Notifier
-from tests.gateway.test_daemon import Daemon
+from tests.gateway.daemons import Here
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
-    """A short path, because a Unix socket's is limited."""
-    with tempfile.TemporaryDirectory(prefix="mcd") as name:
-        yield Path(name)
-
-
-@pytest.fixture
-def service_manager(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+def service_manager(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     monkeypatch.setattr(notify, "_PROGRESS_EVERY_S", 0.0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.bind(str(directory / "n"))
+        receiver.bind(str(short_path / "n"))
         receiver.setblocking(False)  # noqa: FBT003 - its only argument
         yield receiver
 
@@ -50,13 +42,13 @@ def asked(receiver: socket.socket) -> list[str]:
 
 
 async def test_recovery_and_the_final_flush_ask_and_a_periodic_flush_does_not(
-    directory: Path, service_manager: socket.socket
+    short_path: Path, service_manager: socket.socket
 ) -> None:
-    async with SessionManager(directory / "w") as manager:
+    async with SessionManager(short_path / "w") as manager:
         await manager.get_or_create("a", "1")
     with closing(Notifier(service_manager.getsockname())) as notifier:
         phase = Phase(notifier)
-        async with SessionManager(directory / "w", on_progress=phase.progress) as manager:
+        async with SessionManager(short_path / "w", on_progress=phase.progress) as manager:
             assert asked(service_manager)[0] == "STATUS=recovering 1/1"
             phase.ready([])
             session = await manager.get_or_create("a", "2")
@@ -68,13 +60,13 @@ async def test_recovery_and_the_final_flush_ask_and_a_periodic_flush_does_not(
 
 
 async def test_a_flush_that_hangs_does_not_ask(
-    directory: Path, service_manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+    short_path: Path, service_manager: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging, go = anyio.Event(), anyio.Event()
 
     with closing(Notifier(service_manager.getsockname())) as notifier:
         phase = Phase(notifier)
-        async with SessionManager(directory / "w", on_progress=phase.progress) as manager:
+        async with SessionManager(short_path / "w", on_progress=phase.progress) as manager:
             await manager.get_or_create("a", "1")
             asked(service_manager)
             real = Directory.replace
@@ -94,10 +86,10 @@ async def test_a_flush_that_hangs_does_not_ask(
             assert asked(service_manager) == ["STATUS=flushing 1/1"]
 
 
-async def test_the_daemon_asks_while_it_recovers(directory: Path) -> None:
-    async with SessionManager(directory / "w") as manager:
+async def test_the_daemon_asks_while_it_recovers(short_path: Path) -> None:
+    async with SessionManager(short_path / "w") as manager:
         await manager.get_or_create("a", "1")
-    with Daemon(directory) as daemon:
+    async with Here(short_path) as daemon:
         assert "STATUS=recovering 1/1" in await daemon.notice("EXTEND_TIMEOUT_USEC=")
         await daemon.notice("READY=1")
         assert await daemon.stopped() == 0

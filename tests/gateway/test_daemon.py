@@ -1,4 +1,4 @@
-"""The daemon as a process: readiness, signals in every phase, kill -9, and what its exit status says."""
+"""The daemon: readiness, signals in every phase, kill -9, and what its exit status says."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ import resource
 import signal
 import socket
 import stat
-import subprocess
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import httpx2
@@ -27,124 +23,9 @@ from miniclaw_sessions.gateway.exit_status import ExitStatus
 from miniclaw_sessions.history.context import is_legal
 from miniclaw_sessions.protocol.encoding import decode_entry, message_from_dict
 from miniclaw_sessions.protocol.entries import MessageEntry
+from tests.gateway.daemons import PATIENCE_S, Daemon, Here, Process
 
 pytestmark = pytest.mark.anyio
-
-PATIENCE_S = 60.0
-"""How long a slow machine may take; nothing waits this long when all is well."""
-
-
-class Daemon:
-    """A daemon process on a directory, followed through its notifications; killed at the end of the block."""
-
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        log: str = "",
-        inherited: socket.socket | None = None,
-        closed: str = "",
-        **environ: str,
-    ) -> None:
-        self.workspace = directory / "w"
-        self.socket = self.workspace / "miniclaw.sock"
-        self._directory = directory
-        self._environ = environ
-        self._log_path = log
-        self._inherited = inherited
-        self._closed = closed
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._notices = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-            notify = Path(tempfile.mkdtemp(dir=self._directory)) / "n"
-            self._notices.bind(str(notify))
-            self._notices.settimeout(PATIENCE_S)
-            opened: Any = (
-                Path(self._log_path).open("wb") if self._log_path else tempfile.TemporaryFile(dir=self._directory)
-            )
-            self.log = stack.enter_context(opened)
-            environ = {
-                "PATH": os.environ["PATH"],
-                "HOME": str(self._directory),
-                "NOTIFY_SOCKET": str(notify),
-                "MINICLAW_WORKSPACE": str(self.workspace),
-                **self._environ,
-            }
-            self.process = subprocess.Popen(
-                [*self._activation(), sys.executable, "-m", "miniclaw_sessions", "serve"],
-                pass_fds=() if self._inherited is None else (self._inherited.fileno(),),
-                env=environ,
-                cwd=self._directory,
-                stdin=subprocess.DEVNULL,
-                stdout=self.log,
-                stderr=self.log,
-            )
-            stack.callback(self._kill)
-            self._stack = stack.pop_all()
-        return self
-
-    def _activation(self) -> list[str]:
-        """What closes streams; or passes a socket as systemd does, as descriptor 3, with the process's own id."""
-        if self._closed:
-            return ["/bin/sh", "-c", f'exec "$0" "$@" {self._closed}']
-        if self._inherited is None:
-            return []
-        script = f'exec 3<&{self._inherited.fileno()}; LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" "$@"'
-        return ["/bin/bash", "-c", script]
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def _kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    async def notice(self, wanted: str) -> str:
-        """Wait for a notification that contains this text."""
-
-        def wait() -> str:
-            while True:
-                text = self._notices.recv(4096).decode()
-                if wanted in text:
-                    return text
-
-        return await anyio.to_thread.run_sync(wait)
-
-    async def exited(self) -> int:
-        """Wait for the end, and return the exit status (negative: the signal that killed it)."""
-        with anyio.fail_after(PATIENCE_S):
-            return await anyio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
-
-    async def stopped(self) -> int:
-        """Ask it to stop and wait for the end."""
-        self.process.send_signal(signal.SIGTERM)
-        return await self.exited()
-
-    async def logged(self, action: str) -> None:
-        """Wait until it has logged this."""
-        with anyio.fail_after(PATIENCE_S):
-            while not any(record["action"] == action for record in self.records()):  # noqa: ASYNC110 - a file
-                await anyio.sleep(0.01)
-
-    def records(self) -> list[dict[str, Any]]:
-        """What it has logged."""
-        written = os.pread(self.log.fileno(), os.fstat(self.log.fileno()).st_size, 0)  # its offset is the daemon's too
-        return [json.loads(line) for line in written.splitlines()]
-
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[httpx2.AsyncClient]:
-        """A client on its Unix socket."""
-        transport = httpx2.AsyncHTTPTransport(uds=str(self.socket))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://miniclaw", timeout=PATIENCE_S) as client:
-            yield client
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """A short path, because a Unix socket's is limited."""
-    with tempfile.TemporaryDirectory(prefix="mcd") as name:
-        yield Path(name)
 
 
 def user(text: str) -> dict[str, Any]:
@@ -206,8 +87,8 @@ class Load:
 # --- life ------------------------------------------------------------------------------------------------------------
 
 
-async def test_it_is_ready_when_it_says_so_and_stops_when_told(directory: Path) -> None:
-    with Daemon(directory) as daemon:
+async def test_it_is_ready_when_it_says_so_and_stops_when_told(short_path: Path) -> None:
+    async with Process(short_path) as daemon:
         assert "READY=1" in await daemon.notice("READY=1")
         assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o600
         assert stat.S_IMODE(daemon.workspace.stat().st_mode) == 0o700
@@ -223,7 +104,7 @@ async def test_it_is_ready_when_it_says_so_and_stops_when_told(directory: Path) 
         await daemon.notice("STOPPING=1")
         actions = [record["action"] for record in daemon.records()]
         assert actions[-1] == "daemon.stopped"
-    with Daemon(directory) as daemon:
+    async with Here(short_path) as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             assert await texts(client, "a_1") == ["hello"]
@@ -231,14 +112,14 @@ async def test_it_is_ready_when_it_says_so_and_stops_when_told(directory: Path) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_term_and_int_both_stop_it_cleanly(directory: Path, number: signal.Signals) -> None:
-    with Daemon(directory, MINICLAW_SESSIONS_STORE="none:") as daemon:
+async def test_term_and_int_both_stop_it_cleanly(short_path: Path, number: signal.Signals) -> None:
+    async with Here(short_path, MINICLAW_SESSIONS_STORE="none:") as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             await client.post("/v1/sessions/a_1/messages", json=user("only in memory"))
-        daemon.process.send_signal(number)
+        daemon.send(number)
         assert await daemon.exited() == ExitStatus.OK
-    with Daemon(directory, MINICLAW_SESSIONS_STORE="none:") as daemon:
+    async with Here(short_path, MINICLAW_SESSIONS_STORE="none:") as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             (message,) = (await client.get("/v1/sessions/a_1/messages")).json()["messages"]
@@ -247,17 +128,17 @@ async def test_term_and_int_both_stop_it_cleanly(directory: Path, number: signal
 
 @pytest.mark.proof
 @pytest.mark.parametrize("milliseconds", [0, 10, 50, 200, 500])
-async def test_a_signal_at_any_moment_of_the_start_is_harmless(directory: Path, milliseconds: int) -> None:
-    with Daemon(directory) as daemon:
+async def test_a_signal_at_any_moment_of_the_start_is_harmless(short_path: Path, milliseconds: int) -> None:
+    async with Process(short_path) as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             for number in range(50):
                 await client.post(f"/v1/sessions/a_{number}/messages", json=user(str(number)))
         await daemon.stopped()
-    with Daemon(directory) as daemon:
+    async with Process(short_path) as daemon:
         await anyio.sleep(milliseconds / 1000)  # the moment is the point
         assert await daemon.stopped() in (ExitStatus.OK, -signal.SIGTERM)
-    with Daemon(directory) as daemon:
+    async with Process(short_path) as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             for number in range(50):
@@ -266,22 +147,22 @@ async def test_a_signal_at_any_moment_of_the_start_is_harmless(directory: Path, 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("store", ["sqlite:", "none:"])
-async def test_stopping_under_load_loses_nothing_acknowledged(directory: Path, store: str) -> None:
-    with Daemon(directory, MINICLAW_SESSIONS_STORE=store, MINICLAW_SESSIONS_WINDOW="10000") as daemon:
+async def test_stopping_under_load_loses_nothing_acknowledged(short_path: Path, store: str) -> None:
+    async with Process(short_path, MINICLAW_SESSIONS_STORE=store, MINICLAW_SESSIONS_WINDOW="10000") as daemon:
         await daemon.notice("READY=1")
         load = Load(daemon)
-        await load.run(lambda: daemon.process.send_signal(signal.SIGTERM), 200)
+        await load.run(lambda: daemon.send(signal.SIGTERM), 200)
         assert await daemon.exited() == ExitStatus.OK
-    with Daemon(directory, MINICLAW_SESSIONS_STORE=store, MINICLAW_SESSIONS_WINDOW="10000") as daemon:
+    async with Process(short_path, MINICLAW_SESSIONS_STORE=store, MINICLAW_SESSIONS_WINDOW="10000") as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             await load.assert_nothing_is_lost(client)
 
 
 @pytest.mark.proof
-async def test_kill_9_under_load_loses_nothing_acknowledged(directory: Path) -> None:
+async def test_kill_9_under_load_loses_nothing_acknowledged(short_path: Path) -> None:
     for _ in range(2):
-        with Daemon(directory) as daemon:
+        async with Process(short_path) as daemon:
             await daemon.notice("READY=1")
             async with daemon.client() as client:
                 for summary in (await client.get("/v1/sessions")).json()["sessions"]:
@@ -289,7 +170,7 @@ async def test_kill_9_under_load_loses_nothing_acknowledged(directory: Path) -> 
             load = Load(daemon)
             await load.run(daemon.process.kill, 200)
             assert await daemon.exited() == -signal.SIGKILL
-        with Daemon(directory) as daemon:  # also: what it left, socket and lock, is no obstacle
+        async with Process(short_path) as daemon:  # also: what it left, socket and lock, is no obstacle
             await daemon.notice("READY=1")
             async with daemon.client() as client:
                 await load.assert_nothing_is_lost(client)
@@ -298,24 +179,24 @@ async def test_kill_9_under_load_loses_nothing_acknowledged(directory: Path) -> 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("count", [2, 5])
-async def test_more_than_one_signal_never_loses_what_was_acknowledged(directory: Path, count: int) -> None:
+async def test_more_than_one_signal_never_loses_what_was_acknowledged(short_path: Path, count: int) -> None:
     def signals() -> None:
         for _ in range(count):
-            daemon.process.send_signal(signal.SIGTERM)
+            daemon.send(signal.SIGTERM)
 
-    with Daemon(directory) as daemon:
+    async with Process(short_path) as daemon:
         await daemon.notice("READY=1")
         load = Load(daemon)
         await load.run(signals, 100)
         assert await daemon.exited() in ((ExitStatus.OK,) if count == 2 else (ExitStatus.OK, ExitStatus.FORCED))
-    with Daemon(directory) as daemon:
+    async with Process(short_path) as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             await load.assert_nothing_is_lost(client)
 
 
-async def test_the_second_signal_ends_the_wait_for_requests(directory: Path) -> None:
-    with Daemon(directory, MINICLAW_LISTEN_GRACEFUL_TIMEOUT_S="3600") as daemon:
+async def test_the_second_signal_ends_the_wait_for_requests(short_path: Path) -> None:
+    async with Here(short_path, MINICLAW_LISTEN_GRACEFUL_TIMEOUT_S="3600") as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             await client.post("/v1/sessions/a_1/messages", json=user("hello"))
@@ -328,20 +209,22 @@ async def test_the_second_signal_ends_the_wait_for_requests(directory: Path) -> 
             head = b"POST /v1/chat HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect: 100-continue\r\n"
             await stream.send(head + b"content-length: 5\r\n\r\n")
             assert (await stream.receive()).startswith(b"HTTP/1.1 100 ")  # it waits for a body that never comes
-            daemon.process.send_signal(signal.SIGTERM)
+            daemon.send(signal.SIGTERM)
             await daemon.notice("STOPPING=1")
-            assert daemon.process.poll() is None
+            assert not daemon.has_ended
             assert await daemon.stopped() == ExitStatus.OK
     assert json.loads((daemon.workspace / "sessions" / "a_1.json").read_bytes())["messages"][0]["content"] == "hello"
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_turn_whose_model_hangs_is_cut_off_in_time_and_its_question_kept(directory: Path, stream: bool) -> None:
+async def test_a_turn_whose_model_hangs_is_cut_off_in_time_and_its_question_kept(
+    short_path: Path, stream: bool
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as model:  # takes connections and never answers
         url = f"http://127.0.0.1:{model.getsockname()[1]}/v1"
         settings: Any = {"MINICLAW_MODEL_BASE_URL": url, "MINICLAW_MODEL_MODEL": "m"}
-        with Daemon(directory, MINICLAW_LISTEN_GRACEFUL_TIMEOUT_S="0.5", **settings) as daemon:
+        async with Process(short_path, MINICLAW_LISTEN_GRACEFUL_TIMEOUT_S="0.5", **settings) as daemon:
             await daemon.notice("READY=1")
             replies = []
 
@@ -356,19 +239,19 @@ async def test_a_turn_whose_model_hangs_is_cut_off_in_time_and_its_question_kept
             asked.close()
             assert "turn_cut_off" in replies[0].text
             assert replies[0].status_code == 503  # the stream had not begun
-    with Daemon(directory) as daemon:
+    async with Process(short_path) as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             assert await texts(client, "a_1") == ["hello?"]
 
 
-async def test_hangup_reads_the_settings_anew(directory: Path) -> None:
+async def test_hangup_reads_the_settings_anew(short_path: Path) -> None:
     old, new = "0123456789abcdef" * 2, "fedcba9876543210" * 2
-    token, config = directory / "token", directory / "miniclaw.toml"
+    token, config = short_path / "token", short_path / "miniclaw.toml"
     token.write_text(old)
     token.chmod(0o600)
     config.write_text(f"[listen]\ntcp = '127.0.0.1:0'\ntoken_file = '{token}'\n")
-    with Daemon(directory, MINICLAW_CONFIG=str(config)) as daemon:
+    async with Here(short_path, MINICLAW_CONFIG=str(config)) as daemon:
         port = (await daemon.notice("READY=1")).rpartition(":")[2].split(",")[0].split()[0]
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
 
@@ -378,24 +261,24 @@ async def test_hangup_reads_the_settings_anew(directory: Path) -> None:
             assert [await status(old), await status(new)] == [200, 401]
             token.write_text(new)
             config.write_text(config.read_text() + "[log]\nlevel = 'debug'\n")
-            daemon.process.send_signal(signal.SIGHUP)
+            daemon.send(signal.SIGHUP)
             await daemon.logged("daemon.reloaded")
             assert [await status(old), await status(new)] == [401, 200]
             config.write_text("[log]\nlevel = 'loud'\n")
-            daemon.process.send_signal(signal.SIGHUP)
+            daemon.send(signal.SIGHUP)
             await daemon.logged("daemon.not_reloaded")
             assert await status(new) == 200
         assert await daemon.stopped() == ExitStatus.OK
 
 
-async def test_a_channel_of_another_package_needs_nothing_but_its_name(directory: Path) -> None:
-    box = directory / "box"
+async def test_a_channel_of_another_package_needs_nothing_but_its_name(short_path: Path) -> None:
+    box = short_path / "box"
     for name in ("in", "out"):
         (box / name).mkdir(parents=True)
     (box / "in" / "ada").write_text("My name is Ada.")
     root = str(Path(__file__).parents[2])
     settings: Any = {"MINICLAW_CHANNELS_LOAD": "tests.channels.letterbox:Letterbox", "PYTHONPATH": root}
-    with Daemon(directory, LETTERBOX=str(box), **settings) as daemon:
+    async with Here(short_path, LETTERBOX=str(box), **settings) as daemon:
         await daemon.notice("READY=1")
         with anyio.fail_after(PATIENCE_S):
             while not (box / "out" / "ada").exists():  # noqa: ASYNC110 - files tell nobody that they are there
@@ -406,26 +289,30 @@ async def test_a_channel_of_another_package_needs_nothing_but_its_name(directory
         assert await daemon.stopped() == ExitStatus.OK
 
 
-@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
-async def test_closed_standard_streams_break_nothing(directory: Path, closed: str) -> None:
-    with Daemon(directory, closed=closed) as daemon:
+@pytest.mark.parametrize(
+    "closed",
+    [*(pytest.param(one, marks=pytest.mark.proof) for one in ("0<&-", "1>&-", "2>&-")), "0<&- 1>&- 2>&-"],
+)
+async def test_closed_standard_streams_break_nothing(short_path: Path, closed: str) -> None:
+    async with Process(short_path, closed=closed) as daemon:
         await daemon.notice("READY=1")
         assert await daemon.stopped() == ExitStatus.OK
 
 
-async def test_hangup_flushes(directory: Path) -> None:
-    with Daemon(directory, MINICLAW_SESSIONS_FLUSH_INTERVAL_S="3600") as daemon:
+async def test_hangup_flushes(short_path: Path) -> None:
+    async with Here(short_path, MINICLAW_SESSIONS_FLUSH_INTERVAL_S="3600") as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             for round_ in ("1", "2"):
                 await client.post("/v1/sessions/a_1/messages", json=user(round_))
-                daemon.process.send_signal(signal.SIGHUP)
+                daemon.send(signal.SIGHUP)
                 with anyio.fail_after(PATIENCE_S):
                     while (await client.get("/v1/sessions/a_1")).json()["dirty"]:
                         pass
                 snapshot = json.loads((daemon.workspace / "sessions" / "a_1.json").read_bytes())
                 assert snapshot["messages"][-1]["content"] == round_
             assert (await client.get("/health")).json()["status"] == "ok"
+        assert await daemon.stopped() == ExitStatus.OK
 
 
 class Askers:
@@ -438,7 +325,7 @@ class Askers:
 
     async def ask(self) -> None:
         while True:
-            transport = httpx2.AsyncHTTPTransport(uds=str(self._path))
+            transport = httpx2.AsyncHTTPTransport(uds=str(self._path), verify=False)
             async with httpx2.AsyncClient(transport=transport, timeout=PATIENCE_S) as client:
                 self.statuses.append((await client.get("http://miniclaw/health")).status_code)
             self._answered.set()
@@ -453,8 +340,8 @@ class Askers:
 
 @pytest.mark.timeout(900)  # four starts of a process, on a machine that may have much else to do
 @pytest.mark.proof
-async def test_an_inherited_socket_outlives_restarts_and_no_request_fails(directory: Path) -> None:
-    path = directory / "activated"
+async def test_an_inherited_socket_outlives_restarts_and_no_request_fails(short_path: Path) -> None:
+    path = short_path / "activated"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(path))
         listening.listen(1024)
@@ -463,7 +350,7 @@ async def test_an_inherited_socket_outlives_restarts_and_no_request_fails(direct
             for _ in range(4):
                 tasks.start_soon(askers.ask)
             for _ in range(4):
-                with Daemon(directory, inherited=listening) as daemon:
+                async with Process(short_path, inherited=listening) as daemon:
                     assert str(path) in await daemon.notice("READY=1")
                     await askers.answered(20)
                     assert not daemon.socket.exists()
@@ -473,9 +360,9 @@ async def test_an_inherited_socket_outlives_restarts_and_no_request_fails(direct
         assert set(askers.statuses) == {200}
 
 
-async def test_a_disk_that_fills_up_stops_nothing_and_heals_by_itself(directory: Path) -> None:
+async def test_a_disk_that_fills_up_stops_nothing_and_heals_by_itself(short_path: Path) -> None:
     unlimited = resource.RLIM_INFINITY
-    with Daemon(directory) as daemon:
+    async with Process(short_path) as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             stored = 0
@@ -484,7 +371,7 @@ async def test_a_disk_that_fills_up_stops_nothing_and_heals_by_itself(directory:
                 stored += 1
             assert stored < 100
             assert reply.status_code in (503, 507)
-            daemon.process.send_signal(signal.SIGHUP)
+            daemon.send(signal.SIGHUP)
             while not any("asked for" in record["event"] for record in daemon.records()):
                 health = await client.get("/health")
                 assert (health.status_code, health.json()["store_state"]) == (503, "failing")
@@ -494,7 +381,7 @@ async def test_a_disk_that_fills_up_stops_nothing_and_heals_by_itself(directory:
             assert (await client.post("/v1/flush")).status_code == 200
             assert (await client.get("/health")).json()["status"] == "ok"
         assert await daemon.stopped() == ExitStatus.OK
-    with Daemon(directory) as daemon:
+    async with Here(short_path) as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             assert len(await texts(client, "a_1")) >= stored
@@ -503,31 +390,32 @@ async def test_a_disk_that_fills_up_stops_nothing_and_heals_by_itself(directory:
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_second_daemon_on_the_directory_names_the_first(directory: Path) -> None:
-    with Daemon(directory) as first:
+async def test_a_second_daemon_on_the_directory_names_the_first(short_path: Path) -> None:
+    async with Here(short_path) as first:
         await first.notice("READY=1")
-        with Daemon(directory, MINICLAW_SESSIONS_LOCK_WAIT_S="0.1") as second:
+        async with Process(short_path, MINICLAW_SESSIONS_LOCK_WAIT_S="0.1") as second:
             assert await second.exited() == ExitStatus.DIRECTORY_IN_USE
             (failure,) = [record for record in second.records() if record["action"] == "daemon.failed"]
-            assert str(first.process.pid) in failure["event"]
+            assert str(os.getpid()) in failure["event"]
         async with first.client() as client:
             assert (await client.get("/health")).status_code == 200
+        assert await first.stopped() == ExitStatus.OK
 
 
-async def test_tcp_without_a_token_is_refused(directory: Path) -> None:
-    with Daemon(directory, MINICLAW_LISTEN_TCP="127.0.0.1:0") as daemon:
+async def test_tcp_without_a_token_is_refused(short_path: Path) -> None:
+    async with Here(short_path, MINICLAW_LISTEN_TCP="127.0.0.1:0") as daemon:
         assert await daemon.exited() == ExitStatus.CONFIG
         assert "token" in daemon.records()[-1]["event"]
 
 
 @pytest.mark.parametrize("credential", [True, False])
-async def test_tcp_with_a_token_is_served_to_those_who_know_it(directory: Path, credential: bool) -> None:
-    token = directory / "token"
+async def test_tcp_with_a_token_is_served_to_those_who_know_it(short_path: Path, credential: bool) -> None:
+    token = short_path / "token"
     token.touch(mode=0o600)
     token.write_text("0123456789abcdef\n")
     source: Any
-    source = {"CREDENTIALS_DIRECTORY": str(directory)} if credential else {"MINICLAW_LISTEN_TOKEN_FILE": str(token)}
-    with Daemon(directory, MINICLAW_LISTEN_TCP="127.0.0.1:0", MINICLAW_LISTEN_SOCKET="none", **source) as daemon:
+    source = {"CREDENTIALS_DIRECTORY": str(short_path)} if credential else {"MINICLAW_LISTEN_TOKEN_FILE": str(token)}
+    async with Here(short_path, MINICLAW_LISTEN_TCP="127.0.0.1:0", MINICLAW_LISTEN_SOCKET="none", **source) as daemon:
         ready = await daemon.notice("READY=1")
         address = ready.rpartition(" ")[2]
         async with httpx2.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S) as client:
@@ -539,15 +427,13 @@ async def test_tcp_with_a_token_is_served_to_those_who_know_it(directory: Path, 
         assert "0123456789abcdef" not in json.dumps(daemon.records())
 
 
-async def test_a_short_token_and_a_wrong_setting_are_refused(directory: Path) -> None:
-    token = directory / "token"
+async def test_a_short_token_and_nowhere_to_listen_are_refused(short_path: Path) -> None:
+    token = short_path / "token"
     token.touch(mode=0o600)
     token.write_text("short")
-    with Daemon(directory, MINICLAW_LISTEN_TCP="127.0.0.1:0", MINICLAW_LISTEN_TOKEN_FILE=str(token)) as daemon:
+    async with Here(short_path, MINICLAW_LISTEN_TCP="127.0.0.1:0", MINICLAW_LISTEN_TOKEN_FILE=str(token)) as daemon:
         assert await daemon.exited() == ExitStatus.CONFIG
-    with Daemon(directory, MINICLAW_LISTEN_SOCKET="none") as daemon:
-        assert await daemon.exited() == ExitStatus.CONFIG
-    with Daemon(directory, MINICLAW_SESSIONS_WINDOW="1") as daemon:
+    async with Here(short_path, MINICLAW_LISTEN_SOCKET="none") as daemon:
         assert await daemon.exited() == ExitStatus.CONFIG
 
 
@@ -569,9 +455,9 @@ def test_only_what_a_restart_cannot_cure_prevents_one(error: Exception, status: 
 
 
 @pytest.mark.parametrize("kind", ["directory", "link", "pipe"])
-async def test_what_is_no_database_in_its_place_is_not_tried_again(directory: Path, kind: str) -> None:
+async def test_what_is_no_database_in_its_place_is_not_tried_again(short_path: Path, kind: str) -> None:
     """systemd starts a service again that exits with 1, twenty times; here only a person can help."""
-    workspace = directory / "w"
+    workspace = short_path / "w"
     workspace.mkdir(mode=0o700)
     place = workspace / "sessions.db"
     if kind == "directory":
@@ -580,26 +466,26 @@ async def test_what_is_no_database_in_its_place_is_not_tried_again(directory: Pa
         place.symlink_to("elsewhere")
     else:
         os.mkfifo(place)
-    with Daemon(directory) as daemon:
+    async with Here(short_path) as daemon:
         assert await daemon.exited() in (ExitStatus.STORE, ExitStatus.CONFIG)
 
 
-async def test_a_store_that_is_damaged_for_good_or_too_new_is_a_status_of_its_own(directory: Path) -> None:
-    with Daemon(directory) as daemon:
+async def test_a_store_that_is_damaged_for_good_or_too_new_is_a_status_of_its_own(short_path: Path) -> None:
+    async with Here(short_path) as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             await client.post("/v1/sessions/a_1/messages", json=user("hello"))
         assert await daemon.stopped() == ExitStatus.OK
-    file = directory / "w" / "sessions" / "a_1.json"
+    file = short_path / "w" / "sessions" / "a_1.json"
     snapshot = json.loads(file.read_bytes())
     file.write_text(json.dumps({**snapshot, "schema_version": 99}))
-    with Daemon(directory) as daemon:
+    async with Here(short_path) as daemon:
         assert await daemon.exited() == ExitStatus.STORE
     assert json.loads(file.read_bytes())["schema_version"] == 99
 
 
-async def test_the_exit_status_tells_when_something_was_not_saved(directory: Path) -> None:
-    with Daemon(directory, MINICLAW_SESSIONS_STORE="none:", MINICLAW_SESSIONS_SHUTDOWN_TIMEOUT_S="5") as daemon:
+async def test_the_exit_status_tells_when_something_was_not_saved(short_path: Path) -> None:
+    async with Process(short_path, MINICLAW_SESSIONS_STORE="none:", MINICLAW_SESSIONS_SHUTDOWN_TIMEOUT_S="5") as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             await client.post("/v1/sessions/a_1/messages", json=user("x" * 10_000))
@@ -608,8 +494,8 @@ async def test_the_exit_status_tells_when_something_was_not_saved(directory: Pat
         assert await daemon.stopped() == ExitStatus.NOT_SAVED
 
 
-async def test_a_log_that_cannot_be_written_changes_nothing(directory: Path) -> None:
-    with Daemon(directory, log="/dev/full") as daemon:
+async def test_a_log_that_cannot_be_written_changes_nothing(short_path: Path) -> None:
+    async with Process(short_path, log="/dev/full") as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             assert (await client.post("/v1/sessions/a_1/messages", json=user("hello"))).status_code == 201
@@ -640,7 +526,7 @@ def as_sent(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.proof
-async def test_a_real_session_over_twenty_chats_is_legal_at_every_step_and_complete(directory: Path) -> None:
+async def test_a_real_session_over_twenty_chats_is_legal_at_every_step_and_complete(short_path: Path) -> None:
     messages = real_messages()
     assert len(messages) == 914
     chats, length = 20, 80
@@ -657,13 +543,13 @@ async def test_a_real_session_over_twenty_chats_is_legal_at_every_step_and_compl
             assert is_legal([message_from_dict(one) for one in context]) == []
         assert len(context) > 20
 
-    with Daemon(directory, MINICLAW_SESSIONS_FLUSH_INTERVAL_S="0.5") as daemon:
+    async with Process(short_path, MINICLAW_SESSIONS_FLUSH_INTERVAL_S="0.5") as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client, anyio.create_task_group() as tasks:
             for chat in range(chats):
                 tasks.start_soon(play, chat, client)
         assert await daemon.stopped() == ExitStatus.OK
-    with Daemon(directory) as daemon:
+    async with Process(short_path) as daemon:
         await daemon.notice("READY=1")
         async with daemon.client() as client:
             for chat, part in enumerate(parts):

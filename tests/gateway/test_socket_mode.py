@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import tempfile
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,9 @@ import pytest
 from miniclaw_sessions.gateway.listeners import listen_unix
 
 
-@pytest.fixture
-def path() -> Iterator[Path]:
-    """A short path, because a Unix socket's is limited."""
-    with tempfile.TemporaryDirectory(prefix="mc") as name:
-        yield Path(name) / "s"
-
-
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
-def test_it_is_private_as_soon_as_it_is_bound(path: Path, monkeypatch: pytest.MonkeyPatch, umask: int) -> None:
-    modes = []
+def test_it_is_private_as_soon_as_it_is_bound(short_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int) -> None:
+    path, modes = short_path / "s", []
 
     class Watched(socket.socket):
         def bind(self, address: Any, /) -> None:

@@ -238,17 +238,6 @@ async def test_what_cannot_be_added_by_hand_is_refused(served: Any, body: Any, k
     assert (await shown(served))["entries"] == 1
 
 
-async def test_a_turn_is_saved_whole_with_its_usage(served: Any) -> None:
-    turn = [user("find it"), call("c1"), result("c1"), assistant("found")]
-    reply = await accepted(served, "turns", {"messages": turn, "usage": {"input_tokens": 7, "cost": 0.5}}, status=201)
-    session = await shown(served)
-    assert reply == {"entries": 4, "leaf_id": session["leaf_id"], "duplicate": False}
-    assert (session["event_count"], session["message_count"], session["committed_sequence"]) == (1, 4, 4)
-    assert (session["usage"]["input_tokens"], session["usage"]["cost"]) == (7, 0.5)
-    await accepted(served, "turns", {"messages": [user("bye")]}, status=201)
-    assert await said(served) == ["find it", "", "3 hits", "found", "bye"]
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -287,27 +276,6 @@ async def test_going_back_takes_the_conversation_up_there_and_survives_a_flush(s
     assert first in (await shown(served, "tree"))["roots"]
 
 
-async def test_a_summary_tells_what_happened_on_the_branch_that_is_left(served: Any) -> None:
-    first, _ = await say(served, user("one"), assistant("two"))
-    reply = await accepted(served, "branch", {"entry_id": first, "summary": "We tried two."})
-    entry = (await served.unix.get(f"{ONE}/entries/{reply['leaf_id']}")).json()
-    assert (entry["type"], entry["summary"], entry["parent_id"]) == ("branch_summary", "We tried two.", first)
-    assert len(context := await said(served)) == 2
-    assert context[1].endswith("We tried two.")
-
-
-async def test_the_root_without_a_summary_starts_over_and_with_one_remembers(served: Any) -> None:
-    await say(served, user("one"))
-    reply = await accepted(served, "branch", {"entry_id": None})
-    assert reply["leaf_id"] is None
-    assert await said(served) == []
-    await say(served, user("two"))
-    await accepted(served, "branch", {"entry_id": None, "summary": "Two was said."})
-    (context,) = await said(served)
-    assert context.endswith("Two was said.")
-    assert (await transcript(served))[0]["message"]["content"] == "one"
-
-
 @pytest.mark.parametrize("body", [{}, {"entry_id": 5}, {"entry_id": "x", "summary": 5}, {"entry_id": "x", "to": 1}, []])
 async def test_a_wrong_shape_of_a_branch_changes_nothing(served: Any, body: Any) -> None:
     await say(served, user("x"))
@@ -344,37 +312,12 @@ async def test_a_wrong_shape_of_a_label_changes_nothing(served: Any, body: Any) 
 # --- forks -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_fork_has_everything_and_shares_nothing(served: Any) -> None:
-    first, second = await say(served, user("one"), assistant("two"))
-    await accepted(served, "labels", {"entry_id": first, "label": "start"}, status=201)
-    fork = await accepted(served, "fork", {"session_id": "b_2"}, status=201)
-    assert (fork["session_id"], fork["channel"], fork["chat_id"]) == ("b_2", "b", "2")
-    assert fork["committed_sequence"] == fork["entries"]
-    assert fork["metadata"]["parent_session"] == "a_1"
-    tree = (await served.unix.get("/v1/sessions/b_2/tree")).json()
-    assert (tree["labels"], tree["roots"]) == ({first: "start"}, [first])
-    await say(served, user("only here"))
-    await served.unix.delete(ONE)
-    assert await said(served, "/v1/sessions/b_2") == ["one", "two"]
-    assert (await served.unix.get(f"/v1/sessions/b_2/entries/{second}")).status_code == 200
-
-
 async def test_a_fork_without_a_name_gets_one_of_its_own(served: Any) -> None:
     await say(served, user("one"))
     forks = [await accepted(served, "fork", {}, status=201) for _ in range(2)]
     ids = {fork["session_id"] for fork in forks}
     assert len(ids | {"a_1"}) == 3
     assert all(fork["channel"] == "a" and fork["chat_id"].startswith("1.fork-") for fork in forks)
-
-
-async def test_one_branch_can_be_forked_alone(served: Any) -> None:
-    first, second = await say(served, user("one"), assistant("two"))
-    await accepted(served, "branch", {"entry_id": first})
-    await say(served, assistant("another two"))
-    fork = await accepted(served, "fork", {"session_id": "b_2", "leaf_id": second}, status=201)
-    assert fork["leaf_id"] == second
-    assert await said(served, "/v1/sessions/b_2") == ["one", "two"]
-    assert "another" not in (await served.unix.get("/v1/sessions/b_2/transcript")).text
 
 
 async def test_a_fork_never_takes_an_existing_place(served: Any) -> None:
@@ -410,31 +353,6 @@ async def test_a_summary_that_the_client_brings_stands_for_what_is_not_kept(serv
     assert reply["tokens_before"] == 4711
     assert len(await said(served)) == 1
     assert (await transcript(served))[2]["message"]["content"] == "three"
-
-
-@pytest.mark.parametrize("kept", [2, 3])
-async def test_a_cut_between_a_call_and_its_result_is_refused(served: Any, kept: int) -> None:
-    ids = await say(served, user("find"), call("c1"), user("meanwhile"), result("c1"), assistant("found"))
-    reply = await post(served, "compact", {"summary": "x", "first_kept_entry_id": ids[kept]})
-    check_refusal(reply, 422, "unsafe_compaction")
-    assert (await shown(served))["entries"] == 5
-
-
-async def test_nothing_is_compacted_while_a_call_waits_for_its_result(served: Any) -> None:
-    first, _ = await say(served, user("find"), call("c1"))
-    body: dict[str, Any]
-    for body in ({"summary": "x", "first_kept_entry_id": first}, {"summary": "x"}):
-        check_refusal(await post(served, "compact", body), 422, "unsafe_compaction")
-    assert (await accepted(served, "compact", {"keep_tokens": 0}))["status"] == "skipped"
-
-
-async def test_what_is_kept_must_be_on_the_branch(served: Any) -> None:
-    first, second = await say(served, user("one"), user("two"))
-    await accepted(served, "branch", {"entry_id": first})
-    reply = await post(served, "compact", {"summary": "x", "first_kept_entry_id": second})
-    check_refusal(reply, 422, "unsafe_compaction")
-    reply = await post(served, "compact", {"summary": "x", "first_kept_entry_id": "nobody"})
-    check_refusal(reply, 404, "entry_not_found")
 
 
 @pytest.mark.parametrize(
@@ -549,13 +467,6 @@ async def test_an_unknown_entry_is_not_found_and_changes_nothing(served: Any) ->
         check_refusal(await post(served, route, body), 404, "entry_not_found")
     check_refusal(await post(served, "branch", {"entry_id": "nobody", "summary": "left"}), 404, "entry_not_found")
     assert (await shown(served))["entries"] == 1
-
-
-async def test_a_deleted_session_takes_no_change(served: Any) -> None:
-    await say(served, user("x"))
-    await served.unix.delete(ONE)
-    for route, body in CHANGES.items():
-        check_refusal(await post(served, route, body), 404, "session_not_found")
 
 
 async def test_a_store_that_fails_acknowledges_nothing(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from tests.fuzz.mutations import damaged
 from tests.fuzz.reader import SECRET, Reader, tree_of
 from tests.fuzz.seeds import conversation
 
-_STATUSES = (0, 1, 2)
+_STATUSES = (0, 1, 2, 3)
 _NOT_ONE = 0.3
 _STORE = "jsonl:"  # it opens faster than a database
 _ENDLESS = ("serve", "chat")
