@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 
-from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import (
     DuplicateMessage,
     InvalidMessage,
@@ -27,28 +25,13 @@ from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import INTERRUPTED, Turn
-from miniclaw_sessions.stores.memory import MemoryStore
-from miniclaw_sessions.testing import FakeClock, FaultyStore
+from miniclaw_sessions.testing import FakeClock
+from tests.session.bench import Bench, texts_of
 
 pytestmark = pytest.mark.anyio
 
 CALL, OTHER = ToolCall("call-1", "search", "{}"), ToolCall("call-2", "fetch", "{}")
 ASK = Message.user("ask")
-
-
-class Bench:
-    def __init__(self, workspace: Path) -> None:
-        self.workspace = workspace
-        self.store = FaultyStore(MemoryStore())
-        self.clock = FakeClock()
-
-    @asynccontextmanager
-    async def opened(self, settings: SessionSettings | None = None) -> AsyncIterator[Session]:
-        async with SessionManager(self.workspace, settings=settings, store=self.store, clock=self.clock) as manager:
-            yield await manager.get_or_create("telegram", "1")
-
-    async def committed(self) -> list[int]:
-        return [entry.sequence for entry in await self.store.read("telegram_1")]
 
 
 @pytest.fixture
@@ -63,7 +46,11 @@ async def session(bench: Bench) -> AsyncIterator[Session]:
 
 
 def texts(session: Session) -> list[str]:
-    return [message.text for message in session.messages()]
+    return texts_of(session.messages())
+
+
+async def committed(bench: Bench) -> list[int]:
+    return [entry.sequence for entry in await bench.store.read("telegram_1")]
 
 
 class BodyFailed(Exception):
@@ -75,7 +62,7 @@ class BodyFailed(Exception):
 
 async def test_the_users_message_is_committed_before_the_body_runs(session: Session, bench: Bench) -> None:
     async with session.turn(ASK) as turn:
-        assert await bench.committed() == [1]
+        assert await committed(bench) == [1]
         assert turn.message.sequence == session.journal.committed_sequence == 1
         assert turn.message.message.text == "ask"
 
@@ -91,7 +78,7 @@ async def test_what_is_staged_joins_the_session_at_the_end_in_one_commit(session
         commits = bench.store.calls["append"]
     assert texts(session) == ["ask", "", "found", "answer"]
     assert bench.store.calls["append"] == commits + 1
-    assert await bench.committed() == [1, 2, 3, 4]
+    assert await committed(bench) == [1, 2, 3, 4]
 
 
 async def test_a_turn_is_entered_once(session: Session) -> None:
@@ -142,7 +129,7 @@ async def test_a_message_that_cannot_be_stored_is_refused_when_it_is_staged_and_
 
 
 async def test_whatever_may_be_staged_can_be_saved(bench: Bench) -> None:
-    async with bench.opened(SessionSettings(max_message_bytes=1000)) as session:
+    async with bench.opened(max_message_bytes=1000) as session:
         for size in range(800, 1000):
             async with session.turn(ASK) as turn:
                 turn.append(Message.assistant("", (CALL,)))
@@ -188,7 +175,7 @@ async def test_a_failing_turn_keeps_the_users_message(session: Session, bench: B
     with pytest.raises(BodyFailed):
         await fail_after(session)
     assert texts(session) == ["ask"]
-    assert await bench.committed() == [1]
+    assert await committed(bench) == [1]
     assert not session.journal.in_turn
 
 
@@ -203,7 +190,7 @@ async def test_a_failing_turn_keeps_complete_groups_and_closes_the_open_call(ses
     assert texts(session) == ["ask", "", "found", "let me see", INTERRUPTED]
     closing = session.messages()[-1]
     assert (closing.tool_call_id, closing.name, closing.is_error) == ("call-2", "fetch", True)
-    assert await bench.committed() == [1, 2, 3, 4, 5]
+    assert await committed(bench) == [1, 2, 3, 4, 5]
 
 
 async def test_every_unanswered_call_is_closed_right_behind_the_answers_of_its_unit() -> None:
@@ -239,7 +226,7 @@ async def test_a_failing_turn_that_cannot_be_saved_raises_the_bodys_error(sessio
 
 async def test_a_failing_turn_on_a_closed_manager_raises_the_bodys_error(bench: Bench) -> None:
     with pytest.raises(BodyFailed):
-        async with SessionManager(bench.workspace, store=bench.store, clock=bench.clock) as manager:
+        async with bench.manager() as manager:
             session = await manager.get_or_create("telegram", "1")
             async with session.turn(ASK) as turn:
                 turn.append(Message.assistant("half"))
@@ -248,17 +235,17 @@ async def test_a_failing_turn_on_a_closed_manager_raises_the_bodys_error(bench: 
 
 
 async def test_a_turn_that_outlives_its_manager_says_that_its_reply_is_lost(bench: Bench) -> None:
-    async with SessionManager(bench.workspace, store=bench.store, clock=bench.clock) as manager:
+    async with bench.manager() as manager:
         session = await manager.get_or_create("telegram", "1")
         with pytest.raises(ManagerClosed):
             async with session.turn(ASK) as turn:
                 turn.append(Message.assistant("answer"))
                 await manager.close()
-    assert await bench.committed() == [1]
+    assert await committed(bench) == [1]
 
 
 async def test_a_turn_refused_in_the_middle_leaves_no_half_of_its_reply(bench: Bench) -> None:
-    async with bench.opened(SessionSettings(max_unsaved_bytes=1500)) as session:
+    async with bench.opened(max_unsaved_bytes=1500) as session:
         with pytest.raises(UnsavedLimit):
             async with session.turn(ASK) as turn:
                 turn.append(Message.assistant("", (CALL,)))
@@ -295,7 +282,7 @@ async def test_a_store_that_fails_at_the_end_raises_and_keeps_the_reply_in_memor
     assert not session.journal.in_turn
     bench.store.heal()
     await bench.clock.advance(60)
-    assert await bench.committed() == [1, 2]
+    assert await committed(bench) == [1, 2]
 
 
 # --- exclusive -------------------------------------------------------------------------------------------------------
@@ -430,7 +417,7 @@ async def test_a_turn_cancelled_in_its_body_is_closed_and_committed(
             await bench.clock.advance(0)
             tasks.cancel_scope.cancel()
     assert texts(session) == ["ask", "", INTERRUPTED]
-    assert await bench.committed() == [1, 2, 3]
+    assert await committed(bench) == [1, 2, 3]
     assert not session.journal.in_turn
 
 
@@ -450,7 +437,7 @@ async def test_a_turn_cancelled_while_its_message_is_committed_keeps_the_message
     assert not session.journal.in_turn
     hold.release()
     await session.saved()
-    assert await bench.committed() == [1]
+    assert await committed(bench) == [1]
     async with session.turn(ASK, idempotency_key="update-1") as turn:
         turn.append(Message.assistant("answer"))
     assert texts(session) == ["ask", "answer"]
@@ -477,7 +464,7 @@ async def test_a_turn_cancelled_while_its_reply_is_committed_keeps_the_reply_and
     bench.store.heal()
     await asyncio.wait([task])
     await session.saved()
-    assert await bench.committed() == [1, 2]
+    assert await committed(bench) == [1, 2]
     assert not session.journal.in_turn
     async with session.turn(Message.user("next")):
         pass
@@ -543,7 +530,7 @@ async def test_an_unanswered_message_that_others_followed_is_not_taken_up_again(
 
 
 async def test_a_duplicate_beyond_the_window_or_cleared_away_is_still_one(bench: Bench) -> None:
-    async with bench.opened(SessionSettings(window=4)) as session:
+    async with bench.opened(window=4) as session:
         async with session.turn(ASK, idempotency_key="update-1"):
             pass
         session.clear()
@@ -560,7 +547,7 @@ async def test_taking_up_a_message_waits_until_it_is_acknowledged(session: Sessi
     bench.store.heal()
     await bench.clock.advance(60)
     async with session.turn(ASK, idempotency_key="update-1"):
-        assert await bench.committed() == [1]
+        assert await committed(bench) == [1]
 
 
 # --- deleted ---------------------------------------------------------------------------------------------------------
