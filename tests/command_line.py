@@ -88,6 +88,7 @@ def filled_by(fill: Callable[[Path], None], workspace: Path) -> None:
         _templates[fill] = Path(directory) / "workspace"
         fill(_templates[fill])
     shutil.copytree(_templates[fill], workspace)
+    os.truncate(workspace / ".lock", 0)  # it names this process, which may hold another workspace
 
 
 class Terminal:

@@ -1,4 +1,4 @@
-"""Where the bad inputs are tried: in memory if possible, because there are many, and every file of ours is synced."""
+"""Where the bad inputs are tried."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-_IN_MEMORY = Path("/dev/shm")
-
 
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A directory that other users can reach, once it is theirs: `tmp_path` lies below one that they cannot enter."""
-    with tempfile.TemporaryDirectory(prefix="bad-input-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as name:
+    with tempfile.TemporaryDirectory(prefix="mc") as name:
         yield Path(name)

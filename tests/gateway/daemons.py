@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -12,10 +13,10 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import anyio
 import httpx2
@@ -28,6 +29,7 @@ from miniclaw_sessions.log.records import configure_logging
 PATIENCE_S = 60.0
 """How long a slow machine may take; nothing waits this long when all is well."""
 
+_ENDED = "ENDED"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -46,7 +48,6 @@ class Daemon(ABC):
             notify = Path(tempfile.mkdtemp(dir=self._directory)) / "n"
             self._notices.bind(str(notify))
             self._notices.settimeout(PATIENCE_S)
-            self.log = stack.enter_context(self._open_log())
             environ = {
                 "PATH": os.environ["PATH"],
                 "HOME": str(self._directory),
@@ -61,9 +62,6 @@ class Daemon(ABC):
     async def __aexit__(self, *error: object) -> None:
         with self._stack:
             await self._end()
-
-    def _open_log(self) -> BinaryIO:
-        return tempfile.TemporaryFile(dir=self._directory)  # type: ignore[return-value]
 
     @abstractmethod
     def _start(self, environ: dict[str, str], stack: ExitStack) -> None: ...
@@ -91,6 +89,7 @@ class Daemon(ABC):
                 text = self._notices.recv(4096).decode()
                 if wanted in text:
                     return text
+                assert text != _ENDED, f"the daemon ended without {wanted}: {self._written()!r}"
 
         return await anyio.to_thread.run_sync(wait)
 
@@ -102,13 +101,17 @@ class Daemon(ABC):
     async def logged(self, action: str) -> None:
         """Wait until it has logged this."""
         with anyio.fail_after(PATIENCE_S):
-            while not any(record["action"] == action for record in self.records()):  # noqa: ASYNC110 - a file
+            while not any(record["action"] == action for record in self.records()):
+                assert not self.has_ended
                 await anyio.sleep(0.01)
 
     def records(self) -> list[dict[str, Any]]:
         """What it has logged."""
-        written = os.pread(self.log.fileno(), os.fstat(self.log.fileno()).st_size, 0)  # its offset is the daemon's too
-        return [json.loads(line) for line in written.splitlines()]
+        return [json.loads(line) for line in self._written().splitlines()]
+
+    @abstractmethod
+    def _written(self) -> str | bytes:
+        """The log as it is now."""
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx2.AsyncClient]:
@@ -135,10 +138,13 @@ class Process(Daemon):
         self._inherited = inherited
         self._closed = closed
 
-    def _open_log(self) -> BinaryIO:
-        return Path(self._log).open("wb") if self._log else super()._open_log()
+    def _written(self) -> bytes:
+        return os.pread(self.log, os.fstat(self.log).st_size, 0)  # its offset is the daemon's too
 
     def _start(self, environ: dict[str, str], stack: ExitStack) -> None:
+        flags = os.O_WRONLY if self._log else os.O_RDWR | os.O_TMPFILE
+        self.log = os.open(self._log or self._directory, flags, 0o600)
+        stack.callback(os.close, self.log)
         self.process = subprocess.Popen(
             [*self._activation(), sys.executable, "-m", "miniclaw_sessions", "serve"],
             pass_fds=() if self._inherited is None else (self._inherited.fileno(),),
@@ -184,12 +190,14 @@ class Here(Daemon):
             patch.delenv(name)
         for name, value in environ.items():
             patch.setenv(name, value)
-        configure = partial(configure_logging, stream=stack.enter_context(os.fdopen(os.dup(self.log.fileno()), "w")))
+        self.log = io.StringIO()
+        configure = partial(configure_logging, stream=self.log)
         patch.setattr(daemon, "configure_logging", configure)
         patch.setattr(daemon, "_settle_memory", lambda: None)  # the process is not the daemon's alone
         for number in _SIGNALS:  # it ignores them when it has saved everything; the tests go on
             stack.callback(signal.signal, number, signal.getsignal(number))
         self._task = asyncio.create_task(self._run(configure))
+        self._task.add_done_callback(lambda _: self._tell_the_end(environ["NOTIFY_SOCKET"]))
 
     async def _run(self, configure: Any) -> int:
         def load() -> Any:
@@ -199,6 +207,13 @@ class Here(Daemon):
         loaded = load()
         configure(loaded.settings.log)
         return int(await daemon._main(loaded, load))
+
+    def _tell_the_end(self, address: str) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told, suppress(OSError):  # the block has ended too
+            told.sendto(_ENDED.encode(), address)
+
+    def _written(self) -> str:
+        return self.log.getvalue()
 
     async def _end(self) -> None:
         if not self._task.done():
