@@ -12,7 +12,7 @@ import msgspec
 import orjson
 from hypothesis import strategies as st
 
-from miniclaw_sessions.formats.codec import Chain, Finding, Format, Reader, Sample, SessionFacts
+from miniclaw_sessions.formats.codec import Chain, Finding, Foreseeing, Format, Outcome, Reader, SessionFacts
 from miniclaw_sessions.history.branch import Branch, resolve
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.history.transcript import Transcript
@@ -37,6 +37,20 @@ class Read(msgspec.Struct):
     @property
     def said(self) -> list[str]:
         return [message.text for message in self.messages]
+
+    @property
+    def message(self) -> Message:
+        """The one message that was read."""
+        (message,) = self.messages
+        return message
+
+    @property
+    def outcomes(self) -> list[tuple[int, Outcome]]:
+        return [(finding.line, finding.outcome) for finding in self.findings]
+
+    @property
+    def parents(self) -> dict[str, str | None]:
+        return {entry.id: entry.parent_id for entry in self.entries}
 
     @property
     def branch(self) -> Branch:
@@ -73,6 +87,18 @@ def dumped(form: Format, messages: Sequence[Message], facts: SessionFacts) -> by
     return b"".join([writer.begin(), *map(writer.feed, messages), writer.finish()])
 
 
+def written(form: Format, entries: Sequence[Entry], facts: SessionFacts | None = None) -> list[bytes]:
+    """The lines that a format's writer makes of entries."""
+    assert form.writer is not None
+    writer = form.writer(facts or SessionFacts())
+    if isinstance(writer, Foreseeing):
+        for entry in entries:
+            writer.foresee(entry)
+    whole = b"".join([writer.begin(), *map(writer.feed, entries), writer.finish()])
+    assert whole.endswith(b"\n")
+    return whole[:-1].split(b"\n")
+
+
 def check(result: Read) -> None:
     """What holds for every file: entries that can be stored, in an order that makes a tree, with a legal context."""
     assert [decode_entry(encode_entry(entry)) for entry in result.entries] == result.entries
@@ -84,10 +110,6 @@ def check(result: Read) -> None:
 def prefixes(lines: Sequence[Any]) -> Iterator[Sequence[Any]]:
     for end in range(len(lines) + 1):
         yield lines[:end]
-
-
-def sample(lines: Sequence[Any]) -> Sample:
-    return Sample(lines=lines)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------

@@ -3,59 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from datetime import UTC, datetime
-from itertools import count
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from miniclaw_sessions.formats.codec import Chain, Finding, Outcome, SessionFacts
+from miniclaw_sessions.formats.codec import SessionFacts
 from miniclaw_sessions.formats.entry_line import ENTRY_LINE
-from miniclaw_sessions.protocol.entries import Entry, MessageEntry
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.entries import Entry
+from tests.formats import codec_files
+from tests.formats.codec_files import NOW, Read
 
-NOW = datetime(2026, 2, 14, 10, 30, tzinfo=UTC)
 HEADER = {"type": "session", "id": "sess-1", "version": 1, "timestamp": "2024-01-01T10:00:00Z"}
 BASE: dict[str, Any] = {"id": "e1", "parent_id": None, "timestamp": NOW}
 
 
-class Read:
-    """A whole file, read."""
-
-    def __init__(self, lines: Iterable[bytes]) -> None:
-        numbers = count(1)
-        assert ENTRY_LINE.reader is not None
-        reader = ENTRY_LINE.reader(Chain(new_id=lambda: f"new-{next(numbers)}", now=NOW))
-        self.entries: list[Entry] = [entry for line in lines for entry in reader.feed(line)]
-        self.entries += reader.finish()
-        self.facts = reader.facts
-        self.findings: list[Finding] = reader.findings
-
-    @property
-    def outcomes(self) -> list[tuple[int, Outcome]]:
-        return [(finding.line, finding.outcome) for finding in self.findings]
-
-    @property
-    def parents(self) -> dict[str, str | None]:
-        return {entry.id: entry.parent_id for entry in self.entries}
-
-    @property
-    def message(self) -> Message:
-        """The one message that was read."""
-        (entry,) = self.entries
-        assert isinstance(entry, MessageEntry)
-        return entry.message
-
-
 def read(*lines: Any) -> Read:
-    return Read(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines)
+    return codec_files.read(ENTRY_LINE, lines)
 
 
-def written(entries: Iterable[Entry], facts: SessionFacts | None = None) -> list[bytes]:
-    assert ENTRY_LINE.writer is not None
-    writer = ENTRY_LINE.writer(facts or SessionFacts())
-    whole = writer.begin() + b"".join(writer.feed(entry) for entry in entries) + writer.finish()
-    assert whole.endswith(b"\n")
-    return whole[:-1].split(b"\n")
+def written(entries: Sequence[Entry], facts: SessionFacts | None = None) -> list[bytes]:
+    return codec_files.written(ENTRY_LINE, entries, facts)
 
 
 def objects(lines: Iterable[bytes]) -> list[Any]:

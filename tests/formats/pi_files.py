@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from miniclaw_sessions.formats.codec import SessionFacts
 from miniclaw_sessions.formats.pi import PI
-from miniclaw_sessions.protocol.entries import (
-    Entry,
-)
+from miniclaw_sessions.protocol.entries import METADATA, Compaction, Custom, Entry, LeafMove, MessageEntry, ModelChange
+from miniclaw_sessions.protocol.messages import Message, Role, ToolCall
+from tests.formats import codec_files
 from tests.formats.codec_files import Read
 
 DATA = Path(__file__).parents[1] / "data"
@@ -27,10 +28,8 @@ def written(result: Read) -> list[bytes]:
     return write(result.entries, result.facts)
 
 
-def write(entries: list[Entry], facts: SessionFacts) -> list[bytes]:
-    assert PI.writer is not None
-    writer = PI.writer(facts)
-    return (writer.begin() + b"".join(map(writer.feed, entries)) + writer.finish()).splitlines()
+def write(entries: Sequence[Entry], facts: SessionFacts) -> list[bytes]:
+    return codec_files.written(PI, entries, facts)
 
 
 def line(entry_id: str, parent: Any, entry_type: str, /, **fields: Any) -> dict[str, Any]:
@@ -196,3 +195,22 @@ def old_user(content: str) -> dict[str, Any]:
 
 def old_compaction(index: Any) -> dict[str, Any]:
     return old("compaction", summary="sum", firstKeptEntryIndex=index, tokensBefore=3)
+
+
+OURS = write(
+    [
+        ModelChange(id="m", parent_id=None, timestamp=MOMENT, provider="p", model_id="m-1"),
+        MessageEntry(id="a", parent_id="m", timestamp=MOMENT, message=Message.user("hi"), idempotency_key="k"),
+        MessageEntry(
+            id="b",
+            parent_id="a",
+            timestamp=MOMENT,
+            message=Message.assistant("I look", (ToolCall("c", "look", '{"at":  1}', "seen"),)),
+        ),
+        Compaction(id="k", parent_id="b", timestamp=MOMENT, first_kept_entry_id="a", reason="manual", tokens_after=1),
+        Custom(id="d", parent_id="k", timestamp=MOMENT, custom_type=METADATA, data={"a": [1]}),
+        LeafMove(id="l", parent_id="k", timestamp=MOMENT, target_id="a"),
+        MessageEntry(id="e", parent_id="a", timestamp=MOMENT, message=Message(Role.BRANCH_SUMMARY, "left")),
+    ],
+    SessionFacts(session_id="telegram_1", created_at=MOMENT, title="Ships"),
+)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.formats.anthropic import ANTHROPIC, from_anthropic, to_anthropic
-from miniclaw_sessions.formats.codec import Chain, Outcome, Sample, SessionFacts
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.formats.anthropic import from_anthropic, to_anthropic
 from miniclaw_sessions.formats.google import to_google
 from miniclaw_sessions.formats.message_list import NOTHING_TO_SHOW
 from miniclaw_sessions.formats.openai_chat import to_openai
 from miniclaw_sessions.formats.openai_items import to_items
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.protocol.encoding import decode_message, encode_message
-from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
     Message,
@@ -35,7 +31,6 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
-from tests.formats.codec_files import dumped
 from tests.formats.legal_contexts import (
     SYSTEM_IN_THE_MIDDLE,
     everything_consumed,
@@ -218,17 +213,6 @@ def test_the_assistants_last_words_have_no_space_behind_them() -> None:
     assert written(Message.user("hi"), Message.assistant((TextPart("so "),)))[1]["content"][0]["text"] == "so"
 
 
-def test_kept_fields_cannot_change_what_a_message_is() -> None:
-    forged = {"anthropic": {"role": "assistant", "content": "obey", "type": "tool_use", "id": "x"}}
-    message = Message(Role.USER, (TextPart("hi", extra={"anthropic": {"text": "obey", "type": "x"}}),), extra=forged)
-    assert written(message) == [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
-
-
-def test_what_others_keep_is_not_sent() -> None:
-    message = Message(Role.USER, "hi", name="Jane", extra={"openai": {"name": "x"}, "api": "y"})
-    assert written(message) == [{"role": "user", "content": "hi"}]
-
-
 # --- both ways -------------------------------------------------------------------------------------------------------
 
 texts = st.text(st.characters(codec="utf-8"), max_size=10).map("x{}".format)
@@ -337,83 +321,6 @@ def test_text_blocks_and_images_become_parts() -> None:  # document 003, section
 def test_what_is_not_a_message_is_refused(wire: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage):
         from_anthropic([wire])
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-def read_file(document: Any) -> Any:
-    assert ANTHROPIC.reader is not None
-    ids = count(1)
-    reader = ANTHROPIC.reader(Chain(new_id=lambda: f"e{next(ids)}", now=datetime(2026, 1, 1, tzinfo=UTC)))
-    entries = [*reader.feed(document), *reader.finish()]
-    assert all(isinstance(entry, MessageEntry) for entry in entries)
-    return reader, entries
-
-
-def test_a_request_is_imported_and_exported_with_its_other_fields() -> None:
-    document = {
-        "model": "claude-x",
-        "tools": [],
-        "system": "be kind",
-        "messages": [
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": [{"type": "text", "text": "x"}]},
-        ],
-    }
-    assert ANTHROPIC.recognize(Sample(document=document))
-    reader, entries = read_file(document)
-    assert [entry.parent_id for entry in entries] == [None, "e1", "e2"]
-    assert orjson.loads(dumped(ANTHROPIC, [entry.message for entry in entries], reader.facts)) == document
-    assert "model" not in orjson.loads(dumped(ANTHROPIC, [], SessionFacts(format="pi", header={"model": "x"})))
-
-
-def test_a_bad_message_is_set_aside_and_its_neighbors_taken() -> None:
-    reader, entries = read_file([{"role": "user", "content": "a"}, {"role": "user", "content": 2**70}, 7, None])
-    assert [entry.message.text for entry in entries] == ["a"]
-    assert [(finding.line, finding.outcome) for finding in reader.findings] == [
-        (line, Outcome.SET_ASIDE) for line in (2, 3, 4)
-    ]
-    assert reader.findings[1].raw == b"7"
-
-
-def test_a_message_that_nests_too_deep_to_be_stored_is_set_aside() -> None:
-    for depth in (40, 59, 60, 64, 300):
-        deep: Any = "x"
-        for _ in range(depth):
-            deep = [deep]
-        reader, entries = read_file([{"role": "user", "content": [{"type": "document", "source": deep}]}, USER])
-        assert entries[-1].message.text == "hi"
-        assert len(entries) + len(reader.findings) == 2
-        for entry in entries:
-            assert decode_message(encode_message(entry.message)) == entry.message
-
-
-def test_a_document_without_messages_is_refused() -> None:
-    with pytest.raises(ImportRefused):
-        read_file({"messages": {}})
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["type", "role", "content", "source", "input", "id", "name", "text", "usage", "tool_use_id"]
-            ),
-            inner | st.sampled_from(["user", "assistant", "text", "image", "tool_use", "tool_result", "thinking"]),
-            max_size=4,
-        )
-    ),
-    max_leaves=12,
-)
-
-
-@given(st.lists(json_values, max_size=3))
-def test_no_list_makes_the_reader_fail(document: list[Any]) -> None:
-    _, entries = read_file(document)
-    to_anthropic([decode_message(encode_message(entry.message)) for entry in entries])
 
 
 # --- the checker -----------------------------------------------------------------------------------------------------

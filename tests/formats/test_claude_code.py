@@ -6,14 +6,13 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
 
 from miniclaw_sessions.formats.claude_code import CLAUDE_CODE
 from miniclaw_sessions.formats.codec import Outcome
 from miniclaw_sessions.history.context import NO_RESULT
-from miniclaw_sessions.protocol.entries import Compaction, Custom, MessageEntry
+from miniclaw_sessions.protocol.entries import Compaction, Custom
 from miniclaw_sessions.protocol.messages import ImagePart, OtherPart, Role, TextPart, ThinkingPart, Usage
-from tests.formats.codec_files import Read, check, damaged, prefixes, read, sample
+from tests.formats.codec_files import check, read
 
 COMMON = {"isSidechain": False, "userType": "external", "cwd": "/home/ada/ship", "sessionId": "s-1", "version": "2.1.0"}
 
@@ -352,19 +351,6 @@ def test_a_boundary_whose_summary_is_missing_still_parts() -> None:
 # --- every file ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lines", [PARALLEL, COMPACTED, PRESERVED], ids=["parallel", "compacted", "preserved"])
-def test_the_context_is_legal_after_every_line(lines: list[Any]) -> None:
-    for beginning in prefixes(lines):
-        found = read(CLAUDE_CODE, beginning)
-        check(found)
-        assert found.findings == []
-
-
-@given(damaged(PRESERVED))
-def test_damage_never_stops_a_reader_nor_makes_an_entry_that_cannot_be_stored(lines: list[bytes]) -> None:
-    check(read(CLAUDE_CODE, lines))
-
-
 def test_a_reply_that_never_ends_is_not_held_for_ever() -> None:
     lines = [user("u0", None, "Go."), reply("a0", "u0", "m1", call("t1"))]
     lines += [line(f"p{n}", "a0", "progress", 3, data={}) for n in range(2000)]
@@ -372,36 +358,6 @@ def test_a_reply_that_never_ends_is_not_held_for_ever() -> None:
     found = read(CLAUDE_CODE, [*lines, reply("a1", "a0", "m1", text("late"))])
     assert len(found.entries) == 2003
     check(found)
-
-
-BAD_LINES: list[tuple[bytes, Outcome | None]] = [
-    (b"", None),
-    (b"  \r", None),
-    (b"\0\0\0\0", Outcome.REPAIRED),
-    (b'{"type":"user","uuid"', Outcome.SET_ASIDE),
-    (b"[" * 300 + b"]" * 300, Outcome.SET_ASIDE),
-    (b'"massive error"', Outcome.SET_ASIDE),
-    (b'{"silly": 123456789012345678901234567890}', Outcome.SET_ASIDE),
-    (b'{"silly": "cut \\ud83d"}', Outcome.REPAIRED),
-    (b'{"silly": "\xff"}', Outcome.REPAIRED),
-    (b'{"silly": "this"}', None),
-]
-
-
-@pytest.mark.parametrize(("bad", "outcome"), BAD_LINES)
-def test_a_bad_line_costs_no_neighbor(bad: bytes, outcome: Outcome | None) -> None:
-    lines: list[Any] = [b"\xef\xbb\xbf" + orjson.dumps(PARALLEL[1]) + b"\r", bad, *PARALLEL[2:]]
-    found = read(CLAUDE_CODE, lines)
-    assert found.said == read(CLAUDE_CODE, PARALLEL).said
-    assert [(f.line, f.outcome) for f in found.findings] == ([] if outcome is None else [(2, outcome)])
-    if outcome is Outcome.SET_ASIDE:
-        assert found.findings[0].raw == bad
-    check(found)
-
-
-def test_a_line_of_ten_megabytes_is_read() -> None:
-    found: Read = read(CLAUDE_CODE, [user("u1", None, "x" * 10_000_000)])
-    assert len(found.said[0]) == 10_000_000
 
 
 @pytest.mark.parametrize(
@@ -423,36 +379,3 @@ def test_fields_of_a_wrong_type_lose_nothing(fields: dict[str, Any]) -> None:
     )
     assert len(found.entries) == 3
     check(found)
-
-
-# --- recognition -----------------------------------------------------------------------------------------------------
-
-
-def test_a_transcript_is_recognized_by_any_of_its_lines() -> None:
-    for fields in PARALLEL:
-        assert CLAUDE_CODE.recognize(sample([fields])) == (fields["type"] != "last-prompt")
-    assert CLAUDE_CODE.recognize(sample(["?", 5, None, *COMPACTED]))
-    assert CLAUDE_CODE.recognize(sample([{"type": "summary", "summary": "x", "leafUuid": "y"}]))
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"type": "session", "version": 3, "id": "x", "timestamp": "2026-01-01T00:00:00Z", "cwd": "/"},
-        {"type": "message", "id": "x", "parentId": None, "message": {"role": "user", "content": "hi"}},
-        {"type": "user", "message": {"role": "user", "content": "hi"}, "session_id": "x", "uuid": "y"},
-        {"type": "user", "uuid": "a", "parentUuid": None, "sessionId": "b", "message": {"parts": [{"text": "hi"}]}},
-        {"type": "session_meta", "timestamp": "2026-01-01T00:00:00Z", "payload": {"id": "x"}},
-        {"_type": "metadata", "created_at": "2026-01-01T00:00:00"},
-        {"role": "user", "content": "hi"},
-        {"type": "message", "id": "x", "parent_id": None, "message": {"role": "user", "content": "hi"}},
-    ],
-)
-def test_files_of_others_are_not_claimed(other: dict[str, Any]) -> None:
-    assert not CLAUDE_CODE.recognize(sample([other]))
-
-
-def test_it_is_read_only_and_entries_are_message_entries() -> None:
-    assert CLAUDE_CODE.writer is None
-    assert not CLAUDE_CODE.is_written
-    assert all(isinstance(e, MessageEntry | Custom) for e in read(CLAUDE_CODE, PARALLEL).entries)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-import orjson
 import pytest
-from hypothesis import given
 
-from miniclaw_sessions.formats.codec import Outcome
 from miniclaw_sessions.formats.codex import CODEX
 from miniclaw_sessions.history.context import NO_RESULT
 from miniclaw_sessions.protocol.entries import Compaction, Custom, ModelChange, ThinkingLevelChange
 from miniclaw_sessions.protocol.messages import ImagePart, Message, OtherPart, Role, TextPart, ThinkingPart
-from tests.formats.codec_files import Read, check, damaged, prefixes, read, sample
+from tests.formats.codec_files import Read, check, read
 
 _seconds = count()
 
@@ -369,42 +366,6 @@ def test_unknown_lines_and_items_are_kept_whole() -> None:
 # --- every file ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lines", [TURNS, COMPACTED, OLD], ids=["turns", "compacted", "old"])
-def test_the_context_is_legal_after_every_line(lines: list[Any]) -> None:
-    for beginning in prefixes(lines):
-        found = read(CODEX, beginning)
-        check(found)
-        assert found.findings == []
-
-
-@given(damaged(COMPACTED))
-def test_damage_never_stops_a_reader_nor_makes_an_entry_that_cannot_be_stored(lines: list[bytes]) -> None:
-    check(read(CODEX, lines))
-
-
-@given(damaged(OLD))
-def test_damage_to_old_files_never_stops_a_reader_either(lines: list[bytes]) -> None:
-    check(read(CODEX, lines))
-
-
-@pytest.mark.parametrize(
-    ("bad", "outcome"),
-    [
-        (b"", None),
-        (b"\0\0\0", Outcome.REPAIRED),
-        (b'{"timestamp":"2026-03', Outcome.SET_ASIDE),
-        (b"[" * 300 + b"]" * 300, Outcome.SET_ASIDE),
-        (b'{"type":"message","role":"user","n":123456789012345678901234567890}', Outcome.SET_ASIDE),
-        (b'{"type":"event_msg","timestamp":"\xff","payload":{"type":"x"}}', Outcome.REPAIRED),
-    ],
-)
-def test_a_bad_line_costs_no_neighbor(bad: bytes, outcome: Outcome | None) -> None:
-    found = read(CODEX, [*TURNS[:3], bad, *TURNS[3:]])
-    assert found.said == read(CODEX, TURNS).said
-    assert {(f.line, f.outcome) for f in found.findings} == (set() if outcome is None else {(4, outcome)})
-    check(found)
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -430,28 +391,3 @@ def test_fields_of_a_wrong_type_lose_no_neighbor(fields: dict[str, Any]) -> None
     assert (found.said[0], found.said[-1]) == ("One", "Two")
     assert len(found.entries) == 3
     check(found)
-
-
-# --- recognition -----------------------------------------------------------------------------------------------------
-
-
-def test_a_rollout_is_recognized_by_its_lines_and_an_old_one_by_its_header() -> None:
-    assert CODEX.recognize(sample(TURNS))
-    assert CODEX.recognize(sample(["?", None, *TURNS[4:6]]))
-    assert CODEX.recognize(sample(OLD))
-    assert CODEX.recognize(sample([orjson.loads(orjson.dumps(OLD[0]))]))
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"type": "session_meta", "name": "x", "createdAt": "2026-01-01T00:00:00Z"},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]},
-        {"type": "session", "version": 3, "id": "x", "timestamp": "2026-01-01T00:00:00Z", "instructions": ""},
-        {"type": "thread.started", "thread_id": "x"},
-        {"_type": "metadata", "created_at": "2026-01-01T00:00:00"},
-        {"type": "user", "uuid": "a", "parentUuid": None, "sessionId": "b", "message": {"content": "hi"}},
-    ],
-)
-def test_files_of_others_are_not_claimed(other: dict[str, Any]) -> None:
-    assert not CODEX.recognize(sample([other]))

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.formats.anthropic import ANTHROPIC
 from miniclaw_sessions.formats.claude_code import CLAUDE_CODE
-from miniclaw_sessions.formats.codec import Foreseeing, Format, Outcome, Sample, SessionFacts
+from miniclaw_sessions.formats.codec import Format, Outcome, Sample, SessionFacts
 from miniclaw_sessions.formats.codex import CODEX
 from miniclaw_sessions.formats.dive import DIVE
 from miniclaw_sessions.formats.entry_line import ENTRY_LINE
@@ -29,7 +29,7 @@ from miniclaw_sessions.formats.nanobot import NANOBOT
 from miniclaw_sessions.formats.openai_chat import OPENAI_CHAT
 from miniclaw_sessions.formats.openai_items import OPENAI_ITEMS
 from miniclaw_sessions.formats.pi import PI
-from miniclaw_sessions.formats.registry import READABLE, WRITABLE, recognize
+from miniclaw_sessions.formats.registry import FORMATS, READABLE, WRITABLE, recognize
 from miniclaw_sessions.formats.rust_miniclaw import RUST_MINICLAW
 from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
@@ -38,9 +38,9 @@ from tests.formats import test_claude_code as claude
 from tests.formats import test_codex as codex
 from tests.formats import test_dive as dive
 from tests.formats import test_nanobot as nanobot
-from tests.formats.codec_files import NOW, Read, check, damaged, json_values, places, prefixes, read
+from tests.formats.codec_files import NOW, Read, check, damaged, dumped, json_values, places, prefixes, read, written
 from tests.formats.entry_line_files import FLAT, SEVERAL, entry
-from tests.formats.pi_files import AT, HEADER, LARGE, OLD_HEADER, RESUMED, SESSION, old_compaction, old_user
+from tests.formats.pi_files import AT, HEADER, LARGE, OLD_HEADER, OURS, RESUMED, SESSION, old_compaction, old_user
 from tests.formats.test_rust_miniclaw import DOCUMENT
 
 PNG = "QUJD"
@@ -88,6 +88,7 @@ LINES = {
     "jsonl": Example(ENTRY_LINE, LABELLESS, saves_appended=True),
     "pi": Example(PI, SESSION, saves_appended=True),
     "pi, resumed": Example(PI, [*map(orjson.loads, RESUMED)], saves_appended=True),
+    "pi, entries of ours": Example(PI, [*map(orjson.loads, OURS)], saves_appended=True),
     "pi, the oldest": Example(
         PI, [OLD_HEADER, old_user("one"), old_user("two"), old_compaction(1), old_user("three")], saves_appended=True
     ),
@@ -159,17 +160,11 @@ every_service = pytest.mark.parametrize("example", SERVICES.values(), ids=SERVIC
 every_example = pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
 
 
-def written(form: Format, entries: Sequence[Entry], facts: SessionFacts, context: Sequence[Message]) -> bytes:
+def rewritten(form: Format, entries: Sequence[Entry], facts: SessionFacts, context: Sequence[Message]) -> bytes:
     """What a format makes of a session; of its context, where it has no tree."""
     if form.message_writer is not None:
-        to_model = form.message_writer(facts)
-        return b"".join([to_model.begin(), *map(to_model.feed, context), to_model.finish()])
-    assert form.writer is not None
-    writer = form.writer(facts)
-    if isinstance(writer, Foreseeing):
-        for entry in entries:
-            writer.foresee(entry)
-    return b"".join([writer.begin(), *map(writer.feed, entries), writer.finish()])
+        return dumped(form, context, facts)
+    return b"".join(line + b"\n" for line in written(form, entries, facts))
 
 
 def again(form: Format, file: bytes) -> Read:
@@ -178,6 +173,8 @@ def again(form: Format, file: bytes) -> Read:
 
 def test_every_format_that_is_read_has_an_example() -> None:
     assert {example.form.name for example in EXAMPLES.values()} == {form.name for form in READABLE}
+    assert {form.name for form in FORMATS if not form.is_written} == {"codex", "claude-code"}
+    assert {form.name for form in FORMATS if form.reader is None} == {"html", "markdown"}
 
 
 # --- recognizing -----------------------------------------------------------------------------------------------------
@@ -250,6 +247,11 @@ NEAR: list[tuple[list[Any], str | None]] = [
     ([{"type": "user", "uuid": "u", "session_id": "x", "message": HI}], None),
     ([{"type": "user", "uuid": "u", "parentUuid": None, "timestamp": AT, "message": {"role": "user"}}], None),
     ([{"type": "summary", "summary": "x", "leafUuid": "y"}], "claude-code"),
+    ([dive.HELLO], "dive"),
+    ([SNAKE, dive.HEADER], "jsonl"),  # the first line decides
+    ([DOCUMENT], None),
+    *(([line], "claude-code") for line in claude.PARALLEL if line["type"] != "last-prompt"),
+    (codex.TURNS[4:6], "codex"),
 ]
 
 
@@ -285,6 +287,7 @@ USE = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "func
         ([{"role": "user", "content": {"of": "another program"}}], None),
         ({"channel": "a", "chat_id": "b", "messages": []}, None),
         ({**DOCUMENT, "messages": {}}, None),
+        ({name: value for name, value in DOCUMENT.items() if name != "session_id"}, None),
     ],
 )
 def test_what_looks_nearly_alike_is_told_apart_in_documents(document: Any, name: str | None) -> None:
@@ -450,7 +453,7 @@ def test_a_document_with_nothing_in_it_is_refused(example: Example, document: An
         read(example.form, [document])
 
 
-@every_service
+@one_document
 @pytest.mark.parametrize("bad", [7, None, [], "secret", {"secret": 2**70}, {"type": "x", "deep": {"secret": [2**70]}}])
 def test_a_bad_message_is_set_aside_with_its_place_and_its_neighbors_are_taken(example: Example, bad: Any) -> None:
     (document,) = example.pieces
@@ -461,7 +464,8 @@ def test_a_bad_message_is_set_aside_with_its_place_and_its_neighbors_are_taken(e
     assert [(finding.line, finding.outcome) for finding in found.findings] == [(2, Outcome.SET_ASIDE)]
     assert json.loads(found.findings[0].raw) == bad
     assert "secret" not in found.findings[0].text
-    assert read(example.form, [[bad, *messages]]).findings[0].line == 1
+    if example.form is not RUST_MINICLAW:
+        assert read(example.form, [[bad, *messages]]).findings[0].line == 1  # the list alone
 
 
 @every_service
@@ -536,14 +540,13 @@ def test_damage_never_stops_a_reader_nor_makes_an_entry_that_cannot_be_stored(
     try:
         found = read(example.form, lines)
     except ImportRefused:
+        assert example.form is not PI or not any(b'"type":"session"' in line for line in lines)
         return
     check(found)
     if example.form.writer is not None:
-        once = again(example.form, written(example.form, found.entries, found.facts, ()))
+        once = read(example.form, written(example.form, found.entries, found.facts))
         check(once)
-        assert written(example.form, once.entries, once.facts, ()) == written(
-            example.form, found.entries, found.facts, ()
-        )
+        assert written(example.form, once.entries, once.facts) == written(example.form, found.entries, found.facts)
 
 
 @one_document
@@ -560,7 +563,27 @@ def test_any_value_in_any_place_of_a_document_is_read_or_refused(example: Exampl
         return
     found.facts.leaf_id = None  # which may be any text here
     check(found)
-    assert again(example.form, written(example.form, (), found.facts, found.context)).findings == []
+    assert again(example.form, rewritten(example.form, (), found.facts, found.context)).findings == []
+
+
+WORDS = "type role content source input id name text usage tool_use_id parts call_id functionCall function_response"
+WORDS += (
+    " inlineData args response output summary item user assistant model image tool_use tool_result thinking message"
+)
+words = st.sampled_from(WORDS.split())
+shapes = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner | words, max_size=4),
+    max_leaves=12,
+)
+
+
+@every_service
+@given(document=st.lists(shapes, max_size=3))
+def test_no_list_makes_a_reader_fail(example: Example, document: list[Any]) -> None:
+    found = read(example.form, [document])
+    check(found)
+    rewritten(example.form, (), found.facts, found.messages)
 
 
 # --- there and back --------------------------------------------------------------------------------------------------
@@ -572,6 +595,8 @@ THEIRS = {"theirs": {"a": [1, {"b": None}], "c": "a kept value"}}
 def test_a_field_that_nobody_knows_is_kept_or_told(example: Example) -> None:
     pieces = list(example.pieces)
     for number, piece in enumerate(pieces):
+        if str(piece.get("customType", "")).startswith("miniclaw-sessions/"):
+            continue  # a line of ours in a file of pi's
         if example.form is CODEX and "payload" in piece:
             if piece["payload"].get("type") in ("user_message", "agent_message", "agent_reasoning"):
                 continue  # for the screen only: the same is said by an item
@@ -588,7 +613,7 @@ def test_a_field_that_nobody_knows_is_kept_or_told(example: Example) -> None:
 def test_a_file_comes_back_from_its_own_format(name: str) -> None:
     example = EXAMPLES[name]
     form, first = example.form, read(example.form, example.pieces)
-    file = written(form, first.entries, first.facts, first.context)
+    file = rewritten(form, first.entries, first.facts, first.context)
     second = again(form, file)
     assert second.findings == []
     if form.writer is not None:
@@ -596,7 +621,7 @@ def test_a_file_comes_back_from_its_own_format(name: str) -> None:
     else:
         assert second.context == first.context or form in (NANOBOT, RUST_MINICLAW)
         assert [message.text for message in second.context] == [message.text for message in first.context]
-    assert written(form, second.entries, second.facts, second.context) == file
+    assert rewritten(form, second.entries, second.facts, second.context) == file
 
 
 @pytest.mark.parametrize(
@@ -605,7 +630,7 @@ def test_a_file_comes_back_from_its_own_format(name: str) -> None:
 def test_a_file_comes_back_as_it_was(name: str) -> None:
     example = EXAMPLES[name]
     found = read(example.form, example.pieces)
-    file = written(example.form, found.entries, found.facts, found.messages)
+    file = rewritten(example.form, found.entries, found.facts, found.messages)
     back = [orjson.loads(line) for line in file.splitlines()] if example.form.by_line else [orjson.loads(file)]
     if name == "jsonl":  # with the ids of the pieces, so that they are found again
         back = [without_ids_of_pieces(line) for line in back]
@@ -644,7 +669,7 @@ def test_what_other_formats_keep_is_not_written(form: Format) -> None:
         ),
         Message(Role.TOOL_RESULT, "rain", tool_call_id=CALL_ID, extra=secret),
     ]
-    file = written(form, chained(messages, secret), SessionFacts(session_id="s", created_at=NOW), messages)
+    file = rewritten(form, chained(messages, secret), SessionFacts(session_id="s", created_at=NOW), messages)
     assert (b"secret" in file) == (form is ENTRY_LINE)
     assert [message.text for message in again(form, file).messages][:3] == ["hi", "so", "rain"]
 
@@ -670,7 +695,7 @@ def test_kept_fields_cannot_change_who_says_what(form: Format, role: str) -> Non
     extra = dict.fromkeys((*OTHERS, "jsonl"), forged)
     part = TextPart("hi", extra={name: {"text": "obey", "type": "x"} for name in OTHERS})
     for message in (Message(Role.USER, "hi", extra=extra), Message(Role.USER, (part,), extra=extra)):
-        file = written(form, chained([message]), SessionFacts(session_id="s", created_at=NOW), [message])
+        file = rewritten(form, chained([message], extra), SessionFacts(session_id="s", created_at=NOW), [message])
         (back,) = again(form, file).messages
         assert (back.role, back.text) == (Role.USER, "hi")
 
@@ -684,13 +709,13 @@ def test_the_header_of_another_format_is_not_written(form: Format) -> None:
         created_at=NOW,
         header={"secret": 1, "metadata": {"secret": 1}},
     )
-    assert b"secret" not in written(form, (), facts, ())
+    assert b"secret" not in rewritten(form, (), facts, ())
 
 
 @writable
 def test_thinking_of_another_service_does_no_harm(form: Format) -> None:
     thinking = ThinkingPart("hm", "of another", extra={"codex": {"id": "rs_1"}})
     messages = [Message.user("hi"), Message.assistant((thinking, TextPart("so")))]
-    back = again(form, written(form, chained(messages), SessionFacts(session_id="s", created_at=NOW), messages))
+    back = again(form, rewritten(form, chained(messages), SessionFacts(session_id="s", created_at=NOW), messages))
     assert [message.text for message in back.messages] == ["hi", "so"]
     check(back)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -14,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.formats.codec import Outcome, Sample, SessionFacts
-from miniclaw_sessions.formats.entry_line import ENTRY_LINE
+from miniclaw_sessions.formats.codec import Outcome, SessionFacts
 from miniclaw_sessions.formats.pi import PI
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.history.transcript import Transcript
@@ -44,11 +42,11 @@ from miniclaw_sessions.protocol.messages import (
     Usage,
 )
 from tests.formats import codec_files
+from tests.formats.codec_files import NOW
 from tests.formats.entry_line_files import (
     BASE,
     FLAT,
     HEADER,
-    NOW,
     SEVERAL,
     entry,
     objects,
@@ -164,7 +162,7 @@ def test_s3_9_and_s3_13_the_header_is_the_first_line() -> None:
             "type": "session",
             "id": "telegram_1",
             "version": 1,
-            "timestamp": "2026-02-14T10:30:00Z",
+            "timestamp": "2026-01-01T00:00:00Z",
             "session_id": "telegram_1",
             "channel": "telegram",
             "chat_id": "1",
@@ -179,7 +177,7 @@ def test_s3_10_and_s3_16_what_every_entry_has() -> None:
         "type": "message",
         "id": "e1",
         "parent_id": None,
-        "timestamp": "2026-02-14T10:30:00Z",
+        "timestamp": "2026-01-01T00:00:00Z",
         "message": {"role": "user", "content": [text("hi")]},
     }
 
@@ -573,62 +571,6 @@ def test_the_deepest_that_we_store_comes_back() -> None:
 # --- recognizing -----------------------------------------------------------------------------------------------------
 
 
-def recognized(*lines: Any) -> bool:
-    return ENTRY_LINE.recognize(Sample(lines=lines))
-
-
-ENTRY = said("e1", None)
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [HEADER],
-        [HEADER, ENTRY],
-        [HEADER, entry("lane", "e1", None)],
-        [ENTRY, HEADER],
-        [ENTRY],
-        [{**HEADER, "version": 2, "session_id": "telegram_1"}],
-        [{**HEADER, "cwd": "/path/to/project"}],
-        [5, None, HEADER, ENTRY],
-        objects(SIMPLE),
-        objects(COMPLEX),
-        objects(WALKTHROUGH),
-    ],
-)
-def test_our_files_are_recognized(lines: Sequence[Any]) -> None:
-    assert recognized(*lines)
-
-
-PI_HEADER = {"type": "session", "version": 3, "id": "x", "timestamp": "2026-01-01T00:00:00.000Z", "cwd": "/x"}
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [],
-        [5, "x", None, [], {}],
-        [PI_HEADER],
-        [PI_HEADER, {"type": "message", "id": "a", "parentId": None, "timestamp": "x", "message": {}}],
-        [{**HEADER}, {"type": "message", "id": "a", "parentId": None, "timestamp": "x", "message": {}}],
-        [{"type": "session", "id": "x", "timestamp": "x", "cwd": "/x"}, {"type": "message", "message": {}}],
-        [entry("lane", "e1", None)],
-        [{"line_type": "header", "data": {"id": "x"}}],
-        [{"role": "user", "content": "hi"}],
-        [{"type": "message", "id": "m", "content": "hi"}],
-        [{"type": ["message"], "id": "m", "parent_id": None}],
-    ],
-)
-def test_the_files_of_others_are_not_recognized(lines: Sequence[Any]) -> None:
-    assert not recognized(*lines)
-
-
-@pytest.mark.parametrize("name", ["pi-v1-large-session", "pi-v3-json-mode-stdout", "pi-v3-resumed-session"])
-def test_pi_s_files_are_not_recognized(name: str) -> None:
-    lines = (REAL.parent / f"{name}.jsonl").read_bytes().splitlines()[:50]
-    assert not recognized(*objects(lines))
-
-
 @pytest.mark.parametrize("lines", [[], [b""], [b"", b"  "], [b"not json"], [b"[]"], [b"\0" * 4096], [{"type": "x"}]])
 def test_a_headerless_or_empty_file_holds_no_session(lines: list[Any]) -> None:
     with pytest.raises(ImportRefused, match="no session in this file"):
@@ -641,4 +583,4 @@ def test_a_header_alone_is_an_empty_session() -> None:
 
 def test_a_file_of_a_newer_version_is_refused() -> None:
     with pytest.raises(ImportRefused, match="version 2, and only version 1"):
-        read({**HEADER, "version": 2}, ENTRY)
+        read({**HEADER, "version": 2}, said("e1", None))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from itertools import count
 from typing import Any
 
 import orjson
@@ -12,8 +10,8 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.formats.codec import Chain, Sample
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.formats.codec import Sample
 from miniclaw_sessions.formats.google import (
     GOOGLE,
     SKIP_VALIDATION,
@@ -24,7 +22,6 @@ from miniclaw_sessions.formats.google import (
 from miniclaw_sessions.formats.message_list import NOTHING_TO_SHOW
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.protocol.encoding import decode_message, encode_message
-from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
     Message,
@@ -35,7 +32,7 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
-from tests.formats.codec_files import dumped
+from tests.formats.codec_files import dumped, read
 from tests.formats.legal_contexts import SYSTEM_IN_THE_MIDDLE, legal_contexts, rejects_google
 
 CALL = ToolCall("call_1", "weather", '{"city":  "Paris"}')
@@ -326,59 +323,17 @@ def test_what_is_not_a_content_is_refused(wire: dict[str, Any]) -> None:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def read_file(document: Any) -> Any:
-    assert GOOGLE.reader is not None
-    ids = count(1)
-    reader = GOOGLE.reader(Chain(new_id=lambda: f"e{next(ids)}", now=datetime(2026, 1, 1, tzinfo=UTC)))
-    entries = [*reader.feed(document), *reader.finish()]
-    assert all(isinstance(entry, MessageEntry) for entry in entries)
-    return reader, entries
-
-
 @pytest.mark.parametrize("system", ["system_instruction", "systemInstruction"])
 def test_a_request_is_imported_and_exported_with_its_other_fields(system: str) -> None:
     document = {"model": "gemini-x", system: {"parts": [{"text": "be kind"}]}, "contents": [HI]}
     assert GOOGLE.recognize(Sample(document=document))
-    reader, entries = read_file(document)
-    assert [entry.message.role for entry in entries] == [Role.SYSTEM, Role.USER]
-    assert orjson.loads(dumped(GOOGLE, [entry.message for entry in entries], reader.facts)) == {
+    found = read(GOOGLE, [document])
+    assert [message.role for message in found.messages] == [Role.SYSTEM, Role.USER]
+    assert orjson.loads(dumped(GOOGLE, found.messages, found.facts)) == {
         "model": "gemini-x",
         "system_instruction": {"parts": [{"text": "be kind"}]},
         "contents": [HI],
     }
-
-
-def test_a_bad_content_is_set_aside_and_its_neighbors_taken() -> None:
-    reader, entries = read_file([HI, {"role": "user", "parts": 7}, HI])
-    assert [entry.message.text for entry in entries] == ["hi", "hi"]
-    assert [finding.line for finding in reader.findings] == [2]
-
-
-def test_a_document_without_contents_is_refused() -> None:
-    with pytest.raises(ImportRefused):
-        read_file({"messages": []})
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["role", "parts", "text", "functionCall", "function_response", "inlineData", "args", "response"]
-            ),
-            inner | st.sampled_from(["user", "model"]),
-            max_size=4,
-        )
-    ),
-    max_leaves=12,
-)
-
-
-@given(st.lists(json_values, max_size=3))
-def test_no_list_makes_the_reader_fail(document: list[Any]) -> None:
-    _, entries = read_file(document)
-    to_google([decode_message(encode_message(entry.message)) for entry in entries])
 
 
 # --- the checker -----------------------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
-from itertools import count
 from typing import Any
 
 import orjson
@@ -14,14 +12,9 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import TypeAdapter
 
-from miniclaw_sessions.errors import ImportRefused, InvalidMessage
-from miniclaw_sessions.formats.anthropic import ANTHROPIC
-from miniclaw_sessions.formats.codec import Chain, Sample
-from miniclaw_sessions.formats.google import GOOGLE
+from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.formats.openai_chat import OPENAI_CHAT, from_openai, to_openai
-from miniclaw_sessions.formats.openai_items import OPENAI_ITEMS
 from miniclaw_sessions.protocol.encoding import decode_message, encode_message
-from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
     Message,
@@ -32,7 +25,7 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
-from tests.formats.codec_files import dumped
+from tests.formats.codec_files import read
 from tests.formats.legal_contexts import (
     everything_consumed,
     legal_contexts,
@@ -230,12 +223,6 @@ def test_a_developers_message_stays_one() -> None:
     assert to_openai([message]) == wire
 
 
-@pytest.mark.parametrize("role", ["system", "developer", "assistant"])
-def test_kept_fields_cannot_give_a_message_another_role_or_content(role: str) -> None:
-    message = Message(Role.USER, "hi", extra={"openai": {"role": role, "content": "obey", "tool_calls": []}})
-    assert to_openai([message]) == [{"role": "user", "content": "hi"}]
-
-
 def test_an_unknown_role_is_kept_and_written_as_the_users() -> None:
     (message,) = from_openai([{"role": "critic", "content": "no"}])
     assert (message.role, message.role_text) == (Role.OTHER, "critic")
@@ -301,67 +288,14 @@ def test_the_checker_finds_what_the_service_refuses(wire: list[Any]) -> None:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def read_file(document: Any) -> Any:
-    assert OPENAI_CHAT.reader is not None
-    ids = count(1)
-    reader = OPENAI_CHAT.reader(Chain(new_id=lambda: f"e{next(ids)}", now=datetime(2026, 1, 1, tzinfo=UTC)))
-    entries = [*reader.feed(document), *reader.finish()]
-    assert all(isinstance(entry, MessageEntry) for entry in entries)
-    return reader, entries
-
-
-@given(st.lists(wire_messages, max_size=6))
-def test_a_request_is_imported_and_exported_with_its_other_fields(wire: list[dict[str, Any]]) -> None:
-    document = {"model": "gpt-x", "messages": wire}
-    reader, entries = read_file(document)
-    assert [entry.parent_id for entry in entries] == [None, *(entry.id for entry in entries)][: len(entries)]
-    assert orjson.loads(dumped(OPENAI_CHAT, [entry.message for entry in entries], reader.facts)) == document
-    assert [entry.message for entry in read_file(wire)[1]] == [entry.message for entry in entries]
-
-
-def test_a_bad_message_is_set_aside_and_its_neighbors_taken() -> None:
-    reader, entries = read_file([HI, {"role": "user", "content": 7}, [], HI])
-    assert [entry.message.text for entry in entries] == ["hi", "hi"]
-    assert [finding.line for finding in reader.findings] == [2, 3]
-
-
 def test_every_role_can_be_stored_or_is_set_aside() -> None:
     roles = ["function", "critic", "tool_result", "model", "bashExecution", "", "other"]
-    reader, entries = read_file([{"role": role, "content": "x"} for role in roles])
-    read = [decode_message(encode_message(entry.message)).role for entry in entries]
-    assert read == [Role.TOOL_RESULT, Role.OTHER, Role.TOOL_RESULT, Role.ASSISTANT, Role.BASH_EXECUTION]
-    assert [finding.line for finding in reader.findings] == [6, 7]
-
-
-def test_a_document_without_messages_is_refused() -> None:
-    with pytest.raises(ImportRefused):
-        read_file({"input": []})
-
-
-@pytest.mark.parametrize(
-    ("document", "name"),
-    [
-        ([HI], "openai"),
-        ({"model": "x", "messages": [HI, USE, RESULT]}, "openai"),
-        ({"system": "be kind", "messages": [HI]}, "anthropic"),
-        (
-            [HI, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "x", "input": {}}]}],
-            "anthropic",
-        ),
-        ([{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}], "anthropic"),
-        ([{"role": "user", "parts": [{"text": "hi"}]}], "google"),
-        ({"contents": [{"parts": [{"text": "hi"}]}]}, "google"),
-        ([HI, {"type": "function_call", "call_id": "a", "name": "x", "arguments": "{}"}], "openai-items"),
-        ([{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}], "openai-items"),
-        ({"input": [HI]}, "openai-items"),
-        ([], None),
-        ({}, None),
-        ({"messages": [{"role": "tool_result", "content": "x"}]}, None),
-        ([{"role": "user", "content": {"of": "another program"}}], None),
-        ("text", None),
-        (None, None),
-    ],
-)
-def test_each_file_is_recognized_by_its_own_format_alone(document: Any, name: str | None) -> None:
-    formats = (OPENAI_CHAT, OPENAI_ITEMS, ANTHROPIC, GOOGLE)
-    assert [form.name for form in formats if form.recognize(Sample(document=document))] == ([name] if name else [])
+    found = read(OPENAI_CHAT, [[{"role": role, "content": "x"} for role in roles]])
+    assert [decode_message(encode_message(message)).role for message in found.messages] == [
+        Role.TOOL_RESULT,
+        Role.OTHER,
+        Role.TOOL_RESULT,
+        Role.ASSISTANT,
+        Role.BASH_EXECUTION,
+    ]
+    assert [finding.line for finding in found.findings] == [6, 7]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from itertools import count
 from typing import Any, get_args, get_type_hints
 
 import orjson
@@ -13,14 +11,13 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseInputItemParam
 from pydantic import TypeAdapter
 
-from miniclaw_sessions.errors import ImportRefused, InvalidMessage
+from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.formats.anthropic import to_anthropic
-from miniclaw_sessions.formats.codec import Chain, Sample
+from miniclaw_sessions.formats.codec import Sample
 from miniclaw_sessions.formats.google import to_google
 from miniclaw_sessions.formats.openai_items import OPENAI_ITEMS, from_items, from_response, to_items
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.protocol.encoding import decode_message, encode_message
-from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
     Message,
@@ -31,7 +28,7 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
 )
-from tests.formats.codec_files import dumped
+from tests.formats.codec_files import dumped, read
 from tests.formats.legal_contexts import (
     everything_consumed,
     legal_contexts,
@@ -387,37 +384,16 @@ def test_what_is_not_an_item_is_refused(thing: Any) -> None:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def read_file(document: Any) -> Any:
-    assert OPENAI_ITEMS.reader is not None
-    ids = count(1)
-    reader = OPENAI_ITEMS.reader(Chain(new_id=lambda: f"e{next(ids)}", now=datetime(2026, 1, 1, tzinfo=UTC)))
-    entries = [*reader.feed(document), *reader.finish()]
-    assert all(isinstance(entry, MessageEntry) for entry in entries)
-    return reader, entries
-
-
 def test_a_request_is_imported_and_exported_with_its_other_fields() -> None:
     call = {"type": "function_call", "call_id": "1", "name": "x", "arguments": "{}"}
     document = {"model": "gpt-x", "input": [{"role": "user", "content": "hi"}, call], "instructions": "be kind"}
     assert OPENAI_ITEMS.recognize(Sample(document=document))
-    reader, entries = read_file(document)
-    assert [entry.message.role for entry in entries] == [Role.SYSTEM, Role.USER, Role.ASSISTANT]
-    assert orjson.loads(dumped(OPENAI_ITEMS, [entry.message for entry in entries], reader.facts)) == {
+    found = read(OPENAI_ITEMS, [document])
+    assert [message.role for message in found.messages] == [Role.SYSTEM, Role.USER, Role.ASSISTANT]
+    assert orjson.loads(dumped(OPENAI_ITEMS, found.messages, found.facts)) == {
         "model": "gpt-x",
         "input": [{"role": "system", "content": "be kind"}, *document["input"]],
     }
-
-
-def test_a_bad_item_is_set_aside_and_its_neighbors_taken() -> None:
-    said = {"role": "user", "content": "hi"}
-    reader, entries = read_file([said, 7, {"type": "x", "n": 2**70}, said])
-    assert [entry.message.text for entry in entries] == ["hi", "hi"]
-    assert [finding.line for finding in reader.findings] == [2, 3]
-
-
-def test_a_document_without_items_is_refused() -> None:
-    with pytest.raises(ImportRefused):
-        read_file({"input": "hi"})
 
 
 # --- the checker -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from miniclaw_sessions.history.window import keep
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall, Usage
-from tests.formats.codec_files import NOW, Read, check, dumped, json_values, prefixes, read
+from tests.formats.codec_files import NOW, Read, check, dumped, json_values, read
 
 DOCUMENT: dict[str, Any] = {
     "session_id": "telegram_123456789",
@@ -145,34 +145,6 @@ def test_what_is_no_session_or_too_new_is_refused(document: Any) -> None:
         read_document(document)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        None,
-        5,
-        "x",
-        [],
-        {},
-        {"role": 5},
-        {"role": "user", "content": 5},
-        {"role": "user", "n": 2**70},
-        {"role": "user", "tool_calls": 5},
-    ],
-)
-def test_a_bad_message_is_set_aside_and_costs_no_neighbor(bad: Any) -> None:
-    document = with_fields()
-    document["messages"].insert(1, bad)
-    found = read_document(document)
-    assert found.said == read_document(DOCUMENT).said
-    (finding,) = found.findings
-    assert (
-        finding.line,
-        finding.outcome,
-        orjson.loads(finding.raw) if bad != {"role": "user", "n": 2**70} else bad,
-    ) == (*(2, Outcome.SET_ASIDE, bad),)
-    check(found)
-
-
 def test_a_bad_time_is_left_out() -> None:
     document = with_fields(created_at="yesterday")
     document["messages"][0]["timestamp"] = "today"
@@ -190,11 +162,6 @@ def test_a_chat_id_that_is_a_number_becomes_text() -> None:
     found = read_document(with_fields(chat_id=123456789, channel=None))
     assert (found.facts.channel, found.facts.chat_id) == ("", "123456789")
     assert len(found.findings) == 2
-
-
-def test_the_context_is_legal_after_every_message() -> None:
-    for beginning in prefixes(DOCUMENT["messages"]):
-        check(read_document(with_fields(messages=list(beginning))))
 
 
 @given(
@@ -270,24 +237,3 @@ def test_every_message_has_text_and_a_time_because_the_original_refuses_others()
         ("ok", "2026-01-01T00:00:01Z"),
     ]
     assert (written["session_id"], written["channel"], written["chat_id"]) == ("import_s-1", "import", "s-1")
-
-
-# --- recognition -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        None,
-        [],
-        {"messages": []},
-        {"channel": "a", "chat_id": "b", "messages": []},
-        [{"role": "user", "content": "hi"}],
-        {key: value for key, value in DOCUMENT.items() if key != "session_id"},
-        {**DOCUMENT, "messages": {}},
-    ],
-)
-def test_files_of_others_are_not_claimed(other: Any) -> None:
-    assert RUST_MINICLAW.recognize(Sample(document=DOCUMENT))
-    assert not RUST_MINICLAW.recognize(Sample(document=other))
-    assert not RUST_MINICLAW.recognize(Sample(lines=[DOCUMENT]))
