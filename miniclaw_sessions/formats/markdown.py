@@ -1,7 +1,7 @@
 """A session as Markdown that people like to read: one way only, it is never read back.
 
-`render_head` and `render_entry` give one piece each, so that a transcript of any length can be written as it is read;
-`MarkdownWriter` puts them together, and says where the conversation went back and took another way.
+`render_entry` gives one piece, so that a transcript of any length can be written as it is read; `MarkdownWriter` says
+where the conversation went back and took another way.
 What strangers and models said stands in block quotes and fences that it cannot end, so that no text can pass itself off
 as another message; control characters are shown, not obeyed.
 """
@@ -9,13 +9,12 @@ as another message; control characters are shown, not obeyed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from miniclaw_sessions.formats.codec import Format, SessionFacts
+from miniclaw_sessions.formats.codec import Format, SessionFacts, without
 from miniclaw_sessions.formats.first_words import NAMES, first_words, named, speaker
 from miniclaw_sessions.protocol.encoding import in_utc
 from miniclaw_sessions.protocol.entries import (
@@ -43,25 +42,6 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
 )
 from miniclaw_sessions.protocol.printable import printable
-
-
-def render_head(session: Mapping[str, Any]) -> str:
-    """The title and the facts of a session.
-
-    Args:
-        session: its description, as the HTTP API gives it: session_id, channel, chat_id, title, metadata, ...
-    """
-    facts = {
-        "Session": session["session_id"],
-        "Channel": session["channel"],
-        "Chat": session["chat_id"],
-        "Created": session.get("created_at"),
-        "Last used": session.get("last_accessed"),
-    }
-    more = [(name, value) for name, value in (session.get("metadata") or {}).items() if name != "title"]
-    pairs = [*facts.items(), *more]  # metadata of the same name must not replace a fact
-    rows = [f"- **{_inline(name)}**: {_inline(_plain(value))}" for name, value in pairs if value is not None]
-    return "\n".join([f"# {_inline(session.get('title') or session['session_id'])}", "", *rows, ""])
 
 
 def render_entry(entry: Entry) -> str:
@@ -168,16 +148,16 @@ class MarkdownWriter:
     def begin(self) -> bytes:
         """The title and the facts."""
         facts = self._facts
-        created = facts.created_at and in_utc(facts.created_at).strftime("%Y-%m-%dT%H:%M:%SZ")
-        head = {
-            "session_id": facts.session_id or facts.source_id or "Conversation",
-            "channel": facts.channel or None,
-            "chat_id": facts.chat_id or None,
-            "created_at": created,
-            "title": facts.title,
-            "metadata": facts.metadata,
+        name = facts.session_id or facts.source_id or "Conversation"
+        known = {
+            "Session": name,
+            "Channel": facts.channel or None,
+            "Chat": facts.chat_id or None,
+            "Created": facts.created_at and in_utc(facts.created_at).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
-        return render_head(head).encode()
+        pairs = [*known.items(), *without(facts.metadata, "title").items()]  # of the same name both are told
+        rows = [f"- **{_inline(name)}**: {_inline(_plain(value))}" for name, value in pairs if value is not None]
+        return "\n".join([f"# {_inline(facts.title or name)}", "", *rows, ""]).encode()
 
     def feed(self, entry: Entry) -> bytes:
         """One entry; before it, where the conversation went back to, if it did."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -107,35 +106,6 @@ def legal_contexts(
 
 def _results(call: ToolCall, content: st.SearchStrategy[str | tuple[Part, ...]]) -> st.SearchStrategy[Message]:
     return st.builds(Message.tool_result, st.just(call), content, is_error=st.booleans())
-
-
-def messages_of_a_pi_file(lines: Iterable[str]) -> list[Message]:
-    """What was said in a file of pi, as far as it matters to a model."""
-    entries = [json.loads(line) for line in lines]
-    return [_message_of_pi(entry["message"]) for entry in entries if entry["type"] == "message"]
-
-
-def _message_of_pi(fields: Json) -> Message:
-    parts: list[Part] = []
-    calls: list[ToolCall] = []
-    for part in fields["content"] if isinstance(fields["content"], list) else []:
-        match part:
-            case {"type": "toolCall"}:
-                calls.append(ToolCall(part["id"], part["name"], json.dumps(part["arguments"])))
-            case {"type": "thinking"}:
-                parts.append(ThinkingPart(part["thinking"], part.get("thinkingSignature") or None))
-            case {"type": "image"}:
-                parts.append(ImagePart(part["mimeType"], part["data"]))
-            case {"type": "text"}:
-                parts.append(TextPart(part["text"]))
-    return Message(
-        Role(fields["role"]),
-        fields["content"] if isinstance(fields["content"], str) else tuple(parts),
-        tool_calls=tuple(calls) or None,
-        tool_call_id=fields.get("toolCallId"),
-        name=fields.get("toolName"),
-        is_error=fields.get("isError", False),
-    )
 
 
 # --- what all services have in common --------------------------------------------------------------------------------

@@ -322,6 +322,13 @@ def test_a_rollback_of_any_number_of_turns_is_survived(turns: Any) -> None:
     assert ("Compare the two logs." in texts(found.context)) == (turns != 99)
 
 
+def test_a_rollback_after_another_counts_from_what_is_left() -> None:
+    turns = [said("user", "One"), said("assistant", "1"), said("user", "Two"), said("user", "Three")]
+    rollback = event("thread_rolled_back", num_turns=1)
+    found = read(CODEX, [HEADER, *turns, rollback, rollback, said("user", "Two, better")])
+    assert texts(found.context) == ["One", "1", "Two, better"]
+
+
 def test_a_compaction_goes_on_with_the_history_that_it_brings() -> None:
     found = read(CODEX, COMPACTED)
     (compaction,) = [entry for entry in found.entries if isinstance(entry, Compaction)]

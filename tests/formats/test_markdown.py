@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from miniclaw_sessions.formats.codec import SessionFacts
-from miniclaw_sessions.formats.markdown import MARKDOWN, MarkdownWriter, render_entry, render_head
+from miniclaw_sessions.formats.markdown import MARKDOWN, MarkdownWriter, render_entry
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     BranchSummary,
@@ -42,7 +42,11 @@ from tests.growing import Growing, grown_at_random
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 BASE: dict[str, Any] = {"id": "e1", "parent_id": None, "timestamp": WHEN, "sequence": 1}
-HEAD = {"session_id": "telegram_1", "channel": "telegram", "chat_id": "1", "created_at": "2026-01-02T03:04:05Z"}
+HEAD = SessionFacts(session_id="telegram_1", channel="telegram", chat_id="1", created_at=WHEN)
+
+
+def head(**facts: Any) -> str:
+    return MarkdownWriter(msgspec.structs.replace(HEAD, **facts)).begin().decode()
 
 
 def rendered(message: Message) -> str:
@@ -55,7 +59,7 @@ def blocks(markdown: str) -> list[str]:
 
 
 def test_the_head_has_title_and_facts() -> None:
-    assert render_head({**HEAD, "title": "Trip", "metadata": {"title": "Trip", "model": "m_1"}}) == (
+    assert head(title="Trip", metadata={"title": "Trip", "model": "m_1"}) == (
         "# Trip\n\n"
         "- **Session**: telegram\\_1\n- **Channel**: telegram\n- **Chat**: 1\n"
         "- **Created**: 2026-01-02T03:04:05Z\n- **model**: m\\_1\n"
@@ -63,7 +67,7 @@ def test_the_head_has_title_and_facts() -> None:
 
 
 def test_a_session_without_title_is_headed_by_its_id() -> None:
-    assert render_head({**HEAD, "title": None}).startswith("# telegram\\_1\n")
+    assert head().startswith("# telegram\\_1\n")
 
 
 def test_a_message_has_speaker_time_and_quoted_text() -> None:
@@ -147,7 +151,7 @@ def test_no_text_can_forge_a_heading_or_leave_its_place(text: str, name: str) ->
 
 @given(text=st.text())
 def test_no_title_can_leave_its_line(text: str) -> None:
-    markdown = render_head({**HEAD, "title": text, "metadata": {text: text}})
+    markdown = head(title=text, metadata={text: text})
     assert blocks(markdown) == ["heading_open", "bullet_list_open"]
 
 
@@ -181,8 +185,7 @@ def test_a_session_without_branches_is_its_head_and_its_entries() -> None:
     session.user("a")
     session.add(Custom, custom_type=METADATA, data={"a": 1})
     session.assistant("b")
-    facts = SessionFacts(session_id="telegram_1", channel="telegram", chat_id="1", created_at=WHEN)
-    assert written(session.entries, facts) == render_head(HEAD) + "".join(map(render_entry, session.entries))
+    assert written(session.entries, HEAD) == head() + "".join(map(render_entry, session.entries))
 
 
 def test_a_reader_is_told_where_the_conversation_went_back_to_and_where_it_stands() -> None:
