@@ -440,31 +440,11 @@ def test_file_store_large_event() -> None:
     assert there_and_back(HEADER, line)[1] == line
 
 
-noise = st.binary(max_size=40) | wire_values.map(lambda value: json.dumps(value).encode())
-wrong_events = st.builds(
-    lambda line, field, value: {**line, "data": {**line["data"], field: value}},
-    wire_events,
-    st.sampled_from(["type", "id", "timestamp", "messages", "usage", "metadata"]),
-    wire_values | st.lists(wire_messages | wire_values, max_size=3),
-).map(lambda line: json.dumps(line).encode())
-
-
 SESSION = [
     *(HEADER, HELLO, WEATHER, {"line_type": "index", "data": [1]}, event("evt-4", kind="other")),
     event("evt-3", said("user", *BLOCKS[:12]), said("assistant", *BLOCKS[12:25]), kind="compaction"),
     event("evt-5", said("user", *BLOCKS[25:])),
 ]
-
-
-@given(st.lists(noise | wrong_events, max_size=6))
-@settings(suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_a_file_holds_gives_entries_that_can_be_stored_and_written(lines: list[bytes]) -> None:
-    session = read(HEADER, *lines)
-    stored = [decode_entry(encode_entry(entry)) for entry in session.entries]
-    parents = [entry.parent_id for entry in stored]
-    assert parents == [None, *(entry.id for entry in stored)][: len(parents)]
-    again = read(*written(stored, session.facts))
-    assert [type(entry) for entry in again.entries] == [type(entry) for entry in stored]
 
 
 # --- sessions of ours ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,17 +19,12 @@ from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.history.transcript import Transcript
 from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import (
-    BranchSummary,
     Compaction,
-    Custom,
     Entry,
     Label,
     LeafMove,
     MessageEntry,
-    ModelChange,
     OtherEntry,
-    SessionInfo,
-    ThinkingLevelChange,
 )
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
@@ -58,6 +53,7 @@ from tests.formats.entry_line_files import (
     use,
     written,
 )
+from tests.formats.our_entries import anything, texts, trees
 
 REAL = Path(__file__).parents[1] / "data" / "pi-v1-large-session.jsonl"
 # --- the scenarios of document 003 -----------------------------------------------------------------------------------
@@ -397,9 +393,6 @@ def test_pieces_that_no_longer_belong_together_stay_apart() -> None:
 
 # --- our own entries -------------------------------------------------------------------------------------------------
 
-texts = st.text(st.characters(codec="utf-8"), max_size=8)
-scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(-1e300, 1e300) | texts
-anything = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3))
 extras = st.none() | st.dictionaries(st.sampled_from(["pi", "theirs", "anthropic", "é", "x"]), anything, min_size=1)
 moments = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001 - given one
 jsons = st.dictionaries(texts, anything, max_size=3)
@@ -432,57 +425,16 @@ messages = st.builds(
     stop_reason=st.none() | texts,
     extra=extras,
 )
-filled = texts.filter(bool)
-PAYLOADS: dict[Any, dict[str, st.SearchStrategy[Any]]] = {
-    MessageEntry: {"message": messages, "idempotency_key": st.none() | texts, "continues": st.booleans()},
-    ModelChange: {"provider": texts, "model_id": texts},
-    ThinkingLevelChange: {"thinking_level": texts},
-    SessionInfo: {"name": texts},
-    Label: {"target_id": texts, "label": texts},
-    Compaction: {
-        "summary": texts,
-        "first_kept_entry_id": st.none() | filled,
-        "tokens_before": st.integers(0, 9),
-        "tokens_after": st.none() | st.integers(0, 9),
-        "reason": texts,
-        "messages": st.lists(messages, max_size=2).map(tuple),
-    },
-    BranchSummary: {"summary": texts, "from_id": texts},
-    LeafMove: {},
-    Custom: {"custom_type": texts, "data": jsons},
-}
-extras_of_entries = extras | st.builds(lambda name: {name: {"a": 1}}, st.sampled_from(["model_change", "custom"]))
+sessions = trees(
+    messages=lambda _: messages,
+    moments=moments,
+    customs=st.tuples(texts, jsons),
+    extras=extras | st.builds(lambda name: {name: {"a": 1}}, st.sampled_from(["model_change", "label"])),
+    unknown=texts.filter(bool),
+)
 
 
-@st.composite
-def sessions(draw: st.DrawFn) -> list[Entry]:
-    """Entries of every kind, with branches."""
-    entries: list[Entry] = []
-    for number in range(draw(st.integers(1, 5))):
-        known = [e.id for e in entries if not isinstance(e, LeafMove)]
-        base: dict[str, Any] = {
-            "id": f"e{number}",
-            "parent_id": draw(st.sampled_from([None, *known])),
-            "timestamp": draw(moments),
-        }
-        kind = draw(st.sampled_from([*PAYLOADS, OtherEntry]))
-        if kind is OtherEntry:
-            encoded = json.dumps({**base, "type": "lane", "timestamp": "2026-01-01T00:00:00Z", "more": draw(anything)})
-            base["timestamp"] = datetime(2026, 1, 1, tzinfo=UTC)
-            entries.append(OtherEntry(**base, encoded=msgspec.Raw(encoded.encode())))
-            continue
-        payload = {name: draw(values) for name, values in PAYLOADS[kind].items()}
-        if kind is LeafMove:
-            payload["target_id"] = draw(st.sampled_from([None, *known]))
-        entries.append(kind(**base, **payload, extra=draw(extras_of_entries if kind is not Custom else extras)))
-    return entries
-
-
-def test_there_is_an_example_of_every_kind() -> None:
-    assert {*PAYLOADS, OtherEntry} == set(get_args(Entry))
-
-
-@given(sessions())
+@given(sessions)
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_our_entries_hold_comes_back_equal(entries: list[Entry]) -> None:
     again = read(*written(entries))
@@ -490,7 +442,7 @@ def test_whatever_our_entries_hold_comes_back_equal(entries: list[Entry]) -> Non
     assert again.entries == entries
 
 
-@given(sessions())
+@given(sessions)
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_the_lines_of_our_stores_are_read_too(entries: list[Entry]) -> None:
     numbered = [e if isinstance(e, OtherEntry) else msgspec.structs.replace(e, sequence=7) for e in entries]

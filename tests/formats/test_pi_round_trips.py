@@ -9,24 +9,14 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import Raw
 
 from miniclaw_sessions.formats.codec import Outcome, SessionFacts
 from miniclaw_sessions.formats.pi import PI
 from miniclaw_sessions.history.transcript import Transcript
 from miniclaw_sessions.protocol.entries import (
     METADATA,
-    BranchSummary,
-    Compaction,
     Custom,
     Entry,
-    Label,
-    LeafMove,
-    MessageEntry,
-    ModelChange,
-    OtherEntry,
-    SessionInfo,
-    ThinkingLevelChange,
 )
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
@@ -39,6 +29,7 @@ from miniclaw_sessions.protocol.messages import (
     Usage,
 )
 from tests.formats.codec_files import check, read
+from tests.formats.our_entries import counts, texts, trees
 from tests.formats.pi_files import (
     AT,
     HEADER,
@@ -150,7 +141,6 @@ def test_the_header_comes_back_with_what_it_had() -> None:
 
 # --- our entries through pi ------------------------------------------------------------------------------------------
 
-texts = st.text(st.characters(codec="utf-8"), max_size=8)
 ids = st.from_regex(r"[a-z0-9]{1,6}", fullmatch=True)
 json_objects = st.dictionaries(texts, st.none() | st.booleans() | st.integers(-9, 9) | texts, max_size=3)
 arguments = st.sampled_from(
@@ -171,7 +161,6 @@ def in_ms(moment: datetime) -> datetime:
 
 
 in_milliseconds = moments.map(in_ms)
-counts = st.integers(0, 2**40)
 usages = st.builds(
     Usage, counts, counts, counts, counts, st.none() | counts, st.none() | st.floats(0, 1e9) | st.just(1e20)
 )
@@ -199,65 +188,19 @@ def messages(draw: st.DrawFn, logged_at: datetime) -> Message:
     )
 
 
-def draw_entry(draw: st.DrawFn, entry_id: str, earlier: list[str]) -> Entry:  # noqa: PLR0911 - one for each type
-    places = st.sampled_from([None, *earlier])
-    moment = draw(moments)
-    base: Any = {"id": entry_id, "parent_id": draw(places), "timestamp": moment}
-    match draw(st.integers(0, 10)):
-        case 0:
-            return ModelChange(**base, provider=draw(texts), model_id=draw(texts))
-        case 1:
-            return ThinkingLevelChange(**base, thinking_level=draw(texts))
-        case 2:
-            return SessionInfo(**base, name=draw(texts))
-        case 3 if earlier:
-            return Label(**base, target_id=draw(st.sampled_from(earlier)), label=draw(texts))
-        case 4:
-            tail = draw(st.lists(messages(moment), max_size=2).map(tuple))
-            after, reason = draw(st.none() | counts), draw(texts)
-            kept, before = draw(places), draw(counts)
-            summary = draw(texts)
-            return Compaction(
-                **base,
-                summary=summary,
-                first_kept_entry_id=kept,
-                tokens_before=before,
-                tokens_after=after,
-                reason=reason,
-                messages=tail,
-            )
-        case 5:
-            return BranchSummary(**base, summary=draw(texts), from_id=draw(texts))
-        case 6:
-            return LeafMove(**base, target_id=draw(places))
-        case 7:
-            fields = {"type": "future", "id": entry_id, "parent_id": base["parent_id"], "timestamp": moment, "n": [1]}
-            return OtherEntry(**base, encoded=Raw(orjson.dumps(fields)))
-        case 8:
-            names = [METADATA, "mine", "pi:x", "pi:metadata", "pi:pi:x", "pi:line", "leaf"]
-            names += ["miniclaw-sessions/leaf", "miniclaw-sessions/entry", "miniclaw-sessions/pi:line"]
-            data: dict[str, Any] = draw(
-                json_objects | st.sampled_from([{"left": None}, {"line": "x"}, {"line": '"x"'}])
-            )
-            return Custom(**base, custom_type=draw(st.sampled_from(names)), data=data)
-        case _:
-            key, continues = draw(st.none() | texts), draw(st.booleans())
-            return MessageEntry(**base, message=draw(messages(moment)), idempotency_key=key, continues=continues)
+NAMES = [METADATA, "mine", "pi:x", "pi:metadata", "pi:pi:x", "pi:line", "leaf", "miniclaw-sessions/leaf"]
+NAMES += ["miniclaw-sessions/entry", "miniclaw-sessions/pi:line"]
+datas = json_objects | st.sampled_from([{"left": None}, {"line": "x"}, {"line": '"x"'}])
+sessions = trees(
+    messages=messages,
+    moments=moments,
+    customs=st.tuples(st.sampled_from(NAMES), datas),
+    extras=st.none(),
+    unknown=st.nothing(),  # pi keeps no name of what is not there
+)
 
 
-@st.composite
-def trees(draw: st.DrawFn) -> list[Entry]:
-    entries: list[Entry] = []
-    earlier: list[str] = []  # what a later entry may be a child of
-    for number in range(draw(st.integers(0, 6))):
-        entry = draw_entry(draw, f"id-{number}", earlier)
-        entries.append(entry)
-        if not isinstance(entry, LeafMove):
-            earlier.append(entry.id)
-    return entries
-
-
-@given(trees())
+@given(sessions)
 def test_any_tree_of_ours_comes_back_from_pi(tree: list[Entry]) -> None:
     lines = write(tree, SessionFacts(session_id="telegram_1", created_at=MOMENT))
     result = read(PI, lines)
@@ -268,7 +211,7 @@ def test_any_tree_of_ours_comes_back_from_pi(tree: list[Entry]) -> None:
 
 
 @settings(deadline=None)
-@given(trees())
+@given(sessions)
 def test_pi_finds_in_our_files_what_it_counts_on(tree: list[Entry]) -> None:
     header, *lines = [orjson.loads(line) for line in write(tree, SessionFacts(session_id="s", created_at=MOMENT))]
     assert header.keys() >= {"type", "version", "id", "timestamp", "cwd"}
