@@ -6,6 +6,7 @@ store that turns out to be damaged is set aside once, whole, and the conversatio
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
@@ -105,9 +106,10 @@ class Workspace:
             SnapshotUnreadable, SchemaTooNew, QuarantineFull: something is there that must not be touched; it was not.
             StoreError: the store cannot be opened.
             NotAWorkspace: there is no workspace, or the directory is another program's; it was not touched.
-            ConfigError: the store's URL is not one, or the directory cannot be used.
+            ConfigError: the store's URL is not one, the directory cannot be used, or no event loop of asyncio runs.
             WrongKey, KeyNeeded, NotEncrypted: the keys do not go with what is there; it was not touched.
         """
+        _require_asyncio()
         try:
             async with AsyncExitStack() as stack:
                 # In a task of its own, which a task group waits for even when asyncio itself cancels the caller: what a
@@ -340,3 +342,10 @@ async def _close_shielded(stack: AsyncExitStack) -> None:
     """Close the store even when the surroundings are cancelled."""
     with anyio.CancelScope(shield=True):
         await stack.aclose()
+
+
+def _require_asyncio() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigError("sessions run on asyncio: use asyncio.run, or anyio.run without another backend") from None

@@ -1120,3 +1120,11 @@ async def test_the_most_recent_session_is_not_one_that_is_being_deleted(tmp_path
             await checkpoint()
             assert (await manager.continue_recent()).session_id == "t_a"
             hold.release()
+
+
+def test_another_kind_of_event_loop_is_told_what_is_needed(tmp_path: Path) -> None:
+    """As trio steps a coroutine: without a loop of asyncio."""
+    opening = SessionManager(tmp_path / "w").__aenter__()
+    with pytest.raises(ConfigError, match="run on asyncio"):
+        opening.send(None)
+    assert not (tmp_path / "w").exists()
