@@ -18,13 +18,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-import typer
-from typer.main import get_command
 
 from miniclaw_sessions import Message, SessionManager, ToolCall
 from miniclaw_sessions.cli import settings
-from miniclaw_sessions.cli.app import COMMANDS, app
-from miniclaw_sessions.cli.names import complete_session
+from miniclaw_sessions.cli.app import COMMANDS
 from miniclaw_sessions.config import option_names
 from tests.command_line import (
     NASTY,
@@ -825,19 +822,6 @@ def test_the_shell_completes_sessions_and_commands(filled: Cli) -> None:
     assert offered("miniclaw-sessions ren") == {"rename"}
     assert offered("miniclaw-sessions show tele") == {"telegram_123"}
     assert {f"a%5Fb_c%2F{number}" for number in range(3)} <= offered("miniclaw-sessions show ")
-
-
-def test_the_shell_completes_a_part_of_an_id_or_a_title_where_no_id_begins_so(filled: Cli) -> None:
-    def offered(part: str) -> set[str]:
-        context = typer.Context(get_command(app))
-        context.params["workspace"] = str(filled.workspace)
-        return {offer.value for offer in complete_session(context, None, part)}
-
-    assert offered("TELE") == {"telegram_123"}
-    assert offered("gram_1") == {"telegram_123"}
-    assert offered("trip") == {"telegram_123"}
-    assert offered("_c%2F") == {f"a%5Fb_c%2F{number}" for number in range(3)}
-    assert offered("nowhere") == set()
 
 
 # --- files that a service needs --------------------------------------------------------------------------------------

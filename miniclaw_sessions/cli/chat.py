@@ -67,7 +67,7 @@ async def chat(  # noqa: PLR0913 - one for each option
             metavar="SESSION",
             help="Which conversation: an id, or a unique beginning or part of an id or a title.",
             show_default="your own",
-            shell_complete=complete_session,
+            autocompletion=complete_session,
         ),
     ] = None,
     message: Annotated[

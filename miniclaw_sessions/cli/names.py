@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,12 +11,9 @@ from miniclaw_sessions.errors import InvalidKey, SessionNotFound, SessionsError
 
 if TYPE_CHECKING:
     from miniclaw_sessions.client import Client, ClientSession
-    from miniclaw_sessions.statistics import SessionSummary
 
 COMPLETIONS = 200
 """At most this many sessions are offered to the shell."""
-
-_SEARCHED = 1_000  # of the newest sessions, for a part of an id or a title
 
 
 async def find_session(client: Client, name: str) -> ClientSession:
@@ -37,17 +34,11 @@ async def find_session(client: Client, name: str) -> ClientSession:
             raise error from None  # which says what is wrong with the name
 
 
-class Offer(NamedTuple):
-    """A completion, as the shells' scripts are given it."""
+def complete_session(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """What the shell offers for the beginning of a session's id; nothing where nobody can be asked.
 
-    value: str
-    help: str | None = None
-    type: str = "plain"
-
-
-def complete_session(context: Any, parameter: Any, incomplete: str) -> Any:
-    """What the shell offers for the beginning or a part of a session's id or title; nothing where nobody answers."""
-    del parameter
+    Parts of an id and titles are not offered: typer lets nothing through that does not begin with what was typed.
+    """
     import asyncio  # noqa: PLC0415 - only the shell asks for it
 
     invocation = Invocation()
@@ -56,24 +47,19 @@ def complete_session(context: Any, parameter: Any, incomplete: str) -> Any:
             if option in SHARED and value is not None:
                 setattr(invocation, option, value)
     try:
-        rows = asyncio.run(_offers(invocation, incomplete))
+        return asyncio.run(_offers(invocation, incomplete))
     except (SessionsError, OSError):
         return []
-    return [Offer(row.session_id, row.title) for row in rows]
 
 
-async def _offers(invocation: Invocation, incomplete: str) -> list[SessionSummary]:
-    """Those whose id begins so; where there is none, those that have it in their id or title."""
+async def _offers(invocation: Invocation, incomplete: str) -> list[tuple[str, str]]:
     async with invocation.sessions(reads=True) as client:
-        if found := await client.list(prefix=incomplete, limit=COMPLETIONS):
-            return found
-        wanted, rows = incomplete.casefold(), await client.list(limit=_SEARCHED)
-    found = [row for row in rows if wanted in f"{row.session_id} {row.title or ''}".casefold()]
-    return found[:COMPLETIONS]
+        rows = await client.list(prefix=incomplete, limit=COMPLETIONS)
+    return [(row.session_id, row.title or "") for row in rows]
 
 
 def _argument(help: str) -> Any:  # noqa: A002 - as typer calls it
-    return typer.Argument(metavar="SESSION", help=help, show_default=False, shell_complete=complete_session)
+    return typer.Argument(metavar="SESSION", help=help, show_default=False, autocompletion=complete_session)
 
 
 SessionId = Annotated[
