@@ -7,7 +7,7 @@ and whoever is cut off while they do goes on by doing it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -102,6 +102,7 @@ class Copy:
             WrongKey: a file needs a key that is not held.
             OSError: a file cannot be read or written.
         """
+        incarnations = {} if source is None else await _incarnations(source)
         self.report.resealed_snapshots = await self._copy_files(workspace / SESSIONS, sealing, on_progress)
         for name in SET_ASIDE:
             self.report.resealed_files += await self._copy_files(workspace / name, sealing, on_progress)
@@ -112,7 +113,7 @@ class Copy:
             self.report.sessions, self.report.entries = copied.sessions, copied.entries
             self.report.problems += copied.problems
             await self._check_complete(target, copied.sessions)
-            await self._leave_out_deleted(workspace, target)
+            await self._leave_out_replaced(workspace, target, incarnations)
         self.report.snapshots = len(await in_thread(files_in, self.path / SESSIONS))
 
     async def _copy_files(
@@ -136,12 +137,18 @@ class Copy:
         if len(found) != sessions:
             raise StoreError(f"the copy has {len(found)} of {sessions} sessions; nothing was changed, run this again")
 
-    async def _leave_out_deleted(self, workspace: Path, target: Store) -> None:
-        """A session that was deleted meanwhile must not come back from the file that was copied before."""
-        stored = set(await target.session_ids())
+    async def _leave_out_replaced(self, workspace: Path, target: Store, incarnations: Mapping[str, str]) -> None:
+        """A session that was deleted meanwhile must not come back from its file, nor meet another one of its name.
+
+        What the store has of a session without a file, the next start makes the file of.
+        """
+        stored = await _incarnations(target)
         still_there = set(await in_thread(files_in, workspace / SESSIONS))
-        copied = await in_thread(files_in, self.path / SESSIONS)
-        doomed = [n for n in copied if n.removesuffix(SUFFIX) not in stored and n not in still_there]
+        doomed = []
+        for name in await in_thread(files_in, self.path / SESSIONS):
+            before, after = (known.get(name.removesuffix(SUFFIX)) for known in (incarnations, stored))
+            if before != after or (after is None and name not in still_there):
+                doomed.append(name)
         if doomed:
             await in_thread(_remove, self.path / SESSIONS, doomed)
 
@@ -167,6 +174,11 @@ class Copy:
         """Delete what there is of the copy. Blocks."""
         for path in (self.store_path, self.path):
             remove_tree(path)
+
+
+async def _incarnations(source: Source) -> dict[str, str]:
+    """Which session has each name now."""
+    return {stored.head.session_id: stored.head.incarnation async for stored in source.heads()}
 
 
 def _take_all(source: Path, target: Path, *, is_ours: bool = True) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.crash.evidence import Evidence
 from tests.crash.launcher import Launcher
-from tests.crash.trials import Crashes, mixed_moments
+from tests.crash.trials import BACKING_UP, Crashes, mixed_moments
 
 KILLS = 15
 
@@ -26,6 +26,16 @@ def test_no_kill_takes_what_was_acknowledged(launcher: Launcher, tmp_path: Path,
     for moment in mixed_moments(f"kill {store}", KILLS):
         assert crashes.run(moment) == []
     assert crashes.tally.acknowledged > KILLS * 20, "hardly anything was acknowledged: this proved nothing"
+
+
+@pytest.mark.parametrize("store", ["sqlite:", "jsonl:", "none:"])
+def test_a_backup_made_meanwhile_restores_to_all_that_was_acknowledged_before_it(
+    launcher: Launcher, tmp_path: Path, store: str
+) -> None:
+    crashes = Crashes(launcher, tmp_path / "workspace", tmp_path, Evidence(tmp_path), store=store, seed=f"back {store}")
+    for _ in range(4):
+        assert crashes.run(BACKING_UP) == []
+    assert crashes.tally.backups > 0
 
 
 def test_a_writer_that_is_left_alone_closes_well_and_has_saved_everything(launcher: Launcher, tmp_path: Path) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.transfer.backup import restore, verify_backup
 from tests.crash.acknowledgements import count_acknowledgements, read_acknowledgements
 from tests.crash.bare_writer import SAFE, survived
 from tests.crash.evidence import Evidence
@@ -23,11 +29,23 @@ from tests.crash.verifier import Ledger, verify
 
 MOMENT_LIMIT_S = 30.0
 BARE_SAVES = 40
-AFTERWARDS_S = {"creating": 0.03, "starting": 0.06, "opening": 0.03, "talking": 0.01, "closing": 0.02, "closed": 0.0}
+AFTERWARDS_S = {
+    "creating": 0.03,
+    "starting": 0.06,
+    "opening": 0.03,
+    "talking": 0.01,
+    "backing up": 0.2,
+    "closing": 0.02,
+    "closed": 0.0,
+}
 """How long a writer may go on, at most, after the moment for its end has come."""
 
 RECOVERING = "recovering"
 """Crash while talking, and then again and again while recovering from that; nobody looks in between."""
+
+
+BACKING_UP = "backing up"
+"""Crash while talking and backing up, or just after: a backup that was told to be whole has all that came before it."""
 
 
 def cut_power(filesystem: LoopFilesystem, writer: Writer) -> int:
@@ -79,6 +97,7 @@ class Tally:
     trials: int = 0
     crashes: int = 0
     in_recovery: int = 0
+    backups: int = 0
     acknowledged: int = 0
     entries: int = 0
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -153,6 +172,7 @@ class Crashes:
         """Let a writer write and end it; what it left in `files` tells how that came to be."""
         name = f"{self.tally.crashes:05d}"
         acknowledgements, log, trace = (self._scratch / f"{name}.{suffix}" for suffix in ("jsonl", "log", "trace"))
+        backup = self._scratch / f"{name}.backup"
         files += [acknowledgements, log, trace]
         orders = {
             "workspace": str(self._workspace),
@@ -161,6 +181,7 @@ class Crashes:
             "settings": {"flush_interval_s": 0.05, **self._settings},
             "seed": f"{self._seed} {name}",
             "steps": self._chance.randint(5, 15) if moment in ("closing", "closed") else None,
+            **({"backup": str(backup)} if moment == BACKING_UP else {}),
         }
         writer = self._launcher.start(orders, log=log)
         with traced(writer.pid, trace, *self._faults) if self._faults else nullcontext():
@@ -169,13 +190,37 @@ class Crashes:
         lines = read_acknowledgements(acknowledgements)
         self.tally.crashes += 1
         self.tally.in_recovery += [line["kind"] for line in lines] == ["opening"]
+        problems = [] if status in (0, -signal.SIGKILL) else [f"the writer ended with status {status}"]
+        if moment == BACKING_UP:
+            problems += self._restored(backup, lines)
         self.tally.acknowledged += self._ledger.learn(lines)
-        return [] if status in (0, -signal.SIGKILL) else [f"the writer ended with status {status}"]
+        return problems
+
+    def _restored(self, backup: Path, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+        """What is wrong with a backup that was made meanwhile, and with the workspace that comes of it."""
+        kinds = [line["kind"] for line in lines]
+        try:
+            report = anyio.run(verify_backup, backup)
+        except ConfigError as error:
+            return [f"the backup is not whole: {error}"] if "backed_up" in kinds else []
+        ledger = copy.deepcopy(self._ledger)
+        before = kinds.index("backing_up")
+        ledger.learn([*lines[:before], *(line for line in lines[before:] if line["kind"] == "leaving")])
+        workspace = backup.with_suffix(".restored")
+        anyio.run(restore, backup, workspace, SessionSettings(store=self._store))
+        problems = [*report.problems, *anyio.run(partial(verify, workspace, ledger, store=self._store)).problems]
+        self.tally.backups += 1
+        for path in (backup, workspace):
+            shutil.rmtree(path)
+        return [f"the backup: {problem}" for problem in problems]
 
     def _wait_for(self, moment: str, writer: Writer, acknowledgements: Path) -> None:
         """Wait until the writer is somewhere in this phase of its life, and then a little, by chance."""
         if moment == "talking":
             wait_until_acknowledged(writer, acknowledgements, self._chance.randint(2, 250))
+        elif moment == BACKING_UP:
+            line = self._chance.choice(["backing_up", "backed_up"])
+            wait_until(lambda: writer.has_ended or has_line(acknowledgements, line), writer)
         elif moment in ("opening", "closing"):
             wait_until(lambda: writer.has_ended or has_line(acknowledgements, moment), writer)
         elif moment == "closed":
@@ -184,8 +229,9 @@ class Crashes:
 
 
 def mixed_moments(seed: str, number: int) -> list[str]:
-    """So many moments of chance: most while talking, some while starting, recovering and closing."""
-    return random.Random(seed).choices(["talking", "starting", RECOVERING, "closing"], [5, 1, 2, 2], k=number)
+    """So many moments of chance: most while talking, some while starting, recovering, closing and backing up."""
+    moments = ["talking", "starting", RECOVERING, "closing", BACKING_UP]
+    return random.Random(seed).choices(moments, [5, 1, 2, 2, 1], k=number)
 
 
 def has_line(acknowledgements: Path, kind: str) -> bool:

@@ -24,6 +24,7 @@ from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.transfer.backup import back_up
 from tests.crash.acknowledgements import Acknowledgements
 
 SESSIONS = 20
@@ -66,6 +67,8 @@ async def talk(orders: Mapping[str, Any], acknowledgements: Acknowledgements) ->
                 tasks.start_soon(talker.talk, orders["steps"])
             if manager.settings.store == "none:":
                 tasks.start_soon(report_flushes, manager, talkers, acknowledgements)
+            if "backup" in orders:
+                tasks.start_soon(report_backup, manager, Path(orders["backup"]), acknowledgements)
         acknowledgements.write("closing")
 
 
@@ -182,6 +185,14 @@ async def report_flushes(manager: SessionManager, talkers: list[Talker], acknowl
             for line in before:
                 acknowledgements.write("entry", **line)
         await anyio.sleep(0.005)
+
+
+async def report_backup(manager: SessionManager, target: Path, acknowledgements: Acknowledgements) -> None:
+    """Back up while everybody talks: what stands in the account before the first line must be in it."""
+    await anyio.sleep(0.05)
+    acknowledgements.write("backing_up")
+    await back_up(manager, target)
+    acknowledgements.write("backed_up")
 
 
 def log_past_the_injected_calls() -> None:

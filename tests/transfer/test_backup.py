@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
@@ -17,9 +17,11 @@ import pytest
 from miniclaw_sessions import Message
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing
-from miniclaw_sessions.errors import ConfigError, DirectoryInUse
+from miniclaw_sessions.errors import ConfigError, DirectoryInUse, StoreError
 from miniclaw_sessions.persistence.backups import MOST, known_backups, note_backup
 from miniclaw_sessions.persistence.losses import Loss, Losses
+from miniclaw_sessions.stores.base import Append, Store
+from miniclaw_sessions.stores.jsonl.store import JSONLStore
 from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.transfer.backup import MANIFEST, back_up, back_up_closed, restore, verify_backup
 from tests.persistence.encrypted_homes import OLD_KEY, Home
@@ -151,6 +153,33 @@ async def test_a_session_that_is_deleted_meanwhile_does_not_come_back(
         monkeypatch.undo()
     assert (await restored(home, backup)) is not None
     assert set(await restored_home(home).said(None)) == {"telegram_0", "telegram_2"}
+
+
+@pytest.mark.parametrize(("store", "kind"), [("sqlite:", SQLiteStore), ("jsonl:", JSONLStore)])
+async def test_a_session_that_is_replaced_meanwhile_is_backed_up_as_one_of_both(
+    tmp_path: Path, backup: Path, monkeypatch: pytest.MonkeyPatch, store: str, kind: type[Store]
+) -> None:
+    home = Home(tmp_path / "w", store)
+    async with home.open(None) as manager:
+        await home.say(manager, 1)
+        await home.say(manager, 2)
+        await manager.flush()
+        append = kind.append
+
+        async def replace(copy: Store, appends: Sequence[Append]) -> list[StoreError | None]:
+            monkeypatch.undo()  # the copy has read the session, and writes now what it was
+            await manager.delete("telegram_1")
+            await home.say(manager, 1, count=1)
+            return await append(copy, appends)
+
+        monkeypatch.setattr(kind, "append", replace)
+        await back_up(manager, backup)
+    await restored(home, backup)
+    async with restored_home(home).open(None) as manager:
+        assert manager.recovery.quarantined == []
+        assert (await manager.check()).problems == []
+    said = await restored_home(home).said(None)
+    assert {session_id: len(texts) for session_id, texts in said.items()} == {"telegram_1": 1, "telegram_2": 6}
 
 
 async def test_every_damage_to_a_backup_is_told(home: Home, backup: Path) -> None:
