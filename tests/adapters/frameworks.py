@@ -308,7 +308,7 @@ async def with_strands(place: Place, turn: Turn, watch: Watch) -> None:
         return result_of(label)
 
     replies = turn.replies()
-    repository = Repository(place.manager, channel=CHANNEL)
+    repository = Repository(place.holder, channel=CHANNEL)
 
     def run() -> None:
         agent = strands.Agent(

@@ -431,15 +431,40 @@ async def test_what_a_session_hands_out_cannot_change_it(tmp_path: Path) -> None
         assert (await manager.check()).problems == []
 
 
-async def test_an_own_call_with_an_odd_id_is_answered_under_that_id_once_others_went_on(tmp_path: Path) -> None:
-    call = {"type": "function_call", "call_id": "functions.weather:0", "name": "weather", "arguments": "{}"}
-    other: Any = {"type": "a new kind", "n": 1}
-    async with SessionManager(tmp_path) as manager:
-        session = await manager.get_or_create("telegram", 1)
-        memory = MiniclawSession(session)
-        await memory.add_items([{"role": "user", "content": "weather?"}, cast("Any", call)])
-        await memory.add_items([other])
-        await session.add_message(Message.user("well?"))
-        found: list[Any] = await memory.get_items()
-    results = [item["call_id"] for item in found if item.get("type") == "function_call_output"]
-    assert results in ([], ["functions.weather:0"])  # something else of its own came in between
+@pytest.mark.parametrize("call_id", ["functions.weather:0", "call_1|fc_2", "ça va ☃", "x" * 400])
+async def test_an_own_call_with_an_odd_id_is_answered_under_that_id_once_others_went_on(
+    session: Session, adapted: MiniclawSession, call_id: str
+) -> None:
+    call = {"type": "function_call", "call_id": call_id, "name": "weather", "arguments": "{}"}
+    await add(adapted, user("weather?"), call)
+    await session.add_messages([Message.user("well?"), Message.assistant("It rains.")])
+
+    made_up = {"type": "function_call_output", "call_id": call_id, "output": NO_RESULT}
+    rained = {"role": "assistant", "content": "It rains."}
+    expected = [user("weather?"), call, made_up, user("well?"), rained]
+    assert [_plain(item) for item in await adapted.get_items()] == expected
+    await add(adapted, user("and now?"))
+    assert [_plain(item) for item in await adapted.get_items()] == [*expected, user("and now?")]
+
+
+async def test_an_own_call_that_its_runner_left_behind_is_its_runners_affair(
+    session: Session, adapted: MiniclawSession
+) -> None:
+    odd = {"type": "function_call", "call_id": "functions.weather:0", "name": "weather", "arguments": "{}"}
+    await add(adapted, user("weather?"), odd)
+    await add(adapted, user("hello?"))  # the framework itself went on
+    await session.add_message(Message.user("well?"))
+    assert await adapted.get_items() == [user("weather?"), odd, user("hello?"), user("well?")]
+    model = ScriptedModel([[assistant_message("Sorry.")]])
+
+    await Runner.run(Agent(name="a", model=model), "and now?", session=adapted)
+    assert model.calls[-1].input == [user("weather?"), user("hello?"), user("well?"), user("and now?")]
+    assert rejects_items(cast("list[Item]", model.calls[-1].input)) == []
+
+
+def _plain(item: Any) -> Item:
+    """An item of others as this test writes it: the fields that say something."""
+    content = item.get("content")
+    if item.get("role") == "assistant" and isinstance(content, list):
+        return {"role": "assistant", "content": "".join(part["text"] for part in content)}
+    return dict(item)
