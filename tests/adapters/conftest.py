@@ -7,16 +7,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from miniclaw_sessions.client import Client
 from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.session import Session
 from tests.serving import asked
 
 os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
 os.environ["LANGSMITH_TRACING"] = "false"
 os.environ["LANGCHAIN_TRACING_V2"] = "false"
+
+
+@pytest.fixture
+async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
+    """The sessions of this process."""
+    async with SessionManager(tmp_path / "workspace") as manager:
+        yield manager
+
+
+@pytest.fixture
+async def session(manager: SessionManager) -> Session:
+    """One of them, held by the process."""
+    return await manager.get_or_create("telegram", 1)
 
 
 @pytest.fixture(params=["held", "asked"])

@@ -8,7 +8,6 @@ coroutine tests, so that nothing but pytest is needed.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import tempfile
 import threading
 from collections.abc import Coroutine
@@ -100,12 +99,3 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     HOST.run(HOST.close())
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    asyncio.run(pyfuncitem.obj(**arguments))
-    return True

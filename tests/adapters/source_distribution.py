@@ -1,14 +1,43 @@
-"""A framework's own tests, from the source distribution of the installed version; they are no part of this project."""
+"""A framework's own tests, run against our sessions; they are no part of this project.
+
+They are taken from the source distribution of the installed version, and run by a process of their own with a plugin of
+ours that puts our sessions in the place of the framework's.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+HERE = Path(__file__).parent
+
+
+def run_own_suite(sources: Path, plugin: str, files: Sequence[str], *options: str, at_least: int) -> None:
+    """Run some files of the framework's tests; all must pass, and so many must have run."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([f"{HERE}", f"{sources}", f"{HERE.parents[1]}"])}
+    environment.pop("PYTEST_ADDOPTS", None)
+    ours = ["-q", "-p", plugin, "-p", "coroutine_tests", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", "."]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *ours, *options, *files],
+        cwd=sources,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8_000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed
+    assert int(passed[1]) >= at_least  # and not an empty selection
 
 
 def source_distribution(name: str, directory: Path) -> Path:

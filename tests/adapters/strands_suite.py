@@ -6,8 +6,6 @@ but pytest is needed.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -59,12 +57,3 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     OPENED.close()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    asyncio.run(pyfuncitem.obj(**arguments))
-    return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +47,6 @@ from tests.adapters.examples import run_example
 from tests.formats.legal_contexts import legal_contexts, rejects_openai
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
-    async with SessionManager(tmp_path / "workspace") as manager:
-        yield manager
-
-
-@pytest.fixture
-async def session(manager: SessionManager) -> Session:
-    return await manager.get_or_create("telegram", 1)
 
 
 @pytest.fixture

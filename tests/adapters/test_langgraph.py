@@ -48,12 +48,6 @@ CONFIG: RunnableConfig = {"configurable": {"thread_id": "1"}}
 
 
 @pytest.fixture
-async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
-    async with SessionManager(tmp_path / "workspace") as manager:
-        yield manager
-
-
-@pytest.fixture
 async def saver(sessions: SessionManager | Client) -> MiniclawSaver:
     return MiniclawSaver(sessions)
 

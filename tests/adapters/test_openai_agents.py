@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,17 +59,6 @@ RESPONSE: list[Item] = [
     },
     CALL,
 ]
-
-
-@pytest.fixture
-async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
-    async with SessionManager(tmp_path / "workspace") as manager:
-        yield manager
-
-
-@pytest.fixture
-async def session(manager: SessionManager) -> Session:
-    return await manager.get_or_create("telegram", 1)
 
 
 @pytest.fixture

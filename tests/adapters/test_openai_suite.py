@@ -1,21 +1,13 @@
-"""The Agents SDK's own tests of its sessions, run against ours.
-
-They are taken from the source distribution of the installed version and are no part of this project.
-"""
+"""The Agents SDK's own tests of its sessions, run against ours."""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-import tarfile
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+from tests.adapters.source_distribution import run_own_suite, source_distribution
+
 FILES = [
     "test_session.py",
     "test_session_limit.py",
@@ -57,43 +49,14 @@ NOT_FOR_US = {
 }
 
 
-def source_distribution(directory: Path) -> Path:
-    """The framework's sources, unpacked; the test is skipped, with the reason, where they cannot be had."""
-    wanted = f"openai-agents=={version('openai-agents')}"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "openai-agents", wanted]
-    done = subprocess.run(
-        [*command, "--dest", f"{directory}"], capture_output=True, text=True, timeout=240, check=False
-    )
-    archives = list(directory.glob("*.tar.gz"))
-    if not archives:
-        pytest.skip(f"the source distribution of {wanted} cannot be had: {done.stderr.strip()[-300:]}")
-    with tarfile.open(archives[0]) as archive:
-        archive.extractall(directory, filter="data")
-    (sources,) = (path for path in directory.iterdir() if path.is_dir())
-    return sources
-
-
 @pytest.mark.timeout(480)
 def test_its_own_suite_passes_on_our_sessions(tmp_path: Path) -> None:
-    sources = source_distribution(tmp_path)
-    left_out = [name for names in NOT_FOR_US.values() for name in names]
-    deselected = ["-k", " and ".join(f"not {name}" for name in left_out)]
-    environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1]}"}
-    environment.pop("PYTEST_ADDOPTS", None)
-    files = [f"tests/memory/{name}" for name in FILES]
-    options = ["-q", "-p", "openai_suite", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", "."]
-
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *deselected, *files],
-        cwd=sources,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+    left_out = [f"not {name}" for names in NOT_FOR_US.values() for name in names]
+    run_own_suite(
+        source_distribution("openai-agents", tmp_path),
+        "openai_suite",
+        [f"tests/memory/{name}" for name in FILES],
+        "-k",
+        " and ".join(left_out),
+        at_least=250,
     )
-
-    assert done.returncode == 0, done.stdout[-8_000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed
-    assert int(passed[1]) >= 250  # and not an empty selection

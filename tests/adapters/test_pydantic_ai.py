@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64encode
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -69,12 +68,6 @@ from tests.formats.legal_contexts import legal_contexts
 pytestmark = pytest.mark.anyio
 
 NOW = datetime(2026, 11, 21, 12, 30, 0, 123456, tzinfo=UTC)
-
-
-@pytest.fixture
-async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
-    async with SessionManager(tmp_path / "workspace") as manager:
-        yield manager
 
 
 @pytest.fixture

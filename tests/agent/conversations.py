@@ -7,7 +7,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
+from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.agent.events import AgentEvent, Events
 from miniclaw_sessions.agent.tools import Content, Tool
@@ -83,3 +85,19 @@ async def opened(
     """The same session each time, behind a manager that was started for it."""
     async with SessionManager(workspace, store=store, settings=settings) as manager:
         yield await manager.get_or_create("telegram", 1)
+
+
+async def ends_before(steps: int, work: Callable[[], Awaitable[object]]) -> bool:
+    """Do some work that is cancelled after this many rounds of the event loop; whether it had ended by then."""
+    with anyio.CancelScope() as scope:
+
+        async def cancel() -> None:
+            for _ in range(steps):
+                await checkpoint()
+            scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cancel)
+            await work()
+            tasks.cancel_scope.cancel()
+    return not scope.cancelled_caught

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from miniclaw_sessions.agent.loop import (
     TurnFinished,
 )
 from miniclaw_sessions.agent.provider import ModelEvent, Reply
-from miniclaw_sessions.agent.tools import Tool, calculator_tool
+from miniclaw_sessions.agent.tools import calculator_tool
 from miniclaw_sessions.errors import (
     ConfigError,
     DuplicateMessage,
@@ -40,10 +40,9 @@ from miniclaw_sessions.session import Session
 from miniclaw_sessions.stores.base import Append
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing.provider import ScriptedProvider
+from tests.agent.conversations import HELLO, calls, echo, ends_before, read, tool
 
 pytestmark = pytest.mark.anyio
-
-HELLO = Message.user("hello")
 
 
 @pytest.fixture
@@ -57,20 +56,8 @@ async def session(manager: SessionManager) -> Session:
     return await manager.get_or_create("telegram", 1)
 
 
-def tool(name: str, run: Callable[[dict[str, Any]], Awaitable[str]]) -> Tool:
-    return Tool(name, f"does {name}", {"type": "object"}, run)
-
-
-async def echo(arguments: dict[str, Any]) -> str:
-    return str(arguments.get("say", "nothing"))
-
-
 async def fail(_: dict[str, Any]) -> str:
     raise RuntimeError("the disk is on fire")
-
-
-def calls(*names: str, arguments: str = "{}") -> Message:
-    return Message.assistant("", tuple(ToolCall(f"call_{i}", name, arguments) for i, name in enumerate(names)))
 
 
 def said(session: Session) -> list[tuple[str, str]]:
@@ -78,8 +65,7 @@ def said(session: Session) -> list[tuple[str, str]]:
 
 
 async def events_of(agent: Agent, session: Session, message: Message = HELLO) -> list[AgentEvent]:
-    async with agent.run(message, session=session) as events:
-        return [event async for event in events]
+    return await read(agent.run(message, session=session))
 
 
 # --- a turn that succeeds --------------------------------------------------------------------------------------------
@@ -526,25 +512,6 @@ async def test_a_closed_manager_answers_nothing(tmp_path: Path) -> None:
 # --- cancellation ----------------------------------------------------------------------------------------------------
 
 
-async def cancel_after(steps: int, agent: Agent, session: Session) -> bool:
-    """Run a turn and cancel it after this many rounds of the event loop; whether it was finished before."""
-    finished = False
-    with anyio.CancelScope() as scope:
-
-        async def cancel() -> None:
-            for _ in range(steps):
-                await checkpoint()
-            scope.cancel()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(cancel)
-            async with agent.run(HELLO, session=session) as events:
-                async for event in events:
-                    finished = finished or isinstance(event, TurnFinished)
-            tasks.cancel_scope.cancel()
-    return finished
-
-
 async def test_a_cancellation_at_any_moment_leaves_a_legal_session(manager: SessionManager) -> None:
     async def slow(_: dict[str, Any]) -> str:
         for _round in range(3):
@@ -557,7 +524,7 @@ async def test_a_cancellation_at_any_moment_leaves_a_legal_session(manager: Sess
         provider = ScriptedProvider([calls("echo", "slow"), calls("slow"), "done"])
         session = await manager.get_or_create("cancelled", steps)
         agent = Agent(provider, tools=[tool("echo", echo), tool("slow", slow)])
-        finished = await cancel_after(steps, agent, session)
+        finished = await ends_before(steps, partial(read, agent.run(HELLO, session=session)))
         stored = session.messages()
         assert not session.journal.in_turn
         assert is_legal(stored) == [], steps

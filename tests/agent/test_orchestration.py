@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from miniclaw_sessions.protocol.entries import BranchSummary, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.agent.conversations import HELLO, assert_legal, calls, echo, opened, read, texts, tool
+from tests.agent.conversations import HELLO, assert_legal, calls, echo, ends_before, opened, read, texts, tool
 from tests.agent.small_models import FAILING, SmallModel, compactions, small
 
 pytestmark = pytest.mark.anyio
@@ -256,26 +257,14 @@ def everything(session: Session) -> tuple[SmallModel, AgentSession]:
     return model, AgentSession(agent, session, context_window=60, reserve_tokens=10, keep_tokens=10)
 
 
-async def cancelled_after(steps: int, agent_session: AgentSession) -> tuple[bool, list[AgentEvent]]:
-    """Run a turn to its end, with every answer that it waits for, unless it is cancelled after so many rounds."""
-    events: list[AgentEvent] = []
-    with anyio.CancelScope() as scope:
-
-        async def cancel() -> None:
-            for _ in range(steps):
-                await checkpoint()
-            scope.cancel()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(cancel)
-            async with agent_session.run(HELLO) as told:
-                events += [event async for event in told]
-            assert isinstance(events[-1], TurnSuspended)
-            results = {one.call.id: "you may" for one in events[-1].pending}
-            async with agent_session.resume(results=results) as told:
-                events += [event async for event in told]
-            tasks.cancel_scope.cancel()
-    return not scope.cancelled_caught, events
+async def whole_turn(agent_session: AgentSession, events: list[AgentEvent]) -> None:
+    """A turn to its end, with every answer that it waits for."""
+    async with agent_session.run(HELLO) as told:
+        events += [event async for event in told]
+    assert isinstance(events[-1], TurnSuspended)
+    results = {one.call.id: "you may" for one in events[-1].pending}
+    async with agent_session.resume(results=results) as told:
+        events += [event async for event in told]
 
 
 @pytest.mark.proof
@@ -284,7 +273,8 @@ async def test_a_cancellation_at_any_moment_of_a_turn_with_everything_leaves_a_l
     while not finished:
         async with opened(tmp_path / str(steps), "memory:") as session:
             model, agent_session = everything(session)
-            finished, events = await cancelled_after(steps, agent_session)
+            events: list[AgentEvent] = []
+            finished = await ends_before(steps, partial(whole_turn, agent_session, events))
             assert not session.journal.in_turn
             stored = await session.tree.get_branch()
             await compactions(session)

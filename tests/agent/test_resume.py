@@ -6,15 +6,13 @@ import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
-from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.agent.events import Events
 from miniclaw_sessions.agent.loop import Agent, ToolStarted, TurnFinished, Unanswered
 from miniclaw_sessions.errors import DuplicateMessage, ModelError, NothingToResume, TurnInProgress
 from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
@@ -23,7 +21,19 @@ from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import ABANDONED, INTERRUPTED
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.agent.conversations import HELLO, assert_legal, calls, echo, opened, read, roles, texts, tool, transcript
+from tests.agent.conversations import (
+    HELLO,
+    assert_legal,
+    calls,
+    echo,
+    ends_before,
+    opened,
+    read,
+    roles,
+    texts,
+    tool,
+    transcript,
+)
 from tests.crash.launcher import Launcher
 
 pytestmark = pytest.mark.anyio
@@ -221,7 +231,7 @@ async def test_a_cancellation_at_any_moment_of_a_resumed_turn_leaves_a_session_t
             await left_open(session, calls("echo", "count"))
             counting, provider = Counting(), ScriptedProvider([calls("echo", prefix="b"), "done"])
             agent = Agent(provider, tools=[counting.tool, tool("echo", echo)], session=session)
-            finished = await cancelled_after(steps, agent.resume(unanswered=unanswered))
+            finished = await ends_before(steps, partial(read, agent.resume(unanswered=unanswered)))
             assert not session.journal.in_turn
             outcomes.add(tuple(roles(session)))
             again = ScriptedProvider(["next", "well"])
@@ -235,22 +245,6 @@ async def test_a_cancellation_at_any_moment_of_a_resumed_turn_leaves_a_session_t
         steps += 1
         assert steps < 500
     assert len(outcomes) >= 4
-
-
-async def cancelled_after(steps: int, turn: AbstractAsyncContextManager[Events]) -> bool:
-    """Cancel a turn after this many rounds of the event loop; whether it was finished before."""
-    with anyio.CancelScope() as scope:
-
-        async def cancel() -> None:
-            for _ in range(steps):
-                await checkpoint()
-            scope.cancel()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(cancel)
-            await read(turn)
-            tasks.cancel_scope.cancel()
-    return not scope.cancelled_caught
 
 
 # --- killed at any moment --------------------------------------------------------------------------------------------
