@@ -50,6 +50,7 @@ class Result(msgspec.Struct, kw_only=True):
         trials: how often something was ended and looked at afterwards.
         crashes: how many power cuts or kills there were; more than one in some trials.
         in_recovery: how many of them hit a writer before it had recovered.
+        backups: how many backups, made meanwhile, were restored and held all that was promised before them.
         acknowledged: how many messages and other changes were promised to be safe.
         skipped: how many tests could not run here.
         problems: a sentence for everything that was lost, doubled or unsound.
@@ -61,6 +62,7 @@ class Result(msgspec.Struct, kw_only=True):
     trials: int = 0
     crashes: int = 0
     in_recovery: int = 0
+    backups: int = 0
     acknowledged: int = 0
     skipped: int = 0
     problems: list[str] = msgspec.field(default_factory=list)
@@ -71,6 +73,7 @@ class Result(msgspec.Struct, kw_only=True):
         self.trials += other.trials
         self.crashes += other.crashes
         self.in_recovery += other.in_recovery
+        self.backups += other.backups
         self.acknowledged += other.acknowledged
         self.skipped += other.skipped
         self.problems += other.problems
@@ -162,6 +165,7 @@ class Piece(msgspec.Struct, kw_only=True, tag=True):
             trials=tally.trials,
             crashes=tally.crashes,
             in_recovery=tally.in_recovery,
+            backups=tally.backups,
             acknowledged=tally.acknowledged,
             problems=tally.problems,
         )
