@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar
 from weakref import ref
 
 import anyio
@@ -41,7 +41,7 @@ from miniclaw_sessions.protocol.encoding import (
 )
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, EntryBase, LeafMove, MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.session.home import Commits, Flushes, Owner
 from miniclaw_sessions.session.reading import TreeReader
 from miniclaw_sessions.stores.base import SessionHead, Store, stored_entry
@@ -310,24 +310,22 @@ class Journal:
         """Accept a message; see `Session.append`."""
         if idempotency_key is not None and (known := self.known(idempotency_key)) is not None:
             return known
-        now, conversation = self.home.clock.now(), self.conversation
-        follows_leaf = (
-            conversation.state.leaf_id is None or conversation.state.leaf_sequence == conversation.state.last_sequence
-        )
+        home, state = self.home, self.conversation.state
+        now, last, place = home.clock.now(), state.last_sequence, state.leaf_sequence
         own, message_bytes = owned(message, now)
         entry = MessageEntry(
-            id=self.home.clock.new_id(),
-            parent_id=conversation.state.leaf_id,
+            id=home.clock.new_id(),
+            parent_id=state.leaf_id,
             timestamp=now,
-            sequence=conversation.state.last_sequence + 1,
-            parent_sequence=None if follows_leaf else conversation.state.leaf_sequence,
+            sequence=last + 1,
+            parent_sequence=None if place == last or state.leaf_id is None else place,
             message=own,
             idempotency_key=idempotency_key,
         )
         self._check_accepting()
         encoded = encode_entry(entry, message_bytes)
         self.check_entry(entry, len(encoded))
-        self.home.committer.check_room(len(encoded))
+        home.committer.check_room(len(encoded))
         self._accept(entry, encoded, message_bytes)
         return entry
 
@@ -574,6 +572,9 @@ def owned(message: Message | Mapping[str, Any], now: datetime) -> tuple[Message,
     Raises:
         InvalidMessage: it is no message, or cannot be stored faithfully.
     """
+    if _is_bare(message):  # the usual case: a role and a text, and nothing else
+        message = Message(message.role, message.content, now)
+        return message, encode_message(message)
     message = as_message(message)
     moment = message.timestamp
     if moment is None:
@@ -583,8 +584,15 @@ def owned(message: Message | Mapping[str, Any], now: datetime) -> tuple[Message,
     encoded = encode_message(message)
     role, content = message.role, message.content
     if type(content) is str and message == Message(role, content, message.timestamp):
-        return message, encoded  # the usual case: a role and a text, and nothing else
+        return message, encoded
     return decode_message(encoded), encoded
+
+
+def _is_bare(message: object) -> TypeGuard[Message]:
+    if type(message) is not Message:
+        return False
+    role, content = message.role, message.content
+    return type(content) is str and type(role) is Role and message == Message(role, content)
 
 
 def _encoded(entry: Entry) -> Encoded:
