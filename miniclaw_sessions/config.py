@@ -56,7 +56,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
         snapshot_max_bytes: how large a session's file gets: beyond that its oldest messages stand in the store alone,
             from which they come back at the next start (with `none:` they are gone then). A larger one from elsewhere
             is not read but quarantined. Metadata and a compaction, up to their own limits, always find room.
-        shutdown_timeout_s: seconds that the last commit and flush may take.
+        shutdown_timeout_s: seconds after which the last commit and flush are given up, unless they advance.
         lock_wait_s: seconds that the daemon and commands that write wait for another process that has the workspace.
     """
 

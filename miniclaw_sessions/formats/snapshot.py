@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, SessionsError
-from miniclaw_sessions.history.state import NOT_SAID, SCHEMA_VERSION, Snapshot, State, Totals
+from miniclaw_sessions.history.state import NO_COMPACTION, NOT_SAID, SCHEMA_VERSION, Snapshot, State, Totals
 from miniclaw_sessions.history.window import Kept, Packed
 from miniclaw_sessions.protocol.encoding import (
     STORED_DEPTH,
@@ -236,7 +236,7 @@ def _assemble(file: State, kept: Sequence[Kept], extra: dict[str, Any] | None = 
     if not 0 <= place <= file.last_sequence or not 0 <= file.newest_evicted <= file.last_sequence:
         raise DamagedSnapshot("its leaf_sequence or newest_evicted is no place in the session")
     encoded = file.encoded_compaction
-    compaction = None if encoded is None or bytes(encoded) == b"null" else encoded.copy()
+    compaction = NO_COMPACTION if bytes(encoded) == b"null" else encoded.copy()
     key = SessionKey.of(file.channel, file.chat_id)
     state = file.copy(
         session_id=key.session_id,

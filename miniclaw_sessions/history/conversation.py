@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from miniclaw_sessions.history.branch import Branch, as_message_entry, provider_of
-from miniclaw_sessions.history.state import Snapshot, State
+from miniclaw_sessions.history.state import NO_COMPACTION, Snapshot, State
 from miniclaw_sessions.history.window import Kept, Packed, Window
 from miniclaw_sessions.protocol.entries import (
     METADATA,
@@ -88,7 +88,7 @@ class Conversation:
     @property
     def window_is_whole(self) -> bool:
         """Whether the window holds all that a model is told of the branch, and not only the newest of it."""
-        if self.state.encoded_compaction is None:
+        if self.state.encoded_compaction is NO_COMPACTION:
             return self.window.newest_evicted == 0
         return self.window.newest_evicted < self.kept_from
 

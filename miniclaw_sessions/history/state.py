@@ -25,6 +25,7 @@ SCHEMA_VERSION = 1
 NOT_SAID = -1
 """The place of the leaf in a file that does not say it: at the end."""
 
+NO_COMPACTION = msgspec.Raw(b"null")
 _NO_MESSAGES = msgspec.Raw(b"[]")
 
 
@@ -78,7 +79,7 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
     parents: dict[str, tuple[str | None, int]] = {}
     leaf_id: str | None = None
     leaf_sequence: int = NOT_SAID
-    encoded_compaction: msgspec.Raw | None = msgspec.field(default=None, name="compaction")
+    encoded_compaction: msgspec.Raw = msgspec.field(default=NO_COMPACTION, name="compaction")
     newest_evicted: int = 0
     totals: Totals = msgspec.field(default_factory=Totals)
     metadata: dict[str, Any] = {}
@@ -130,7 +131,7 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
         Raises:
             InvalidMessage: a file says that something else is one.
         """
-        if self.encoded_compaction is None:
+        if self.encoded_compaction is NO_COMPACTION:
             return None
         compaction = decode_entry(bytes(self.encoded_compaction))
         if not isinstance(compaction, Compaction):
@@ -139,7 +140,7 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
 
     @compaction.setter
     def compaction(self, compaction: Compaction | None) -> None:
-        self.encoded_compaction = None if compaction is None else msgspec.Raw(encode_entry(compaction))
+        self.encoded_compaction = NO_COMPACTION if compaction is None else msgspec.Raw(encode_entry(compaction))
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False):

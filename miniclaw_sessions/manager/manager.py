@@ -43,7 +43,7 @@ from miniclaw_sessions.manager.purging import purge
 from miniclaw_sessions.manager.reader import SessionReader, summarize
 from miniclaw_sessions.manager.registry import SessionRegistry
 from miniclaw_sessions.manager.saving import Saving, WatchedStore
-from miniclaw_sessions.manager.source_file import chunks_of, regular_file
+from miniclaw_sessions.manager.source_file import source_file
 from miniclaw_sessions.persistence.archive import Archive
 from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.flusher import FlushReport
@@ -117,6 +117,7 @@ class SessionManager(SessionReader):
         self._stack: AsyncExitStack | None = None
         self._closed = False
         self._owner = 0
+        self._patience: anyio.CancelScope | None = None  # of closing
 
     def __repr__(self) -> str:
         state = "closed" if self._stack is None else "open"
@@ -230,8 +231,9 @@ class SessionManager(SessionReader):
     async def close(self) -> None:
         """Accept nothing more, commit and flush everything, let the directory go. Safe to call twice.
 
-        Runs to its end even when the caller is being cancelled, for at most `shutdown_timeout_s` seconds; only a disk
-        that hangs within a call of the system can hold it longer. Call it in the task that opened the manager.
+        Runs to its end even when the caller is being cancelled, as long as it advances every `shutdown_timeout_s`
+        seconds; only a disk that hangs within a call of the system can hold it longer. Call it in the task that opened
+        the manager.
 
         Raises:
             StoreFull, StoreUnavailable: something accepted, or some snapshot, could not be saved.
@@ -255,7 +257,7 @@ class SessionManager(SessionReader):
         )
 
     async def _wind_down(self) -> None:
-        with anyio.move_on_after(self.settings.shutdown_timeout_s):
+        with anyio.move_on_after(self.settings.shutdown_timeout_s) as self._patience:
             self._expiry.close()
             await self._saving.finish()
             await self._background.ended()
@@ -312,30 +314,18 @@ class SessionManager(SessionReader):
 
     def statistics(self) -> ManagerStatistics:
         """The manager's numbers at this moment."""
-        commits, flushes = self._saving.committer.counts, self._saving.flusher.counts
         return ManagerStatistics(
+            **self._saving.numbers,
             sessions=len(self),
             cached=self._cache.cached,
             cache_loads=self._cache.loads,
             cache_evictions=self._cache.evictions,
-            dirty=self._saving.flusher.dirty,
             messages_in_memory=sum(len(one.conversation.window) for one in self._cache.in_memory()),
             evicted_from_window=self._registry.evicted_of_gone + sum(one.evicted for one in self._cache.in_memory()),
-            unsaved_entries=commits.unsaved_entries,
-            unsaved_bytes=commits.unsaved_bytes,
-            appended=commits.committed + commits.unsaved_entries,
-            committed=commits.committed,
-            commits=commits.commits,
-            commit_failures=commits.failures,
-            flushes=flushes.flushes,
-            flush_failures=flushes.failures,
-            snapshots_written=flushes.written,
-            last_flush_seconds=flushes.last_seconds,
             recovered=self.recovery.from_snapshots + self.recovery.rebuilt,
             quarantined=len(self.recovery.quarantined),
             expired=self._expiry.expired,
             store=self._store_name,
-            store_state=self._store_state,
         )
 
     def health(self) -> Health:
@@ -345,7 +335,7 @@ class SessionManager(SessionReader):
         problems = self._saving.problems
         losses = [loss.sentence(session_id) for session_id, loss in islice(self.losses.items(), LISTED_LOSSES)]
         return Health(
-            ok=not problems, store=self._store_name, store_state=self._store_state, problems=problems, losses=losses
+            ok=not problems, store=self._store_name, store_state=self._saving.state, problems=problems, losses=losses
         )
 
     @property
@@ -354,15 +344,13 @@ class SessionManager(SessionReader):
         return self._saving.progressed_at
 
     @property
-    def _store_state(self) -> str:
-        return "failing" if self._saving.problems else "ok"
-
-    @property
     def _store_name(self) -> str:
         choice = self._store_choice
         return choice.partition(":")[0] if isinstance(choice, str) else type(choice).__name__
 
     def _progress(self, progress: Progress) -> None:
+        if self._patience is not None:
+            self._patience.deadline = anyio.current_time() + self.settings.shutdown_timeout_s
         try:
             self.on_progress(progress)
         except Exception as error:  # noqa: BLE001 - whoever watches must not fail what is watched
@@ -495,17 +483,16 @@ class SessionManager(SessionReader):
             ImportRefused: it is not a session in a known format, or cannot be read; it was not touched.
             SessionExists, SessionLimit, StoreError: the session could not be made; nothing of it is left.
         """
-        import aiofiles  # noqa: PLC0415 - importing this package must stay light
-
-        try:
-            found, size = await to_thread.run_sync(regular_file, path)
-            async with aiofiles.open(found, "rb") as file:
-                chunks = chunks_of(file)
-                return await self.import_stream(
-                    chunks, name=found.stem, key=key, form=form, dry_run=dry_run, on_progress=on_progress, size=size
-                )
-        except OSError as error:
-            raise ImportRefused(f"cannot read {path}: {error.strerror}") from error
+        async with source_file(path) as file:
+            return await self.import_stream(
+                file.chunks,
+                name=file.name,
+                key=key,
+                form=form,
+                dry_run=dry_run,
+                on_progress=on_progress,
+                size=file.size,
+            )
 
     async def import_stream(  # noqa: PLR0913 - each can be left out
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
@@ -126,6 +126,30 @@ class Saving:
         if self.flusher.problem is not None:
             problems.append(str(self.flusher.problem))
         return problems
+
+    @property
+    def state(self) -> str:
+        """Whether all is well, in a word."""
+        return "failing" if self.problems else "ok"
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What committer and flusher have done, and have to do: fields of `ManagerStatistics`."""
+        commits, flushes = self.committer.counts, self.flusher.counts
+        return {
+            "dirty": self.flusher.dirty,
+            "unsaved_entries": commits.unsaved_entries,
+            "unsaved_bytes": commits.unsaved_bytes,
+            "appended": commits.committed + commits.unsaved_entries,
+            "committed": commits.committed,
+            "commits": commits.commits,
+            "commit_failures": commits.failures,
+            "flushes": flushes.flushes,
+            "flush_failures": flushes.failures,
+            "snapshots_written": flushes.written,
+            "last_flush_seconds": flushes.last_seconds,
+            "store_state": self.state,
+        }
 
     @property
     def progressed_at(self) -> float:

@@ -26,11 +26,11 @@ from miniclaw_sessions.errors import (
     StoreCorrupt,
     StoreError,
     StoreUnavailable,
-    first_cause,
 )
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.persistence.losses import Losses
 from miniclaw_sessions.persistence.marker import Marker, check_marker, check_store, write_marker
+from miniclaw_sessions.persistence.own_task import in_own_task
 from miniclaw_sessions.persistence.quarantine import Quarantine
 from miniclaw_sessions.persistence.recognition import recognize
 from miniclaw_sessions.persistence.recovery import Progress, Recovered, Recovery, RecoveryReport
@@ -110,16 +110,9 @@ class Workspace:
             WrongKey, KeyNeeded, NotEncrypted: the keys do not go with what is there; it was not touched.
         """
         _require_asyncio()
-        try:
-            async with AsyncExitStack() as stack:
-                # In a task of its own, which a task group waits for even when asyncio itself cancels the caller: what a
-                # thread has locked or opened by then would otherwise stay so for the life of the process.
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._open, stack, name="open workspace")
-                self._stack = stack.pop_all()
-        except ExceptionGroup as group:
-            error = first_cause(group)
-            raise error from error.__cause__
+        async with AsyncExitStack() as stack:
+            await self._open(stack)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(
@@ -134,6 +127,7 @@ class Workspace:
         await recovery.load(session_id)
         return recovery.sessions, recovery.report
 
+    @in_own_task
     async def _open(self, stack: AsyncExitStack) -> None:
         await self._lock(stack)
         self.snapshots = await to_thread.run_sync(self._open_directory, stack)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
-from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar
+from datetime import datetime, timedelta
+from typing import Any, Protocol, TypeVar
 from weakref import ref
 
 import anyio
@@ -31,17 +31,15 @@ from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.persistence.committer import SessionLog, anew
 from miniclaw_sessions.protocol.encoding import (
-    as_message,
     decode_entry,
-    decode_message,
     encode_entry,
     encode_json,
     encode_message,
-    in_utc,
 )
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, EntryBase, LeafMove, MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message, Role
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session.encoded import Encoded, encoded_as_it_is, encoded_once, owned, timed
 from miniclaw_sessions.session.home import Commits, Flushes, Owner
 from miniclaw_sessions.session.reading import TreeReader
 from miniclaw_sessions.stores.base import SessionHead, Store, stored_entry
@@ -109,14 +107,6 @@ class OpenTurn(Protocol):
     def stop(self) -> bool:
         """Cancel its work, if it does something that can be stopped."""
         ...
-
-
-class Encoded(NamedTuple):
-    """An entry and its bytes, and where it is a message's, the message's."""
-
-    entry: Entry
-    encoded: bytes
-    message: bytes | None = None
 
 
 class SessionStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -389,8 +379,8 @@ class Journal:
         Raises:
             InvalidMessage, UnsavedLimit: nothing of it was accepted.
         """
-        placed = [places.place(_timed(entry), place) for place, entry in enumerate(entries, self.last_sequence + 1)]
-        self.accept([_encoded(entry) for entry in placed])
+        placed = [places.place(timed(entry), place) for place, entry in enumerate(entries, self.last_sequence + 1)]
+        self.accept([encoded_as_it_is(entry) for entry in placed])
 
     async def settle(self) -> None:
         """Give a session that was put together of adopted entries the window of its leaf.
@@ -550,59 +540,3 @@ class Journal:
         if self._revision == self._flushed_revision:
             self.home.flusher.add(self)
         self._revision += 1
-
-
-def encoded_once(entry: Entry) -> Encoded:
-    """An entry as its own bytes say it: it shares nothing with whoever made it, and can be read again.
-
-    Raises:
-        InvalidMessage: it cannot be stored faithfully.
-    """
-    encoded = encode_entry(entry)
-    own = decode_entry(encoded)
-    return Encoded(own, encoded, encode_message(own.message) if isinstance(own, MessageEntry) else None)
-
-
-def owned(message: Message | Mapping[str, Any], now: datetime) -> tuple[Message, bytes]:
-    """A message as the session keeps it, with a time in UTC, and its bytes, which share nothing with the caller.
-
-    Anything but a plain text is read back from its bytes, so that nothing is acknowledged that could not be read again,
-    whatever types a caller put into it.
-
-    Raises:
-        InvalidMessage: it is no message, or cannot be stored faithfully.
-    """
-    if _is_bare(message):  # the usual case: a role and a text, and nothing else
-        message = Message(message.role, message.content, now)
-        return message, encode_message(message)
-    message = as_message(message)
-    moment = message.timestamp
-    if moment is None:
-        message = msgspec.structs.replace(message, timestamp=now)
-    elif moment.tzinfo is not UTC:
-        message = msgspec.structs.replace(message, timestamp=in_utc(moment))
-    encoded = encode_message(message)
-    role, content = message.role, message.content
-    if type(content) is str and message == Message(role, content, message.timestamp):
-        return message, encoded
-    return decode_message(encoded), encoded
-
-
-def _is_bare(message: object) -> TypeGuard[Message]:
-    if type(message) is not Message:
-        return False
-    role, content = message.role, message.content
-    return type(content) is str and type(role) is Role and message == Message(role, content)
-
-
-def _encoded(entry: Entry) -> Encoded:
-    message = encode_message(entry.message) if isinstance(entry, MessageEntry) else None
-    return Encoded(entry, encode_entry(entry, message), message)
-
-
-def _timed(entry: Entry) -> Entry:
-    """Every message that is kept has a time (document 004); one that came without has its entry's."""
-    if isinstance(entry, MessageEntry) and entry.message.timestamp is None:
-        message = msgspec.structs.replace(entry.message, timestamp=in_utc(entry.timestamp))
-        return msgspec.structs.replace(entry, message=message)
-    return entry

@@ -23,7 +23,8 @@ from miniclaw_sessions.protocol.entries import (
     ThinkingLevelChange,
 )
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session.journal import Encoded, Journal, encoded_once, owned
+from miniclaw_sessions.session.encoded import Encoded, encoded_once, owned
+from miniclaw_sessions.session.journal import Journal
 
 E = TypeVar("E", bound=EntryBase)
 

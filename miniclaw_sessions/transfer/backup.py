@@ -27,6 +27,7 @@ from miniclaw_sessions.persistence.backups import note_backup
 from miniclaw_sessions.persistence.losses import NAME as LOSSES
 from miniclaw_sessions.persistence.marker import NAME as MARKER
 from miniclaw_sessions.persistence.marker import RESTORING, read_marker
+from miniclaw_sessions.persistence.own_task import in_own_task
 from miniclaw_sessions.stores import open_store, store_place
 from miniclaw_sessions.stores.base import Store
 from miniclaw_sessions.stores.jsonl.store import JSONLStore
@@ -96,6 +97,7 @@ class Holder(Protocol):
         ...
 
 
+@in_own_task
 async def back_up(manager: Holder, target: Path, on_progress: Report = lambda *_: None) -> BackupReport:
     """Back a workspace up that is open in this process, while it is used.
 
@@ -115,6 +117,7 @@ async def back_up(manager: Holder, target: Path, on_progress: Report = lambda *_
     return await _make(manager.workspace, store, manager.clock, target, on_progress)
 
 
+@in_own_task
 async def back_up_closed(
     workspace: Path, settings: SessionSettings, target: Path, on_progress: Report = lambda *_: None
 ) -> BackupReport:
@@ -154,6 +157,7 @@ async def verify_backup(path: Path, on_progress: Report = lambda *_: None) -> Ba
     return report
 
 
+@in_own_task
 async def restore(
     backup: Path,
     workspace: Path,

@@ -10,11 +10,13 @@ from miniclaw_sessions.disk import DirectoryLock
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.persistence.marker import check_marker
+from miniclaw_sessions.persistence.own_task import in_own_task
 from miniclaw_sessions.stores import open_store, store_place
 from miniclaw_sessions.stores.copying import Copied, copy_store
 from miniclaw_sessions.transfer.copying import Report, in_thread
 
 
+@in_own_task
 async def migrate(
     workspace: Path, settings: SessionSettings, to: str, keys: KeyRing | None, on_progress: Report = lambda *_: None
 ) -> Copied:

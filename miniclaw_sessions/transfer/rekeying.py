@@ -21,6 +21,7 @@ from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular
 from miniclaw_sessions.encryption import KeyRing, is_sealed
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.persistence.marker import DamagedMarker, Marker, read_marker, remove_marker, write_marker
+from miniclaw_sessions.persistence.own_task import in_own_task
 from miniclaw_sessions.stores import open_store, store_place
 from miniclaw_sessions.stores.base import Store, StoredEntry, StoredHead, mark_damaged
 from miniclaw_sessions.stores.copying import Source
@@ -87,6 +88,7 @@ class Rekey:
         self._has_store = kind in ("sqlite", "jsonl")
         self._copy = Copy(workspace / BESIDE, settings.store, self._place.with_name(self._place.name + BESIDE))
 
+    @in_own_task
     async def run(self) -> RekeyReport:
         """Change everything that is not as it should be.
 

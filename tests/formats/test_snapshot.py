@@ -18,7 +18,7 @@ from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot,
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.history.state import SCHEMA_VERSION, Snapshot, State, Totals
 from miniclaw_sessions.history.window import Packed, Window, keep
-from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.entries import Compaction, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Role, TextPart, ToolCall
 
@@ -190,6 +190,22 @@ def test_metadata_that_is_no_json_is_refused_with_our_own_error(metadata: dict[s
 
 def test_a_snapshot_survives_a_round_trip() -> None:
     assert load(REAL) == real_snapshot()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_compaction_survives_a_round_trip_with_what_nobody_knows_of_it(ours: bool) -> None:
+    said = Message(Role.USER, (TextPart("x", extra={"cache": True}),), timestamp=CREATED, extra={"deep": {"a": [1]}})
+    compaction = Compaction(
+        id="c", parent_id="e6", timestamp=CREATED, sequence=7, summary="s", messages=(said,), extra={"new": 1}
+    )
+    snapshot = real_snapshot(last_sequence=7)
+    assert b'"compaction"' not in encode_snapshot(snapshot)
+    snapshot.state.compaction = compaction
+    written = encode_snapshot(snapshot)
+    read = load(written if ours else without_checksum(written)[:-1] + b',"theirs":1}')
+    assert read.state == snapshot.state
+    assert read.state.compaction == compaction
+    assert encode_snapshot(replace(read, extra={})) == written
 
 
 def test_an_empty_session_survives_a_round_trip() -> None:

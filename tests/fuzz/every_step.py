@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -43,6 +44,7 @@ class Cancelled:
     way: str
     step: int
     is_reached: bool = False
+    _steps: int = 0
 
     async def run(self, call: Awaitable[object]) -> None:
         """Return when the call has ended, in whatever way."""
@@ -50,12 +52,23 @@ class Cancelled:
 
         async def cancelled() -> None:
             with scope, suppress(SessionsError):
-                await _Stepwise(call, self._cancel_at)
+                await call
 
-        task = asyncio.create_task(cancelled())
-        self._cancel = task.cancel if self.way.startswith("native") else scope.cancel
-        with suppress(asyncio.CancelledError):
-            await task
+        _within.set(self)
+        asyncio.get_running_loop().set_task_factory(_stepwise_within)
+        try:
+            task = asyncio.create_task(cancelled())
+            self._cancel = task.cancel if self.way.startswith("native") else scope.cancel
+            _within.set(None)
+            with suppress(asyncio.CancelledError):
+                await task
+        finally:
+            asyncio.get_running_loop().set_task_factory(None)
+
+    def note_step(self, waits_for: asyncio.Future[Any] | None) -> None:
+        """A task of the call begins to wait."""
+        self._cancel_at(self._steps, waits_for)
+        self._steps += 1
 
     def _cancel_at(self, step: int, waits_for: asyncio.Future[Any] | None) -> None:
         if step not in (self.step, self.step + ("twice" in self.way)):
@@ -67,10 +80,27 @@ class Cancelled:
             self._cancel()
 
 
+_within: ContextVar[Cancelled | None] = ContextVar("within", default=None)
+"""Inherited by the tasks that a call starts: their steps are its own."""
+
+
+def _stepwise_within(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any] | Generator[Any, None, Any], **options: Any
+) -> asyncio.Task[Any]:
+    cancelled = _within.get()
+
+    async def stepwise() -> object:
+        assert cancelled is not None
+        assert isinstance(work, Coroutine)
+        return await _Stepwise(work, cancelled.note_step)
+
+    return asyncio.Task(work if cancelled is None else stepwise(), loop=loop, **options)  # type: ignore[arg-type]
+
+
 class _Stepwise:
     """Awaits something, and tells before each step what it waits for."""
 
-    def __init__(self, work: Awaitable[object], on_step: Callable[[int, asyncio.Future[Any] | None], None]) -> None:
+    def __init__(self, work: Awaitable[object], on_step: Callable[[asyncio.Future[Any] | None], None]) -> None:
         self._work = work
         self._on_step = on_step
 
@@ -78,18 +108,17 @@ class _Stepwise:
         work = self._work.__await__()
         go_on: Callable[[Any], Any] = work.send
         argument: Any = None
-        for step in count():
+        while True:
             try:
                 waits_for = go_on(argument)
             except StopIteration as end:
                 return end.value
-            self._on_step(step, waits_for)
+            self._on_step(waits_for)
             try:
                 argument = yield waits_for
                 go_on = work.send
             except BaseException as error:  # noqa: BLE001 - it is the work's
                 argument, go_on = error, work.throw
-        raise AssertionError
 
 
 def settings_of(store: str) -> SessionSettings:

@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,10 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
     TurnInProgress,
 )
+from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.persistence import flusher
+from miniclaw_sessions.persistence.snapshots import Written
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
@@ -834,6 +838,26 @@ async def test_a_store_that_hangs_does_not_keep_the_manager_from_closing(faulty:
             await faulty.clock.advance(0)
 
 
+async def test_closing_goes_on_as_long_as_it_advances(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first flush of very many sessions takes longer than the time without any progress that closing allows."""
+    monkeypatch.setattr(flusher, "CHUNK", 1)
+    given_up_at = []
+    async with home.manager() as manager:
+        for chat_id in "123":
+            await say(manager, "hi", chat_id)
+        snapshots = manager._workspace.snapshots
+        write = snapshots.write
+
+        async def watched(some: Sequence[Snapshot]) -> list[Written]:
+            assert manager._patience is not None
+            given_up_at.append(manager._patience.deadline)
+            return await write(some)
+
+        monkeypatch.setattr(snapshots, "write", watched)
+    assert len(given_up_at) == 3
+    assert given_up_at == sorted(set(given_up_at))
+
+
 async def test_closing_from_another_task_is_refused_and_changes_nothing(home: Home) -> None:
     async with home.manager() as manager:
         await say(manager, "hi")
@@ -943,15 +967,21 @@ async def test_the_timer_flushes_after_thirty_seconds(home: Home) -> None:
 # --- conflicts -------------------------------------------------------------------------------------------------------
 
 
+async def refused(faulty: Faulty, manager: SessionManager) -> Session:
+    """A session that has said something and of which the store refuses what comes next; it is well again by now."""
+    session = await say(manager, "hi")
+    faulty.faults.refuse("telegram_1")
+    with pytest.raises(StoreConflict):
+        await session.add_message(Message.user("refused"))
+    faulty.faults.heal()
+    return session
+
+
 async def test_a_session_that_the_store_refuses_is_reloaded_and_goes_on(faulty: Faulty) -> None:
     async with faulty.manager() as manager:
-        session = await say(manager, "hi")
-        faulty.faults.refuse("telegram_1")
-        with pytest.raises(StoreConflict):
-            await session.add_message(Message.user("refused"))
+        session = await refused(faulty, manager)
         with pytest.raises(StoreConflict):
             session.append(Message.user("refused too"))
-        faulty.faults.heal()
         again = await manager.get_or_create("telegram", "1")
         assert again is not session
         assert texts(again) == ["hi"]
@@ -963,11 +993,7 @@ async def test_a_session_that_the_store_refuses_is_reloaded_and_goes_on(faulty: 
 
 async def test_a_refused_session_that_cannot_be_reloaded_yet_can_still_be_deleted(faulty: Faulty) -> None:
     async with faulty.manager() as manager:
-        session = await say(manager, "hi")
-        faulty.faults.refuse("telegram_1")
-        with pytest.raises(StoreConflict):
-            await session.add_message(Message.user("refused"))
-        faulty.faults.heal()
+        await refused(faulty, manager)
         faulty.faults.fail(method="head")
         with pytest.raises(StoreUnavailable):
             await manager.get_or_create("telegram", "1")
@@ -977,11 +1003,7 @@ async def test_a_refused_session_that_cannot_be_reloaded_yet_can_still_be_delete
 
 async def test_a_refused_session_that_was_replaced_never_becomes_dirty_again(faulty: Faulty) -> None:
     async with faulty.manager() as manager:
-        session = await say(manager, "hi")
-        faulty.faults.refuse("telegram_1")
-        with pytest.raises(StoreConflict):
-            await session.add_message(Message.user("refused"))
-        faulty.faults.heal()
+        session = await refused(faulty, manager)
         await manager.get_or_create("telegram", "1")
         await manager.flush()
         await faulty.clock.advance(2 * 3600)
@@ -991,11 +1013,7 @@ async def test_a_refused_session_that_was_replaced_never_becomes_dirty_again(fau
 
 async def test_a_refused_and_reloaded_session_can_be_deleted(faulty: Faulty) -> None:
     async with faulty.manager() as manager:
-        session = await say(manager, "hi")
-        faulty.faults.refuse("telegram_1")
-        with pytest.raises(StoreConflict):
-            await session.add_message(Message.user("refused"))
-        faulty.faults.heal()
+        await refused(faulty, manager)
         await manager.get_or_create("telegram", "1")
         assert await manager.delete("telegram_1") is True
 

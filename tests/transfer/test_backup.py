@@ -24,6 +24,7 @@ from miniclaw_sessions.stores.base import Append, Store
 from miniclaw_sessions.stores.jsonl.store import JSONLStore
 from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.transfer.backup import MANIFEST, back_up, back_up_closed, restore, verify_backup
+from tests.fuzz.every_step import Cancelled
 from tests.persistence.encrypted_homes import OLD_KEY, Home
 
 pytestmark = pytest.mark.anyio
@@ -281,3 +282,13 @@ async def test_a_restore_that_is_cut_off_anywhere_is_run_again(tmp_path: Path, b
         assert await other.said(OLD_KEY) == said
         shutil.rmtree(other.workspace)
     assert step > 8
+
+
+async def test_whoever_is_cancelled_while_a_thread_takes_the_lock_leaves_it_free(home: Home, backup: Path) -> None:
+    """asyncio's own cancellation: what the thread returns then, nobody gets."""
+    await home.fill(None)
+    for step in range(4):
+        cancelled = Cancelled("native, on arrival", step)
+        await cancelled.run(back_up_closed(home.workspace, home.settings, backup / str(step)))
+        assert cancelled.is_reached
+        await home.said(None)

@@ -1,0 +1,40 @@
+"""Work that leaves no thread behind, however its caller is cancelled.
+
+asyncio's own cancellation ends a coroutine at once, also where it waits for a thread; what that thread has locked,
+opened or is writing would be nobody's. A task group waits for its tasks even then, and cancels them in a way that
+waits for threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import anyio
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def in_own_task(work: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """The coroutine function, run in a task that is waited for when its caller is cancelled. Raises the same."""
+
+    @wraps(work)
+    async def wait_for_it(*arguments: P.args, **options: P.kwargs) -> T:
+        outcome: list[T] = []
+
+        async def run() -> None:
+            outcome.append(await work(*arguments, **options))
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run, name=work.__qualname__)
+        except BaseExceptionGroup as group:
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            raise error from error.__cause__
+        return outcome[0]
+
+    return wait_for_it
