@@ -94,7 +94,7 @@ def _stepwise_within(
         assert isinstance(work, Coroutine)
         return await _Stepwise(work, cancelled.note_step)
 
-    return asyncio.Task(work if cancelled is None else stepwise(), loop=loop, **options)  # type: ignore[arg-type]
+    return asyncio.Task(work if cancelled is None else stepwise(), loop=loop, **options)
 
 
 class _Stepwise:
