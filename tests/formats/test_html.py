@@ -200,6 +200,12 @@ def test_prose_of_any_depth_is_shown(mark: str, depth: int) -> None:
     assert "a word" in Elements(prose(mark * depth + "a word")).text
 
 
+@pytest.mark.parametrize("quote", ["", "> ", "- "])
+def test_a_cell_beyond_the_head_of_its_table_is_shown(quote: str) -> None:
+    assert "two" in Elements(prose(f"{quote}|a|\n{quote}|-|\n{quote}|one|two|")).text
+    assert "table" in Elements(prose(f"{quote}|a|b|\n{quote}|-|-|\n{quote}|one|")).tags or quote == "- "
+
+
 def test_prose_reads_as_it_was_meant() -> None:
     text = "## Found *it*\n\nIn `a*b*c`, **`x` now**:\n- one\n  - two\n\n"
     text += "| a | b |\n|---|--:|\n| 1 | `2` |\n```py\nif a < b:\n```\n> so\n\n7. x"
@@ -219,6 +225,7 @@ def test_prose_reads_as_it_was_meant() -> None:
     [
         *("`" * 100_000, "*" * 100_000, "*a" * 50_000, "|-" * 50_000, "> " * 50_000, "-" * 100_000, "_*" * 50_000),
         *("- " * 50_000, "[" * 100_000, "`a" * 50_000, "\\" * 100_000, "".join(f"{'`' * n} " for n in range(400))),
+        *("|a\n|-\n\n" * 12_000, "|a|\n|-|\n" + "|x|\n" * 25_000),
     ],
 )
 def test_no_text_takes_long(text: str) -> None:

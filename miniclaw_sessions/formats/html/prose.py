@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
+from markdown_it.rules_block.table import escapedSplit
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 
@@ -33,11 +34,20 @@ def preformatted(text: str, kind: str = "") -> str:
 
 
 def prose(text: str) -> str:
-    """A text of several lines, as paragraphs, code, lists, tables; as it stands, where it nests too deep for that."""
-    tokens = _MARKDOWN.parse(_shown(text))
-    if any(token.nesting == 1 and token.level >= _DEEPEST for token in tokens):
-        return preformatted(text)  # the parser leaves out what nests deeper
+    """A text of several lines, as paragraphs, code, lists, tables; as it stands, where a part would be left out."""
+    shown = _shown(text)
+    tokens, lines = _MARKDOWN.parse(shown), shown.split("\n")
+    if any(_leaves_out(token, lines) for token in tokens):
+        return preformatted(text)
     return str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))
+
+
+def _leaves_out(token: Token, lines: Sequence[str]) -> bool:
+    """Whether the parser leaves out what nests deeper, or cells of a table beyond those of its head."""
+    if token.type == "table_open" and token.map:
+        head, *rows = (len(escapedSplit(row.strip(" \t|>"))) for row in lines[slice(*token.map)])
+        return max(rows) > head
+    return token.nesting == 1 and token.level >= _DEEPEST
 
 
 def _shown(text: str) -> str:
