@@ -123,6 +123,7 @@ def test_s1_35_to_s1_38_header_and_events() -> None:
     assert user.message == Message.user("Hello")
     assert (user.parent_id, assistant.parent_id) == (None, "new-1")
     assert (user.continues, assistant.continues) == (False, True)
+    assert (user.extra, assistant.extra) == ({"dive": {"id": "evt-1"}}, None)  # the usage is the answer's
     assert (assistant.message.text, assistant.message.usage) == ("Hi!", Usage(7, 5, 3))
 
 

@@ -291,6 +291,15 @@ def test_s3_28_the_model_s_own_arguments_come_back_as_they_were(arguments: str, 
     assert read(*lines).entries == [original]
 
 
+def test_the_output_that_a_source_keeps_on_a_call_stands_among_its_fields() -> None:
+    original = MessageEntry(**BASE, message=Message.assistant("", (ToolCall("c1", "f", "{}", "done"),)))
+    lines = written([original])
+    assert objects(lines)[1]["message"]["content"] == [
+        {"type": "tool_use", "tool_use": {"id": "c1", "name": "f", "input": {}, "output": "done"}}
+    ]
+    assert read(*lines).entries == [original]
+
+
 def test_s3_29_a_result_is_text_with_its_parts_beside_it() -> None:
     content = (TextPart("a"), ImagePart("image/png", "aGk="), TextPart("b"))
     message = Message(Role.TOOL_RESULT, content, tool_call_id="c1", name="f", is_error=True)
