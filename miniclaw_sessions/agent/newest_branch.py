@@ -87,7 +87,7 @@ class NewestBranch:
         return new[::-1] if wanted == known_id else None
 
     def _newest(self, max_tokens: int) -> Branch:
-        collector = BranchCollector(max_tokens=max_tokens, count=self._count, needs_compaction=False)
+        collector = BranchCollector(at_most=max_tokens, size=self._count, needs_compaction=False)
         for entry in reversed(self._branch.entries):
             collector.feed(entry)
             if collector.has_enough:

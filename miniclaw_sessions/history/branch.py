@@ -131,9 +131,8 @@ class BranchCollector:
     """Gathers a branch from its leaf upwards.
 
     Args:
-        newest: gather only so many messages, and those that go with them back to a user's; None: all.
-        max_tokens: gather no more once the messages have reached so many tokens, and a user's is among them.
-        count: how tokens are counted; needed with `max_tokens`.
+        at_most: gather no more once the messages have reached this size, and a user's is among them; None: all.
+        size: how large a message is, such as its tokens; without it, messages are counted.
         needs_compaction: whether to look for the newest compaction even where the messages do not reach up to it.
         needs_state: whether to look on towards the root until model and thinking level are known.
     """
@@ -141,20 +140,17 @@ class BranchCollector:
     def __init__(
         self,
         *,
-        newest: int | None = None,
-        max_tokens: int | None = None,
-        count: Callable[[Message], int] | None = None,
+        at_most: int | None = None,
+        size: Callable[[Message], int] = lambda _: 1,
         needs_compaction: bool = True,
         needs_state: bool = False,
     ) -> None:
-        self._newest = newest
-        self._max_tokens = max_tokens
-        self._count = count
-        self._tokens = 0
+        self._at_most = at_most
+        self._size_of = size
+        self._size = 0
         self._needs_compaction = needs_compaction
         self._needs_state = needs_state
         self._entries: list[Entry] = []  # newest first
-        self._messages = 0
         self._has_user = False
         self._compaction: Compaction | None = None
         self._after_compaction = 0  # how many of the entries are not older than the compaction
@@ -173,9 +169,7 @@ class BranchCollector:
 
     @property
     def _has_messages(self) -> bool:
-        has_newest = self._newest is not None and self._messages >= self._newest
-        has_tokens = self._max_tokens is not None and self._tokens >= self._max_tokens
-        return self._is_complete or ((has_newest or has_tokens) and self._has_user)
+        return self._is_complete or (self._at_most is not None and self._size >= self._at_most and self._has_user)
 
     def feed(self, entry: Entry) -> None:
         """The next entry towards the root."""
@@ -184,10 +178,9 @@ class BranchCollector:
         if not has_messages:
             self._entries.append(entry)
             if (message := told(entry)) is not None:
-                self._messages += 1
                 self._has_user = self._has_user or message.is_user
-                if self._count is not None:
-                    self._tokens += self._count(message)
+                if self._at_most is not None:
+                    self._size += self._size_of(message)
         elif not self._is_complete:
             self._left_out = self._left_out or told(entry) is not None
         if self._compaction is None and isinstance(entry, Compaction):

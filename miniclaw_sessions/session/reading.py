@@ -99,7 +99,7 @@ class TreeReader:
         conversation = self._conversation
         if not self._store.keeps_entries:
             return conversation.branch()
-        collector = BranchCollector(max_tokens=max_tokens, count=None if max_tokens is None else count)
+        collector = BranchCollector(at_most=max_tokens, size=count)
         return await read_branch(
             self, self._session_id, conversation.state.leaf_id, conversation.state.leaf_sequence, collector
         )
@@ -108,7 +108,7 @@ class TreeReader:
         """As much of the branch that ends at an entry as a window shows, and what is in force there."""
         if leaf is None:
             return Branch()
-        collector = BranchCollector(newest=self._conversation.window.capacity, needs_state=True)
+        collector = BranchCollector(at_most=self._conversation.window.capacity, needs_state=True)
         branch = await read_branch(self, self._session_id, leaf.id, leaf.sequence, collector)
         if self._store.keeps_entries:
             return branch

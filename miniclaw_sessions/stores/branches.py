@@ -109,7 +109,7 @@ async def bring_window_up(conversation: Conversation, source: EntrySource) -> li
     if not (conversation.lacks_branch or conversation.lacks_messages):
         return []
     is_other = conversation.lacks_branch
-    collector = BranchCollector(newest=conversation.window.capacity, needs_compaction=is_other, needs_state=is_other)
+    collector = BranchCollector(at_most=conversation.window.capacity, needs_compaction=is_other, needs_state=is_other)
     session_id = conversation.state.session_id
     branch = await read_branch(
         source, session_id, conversation.state.leaf_id, conversation.state.leaf_sequence, collector

@@ -218,28 +218,26 @@ def test_a_summary_stands_in_the_window_as_a_message() -> None:
 
 def test_the_newest_messages_go_back_to_a_users() -> None:
     branch, fed = collected(
-        chain(user, user, assistant(), assistant(), assistant()), BranchCollector(newest=2, needs_compaction=False)
+        chain(user, user, assistant(), assistant(), assistant()), BranchCollector(at_most=2, needs_compaction=False)
     )
     assert texts(branch) == ["2", "3", "4", "5"]
     assert (fed, branch.is_whole) == (4, False)
 
 
 def test_the_compaction_is_looked_for_beyond_the_newest_messages() -> None:
-    branch, fed = collected(chain(user, user, compacted(2), *[user] * 5), BranchCollector(newest=2))
+    branch, fed = collected(chain(user, user, compacted(2), *[user] * 5), BranchCollector(at_most=2))
     assert texts(branch) == ["summary 3", "7", "8"]
     assert (fed, branch.is_whole, branch.problems) == (6, False, ())
 
 
 def test_a_compaction_that_keeps_nothing_ends_the_search() -> None:
-    branch, fed = collected(chain(*[user] * 50, compacted(None), user), BranchCollector(newest=10))
+    branch, fed = collected(chain(*[user] * 50, compacted(None), user), BranchCollector(at_most=10))
     assert texts(branch) == ["summary 51", "52"]
     assert (fed, branch.is_whole) == (2, True)
 
 
 def test_as_many_tokens_as_were_asked_for_back_to_a_users() -> None:
-    branch, fed = collected(
-        chain(*[user] * 20), BranchCollector(max_tokens=30, count=lambda _: 10, needs_compaction=False)
-    )
+    branch, fed = collected(chain(*[user] * 20), BranchCollector(at_most=30, size=lambda _: 10, needs_compaction=False))
     assert texts(branch) == ["18", "19", "20"]
     assert fed == 3
 
@@ -319,7 +317,7 @@ def test_a_part_is_the_end_of_the_whole_with_the_same_summary_and_state(
     kinds: list[Any], places: list[int], newest: int
 ) -> None:
     path = made(kinds, places)
-    part, _ = collected(path, BranchCollector(newest=newest, needs_state=True))
+    part, _ = collected(path, BranchCollector(at_most=newest, needs_state=True))
     expected, state = plainly(path)
     assert (part.provider, part.model, part.thinking_level) == state
     whole = resolve(path)

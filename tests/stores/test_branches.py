@@ -110,7 +110,7 @@ async def test_a_long_branch_costs_few_reads_and_a_short_one_reads_a_page() -> N
     assert store.calls["read"] < 40
     assert store.calls["find"] == 0
     before = store.calls["read"]
-    collector = BranchCollector(newest=FIRST_PAGE // 2, needs_compaction=False)
+    collector = BranchCollector(at_most=FIRST_PAGE // 2, needs_compaction=False)
     await read_branch(store, SESSION, str(count - 1), count, collector)
     assert store.calls["read"] == before + 1
 
