@@ -7,13 +7,11 @@ measured on the monotonic clock (rule R22).
 
 from __future__ import annotations
 
-import random
 import time
 from datetime import UTC, datetime
 from typing import Protocol
 
 import anyio
-import uuid_utils
 
 
 class Clock(Protocol):
@@ -43,6 +41,14 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks."""
 
+    def __init__(self) -> None:
+        import random  # noqa: PLC0415 - whoever only imports this waits for neither
+
+        import uuid_utils  # noqa: PLC0415 - same
+
+        self._new_uuid = uuid_utils.uuid7
+        self._uniform = random.uniform
+
     def now(self) -> datetime:
         """The wall clock, UTC."""
         return datetime.now(UTC)
@@ -57,15 +63,17 @@ class SystemClock:
 
     def new_id(self) -> str:
         """A UUIDv7."""
-        return str(uuid_utils.uuid7())
+        return str(self._new_uuid())
 
     def jitter(self, seconds: float) -> float:
         """Between half and the whole of `seconds`."""
-        return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries, guards nothing
+        return seconds * self._uniform(0.5, 1.0)  # spreads retries, guards nothing
 
 
 def derived_id(text: str) -> str:
     """A UUIDv5: the same for the same text."""
+    import uuid_utils  # noqa: PLC0415 - as above
+
     return str(uuid_utils.uuid5(uuid_utils.NAMESPACE_OID, text))
 
 

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, NoReturn, get_args, get_origin
@@ -313,6 +312,8 @@ _Given = tuple[str, Any, str, bool]  # dotted name, value, source, whether the v
 def _from_file(path: Path | None) -> Iterator[_Given]:
     if path is None:
         return
+    import tomllib  # noqa: PLC0415 - only a file needs it
+
     try:
         with _open_regular(path) as file:
             content = file.read(_CONFIG_MAX_BYTES + 1)

@@ -16,8 +16,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
-import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -415,6 +413,8 @@ def remove_tree(path: Path) -> None:
     """Delete a directory of ours with all that is in it, durably; one that is not there is fine."""
     if not path.exists():
         return
+    import shutil  # noqa: PLC0415 - loads compression, and is seldom needed
+
     shutil.rmtree(path)
     with _opened(path.parent) as fd:
         os.fsync(fd)
@@ -466,7 +466,7 @@ def _refuse_other_names(fd: int, path: Path) -> None:
 
 
 def _temporary_name() -> str:
-    return f".{secrets.token_hex(12)}.tmp"
+    return f".{os.urandom(12).hex()}.tmp"
 
 
 def is_temporary(name: str) -> bool:

@@ -7,7 +7,6 @@ left where it is and opening is refused, because overwriting it with a fresh ses
 from __future__ import annotations
 
 import os
-import secrets
 from datetime import datetime
 from pathlib import Path
 
@@ -36,7 +35,7 @@ class Quarantine:
         """
         with Directory(self.path) as target:
             self._check_room(target)
-            new_name = f"{at:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(4)}-{name}"
+            new_name = f"{at:%Y%m%dT%H%M%S.%fZ}-{os.urandom(4).hex()}-{name}"
             directory.move(name, target, new_name)
             record = {"file": name, "quarantined_as": new_name, "reason": reason, "at": at}
             encoded = orjson.dumps(record, option=orjson.OPT_UTC_Z)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import stat
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_two_files_of_the_same_name_at_the_same_moment_are_both_kept(ward: Ward)
 
 
 def test_a_taken_name_is_an_error_and_replaces_nothing(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "token_hex", lambda _: "00")
+    monkeypatch.setattr(os, "urandom", bytes)
     first = ward.take("a_1.json", b"1")
     with pytest.raises(FileExistsError):
         ward.take("a_1.json", b"2")
