@@ -21,7 +21,15 @@ import msgspec
 from msgspec.structs import replace
 
 from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, SessionsError
-from miniclaw_sessions.history.state import NO_COMPACTION, NOT_SAID, SCHEMA_VERSION, Snapshot, State, Totals
+from miniclaw_sessions.history.state import (
+    NO_COMPACTION,
+    NO_MESSAGES,
+    NOT_SAID,
+    SCHEMA_VERSION,
+    Snapshot,
+    State,
+    Totals,
+)
 from miniclaw_sessions.history.window import Kept, Packed
 from miniclaw_sessions.protocol.encoding import (
     STORED_DEPTH,
@@ -161,10 +169,10 @@ def decode_snapshot(data: bytes, *, stem: str, now: datetime, new_id: Callable[[
         return _read_tolerantly(data, stem=stem, now=now, new_id=new_id)
     _refuse_newer(file.schema_version, stem)
     try:
-        _check_name(file.channel, file.chat_id, file.session_id, stem)
+        key = _checked_key(file.channel, file.chat_id, file.session_id, stem)
         if kept is None:
             kept = _kept(file, messages, [_without_null(*both) for both in zip(messages, pieces, strict=True)])
-        return _assemble(file, kept)
+        return _assemble(file, key, kept)
     except (InvalidKey, InvalidMessage) as error:
         raise DamagedSnapshot(str(error)) from None
 
@@ -228,29 +236,25 @@ def _kept(file: State, messages: Sequence[Message], encoded: Sequence[bytes]) ->
     return kept
 
 
-def _assemble(file: State, kept: Sequence[Kept], extra: dict[str, Any] | None = None) -> Snapshot:
-    """The snapshot of a file whose window is known, provided that the rest of it makes sense."""
+def _assemble(file: State, key: SessionKey, kept: Sequence[Kept], extra: dict[str, Any] | None = None) -> Snapshot:
+    """The snapshot of a file whose window is known, provided that the rest makes sense; `file` becomes its state."""
     if not (file.sequences[-1] if file.sequences else 0) <= file.last_sequence < _MAX_SEQUENCE:
         raise DamagedSnapshot("its last_sequence is below a message's sequence, or impossibly large")
     place = file.last_sequence if file.leaf_sequence == NOT_SAID else file.leaf_sequence
     if not 0 <= place <= file.last_sequence or not 0 <= file.newest_evicted <= file.last_sequence:
         raise DamagedSnapshot("its leaf_sequence or newest_evicted is no place in the session")
-    encoded = file.encoded_compaction
-    compaction = NO_COMPACTION if bytes(encoded) == b"null" else encoded.copy()
-    key = SessionKey.of(file.channel, file.chat_id)
-    state = file.copy(
-        session_id=key.session_id,
-        channel=key.channel,
-        chat_id=key.chat_id,
-        last_accessed=_same(file.last_accessed, file.updated_at),
-        leaf_id=_same(file.leaf_id, file.ids[-1] if file.ids else None),
-        leaf_sequence=place,
-        encoded_compaction=compaction,
-        totals=file.totals if file.totals.messages or not kept else Totals(len(kept), len(kept)),
-        metadata=check_json(file.metadata),
-    )
-    state.compaction  # noqa: B018 - raises unless it is one
-    return Snapshot(state, kept, check_json(extra or {}))
+    if bytes(file.encoded_compaction) == bytes(NO_COMPACTION):
+        file.encoded_compaction = NO_COMPACTION
+    elif file.compaction is not None:  # raises unless it is one
+        file.encoded_compaction = file.encoded_compaction.copy()  # or all of the file would stay in memory
+    if kept and not file.totals.messages:
+        file.totals = Totals(len(kept), len(kept))
+    file.session_id, (file.channel, file.chat_id) = key.session_id, key
+    file.last_accessed = _same(file.last_accessed, file.updated_at)
+    file.leaf_id, file.leaf_sequence = _same(file.leaf_id, file.ids[-1] if file.ids else None), place
+    check_json(file.metadata)
+    file.messages, file.sequences, file.ids, file.parents, file.crc32 = NO_MESSAGES, (), (), {}, ""
+    return Snapshot(file, kept, check_json(extra or {}))
 
 
 def _same(value: T, known: T) -> T:
@@ -265,7 +269,7 @@ def _read_tolerantly(data: bytes, *, stem: str, now: datetime, new_id: Callable[
         if not isinstance(fields, dict):
             raise DamagedSnapshot(f"it holds a JSON {type(fields).__name__}, not an object")
         _refuse_newer(fields.get("schema_version", SCHEMA_VERSION), stem)
-        _check_name(fields.get("channel"), fields.get("chat_id"), fields.get("session_id"), stem)
+        key = _checked_key(fields.get("channel"), fields.get("chat_id"), fields.get("session_id"), stem)
         if not isinstance(messages := fields.get("messages"), list):
             raise DamagedSnapshot('it has no list of "messages"')
         known = {name: value for name, value in fields.items() if name in OWN_FIELDS}
@@ -275,7 +279,7 @@ def _read_tolerantly(data: bytes, *, stem: str, now: datetime, new_id: Callable[
         file = _decoder.decode(_encoder.encode({**_with_defaults(known, found, now, new_id), "messages": []}))
         if "sequences" not in fields:  # from elsewhere; ours says what the store says
             found = [m if m.timestamp else replace(m, timestamp=file.updated_at) for m in found]
-        return _assemble(file, _kept(file, found, [encode_message(message) for message in found]), extra)
+        return _assemble(file, key, _kept(file, found, [encode_message(message) for message in found]), extra)
     except (InvalidMessage, InvalidKey, msgspec.MsgspecError) as error:
         raise DamagedSnapshot(str(error)) from None
 
@@ -313,9 +317,10 @@ def _refuse_newer(version: Any, stem: str) -> None:
         )
 
 
-def _check_name(channel: Any, chat_id: Any, session_id: Any, stem: str) -> None:
-    """Raise unless the file's name and its session_id speak of the same session as its key (rule S2)."""
+def _checked_key(channel: Any, chat_id: Any, session_id: Any, stem: str) -> SessionKey:
+    """The key, provided that the file's name and its session_id speak of the same session (rule S2)."""
     key = SessionKey.of(channel, chat_id)
     names = (key.session_id, f"{key.channel}_{key.chat_id}")  # ours, and the Rust original's unescaped one
     if stem not in names or (session_id is not None and session_id not in names):
         raise DamagedSnapshot("its channel and chat id belong to another file name")
+    return key

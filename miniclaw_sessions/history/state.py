@@ -26,7 +26,7 @@ NOT_SAID = -1
 """The place of the leaf in a file that does not say it: at the end."""
 
 NO_COMPACTION = msgspec.Raw(b"null")
-_NO_MESSAGES = msgspec.Raw(b"[]")
+NO_MESSAGES = msgspec.Raw(b"[]")
 
 
 class Totals(msgspec.Struct, gc=False):
@@ -97,7 +97,7 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
             chat_id=key.chat_id,
             incarnation=incarnation,
             created_at=created_at,
-            messages=_NO_MESSAGES,
+            messages=NO_MESSAGES,
             schema_version=SCHEMA_VERSION,
             **{**defaults, **fields},
         )
@@ -107,7 +107,7 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
         return msgspec.structs.replace(
             self,
             **{
-                "messages": _NO_MESSAGES,
+                "messages": NO_MESSAGES,
                 "sequences": (),
                 "ids": (),
                 "parents": {},
