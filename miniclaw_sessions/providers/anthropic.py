@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import anyio
 import msgspec
 
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.config import Secret
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.formats.anthropic import from_anthropic, to_anthropic
 from miniclaw_sessions.formats.tool_calls import arguments_object
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.providers.service import MAX_REPLY_BYTES, ServiceProvider, key_to_send, missing, plain
+from miniclaw_sessions.providers.service import ServiceOptions, ServiceProvider, missing, plain
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -40,15 +39,11 @@ class AnthropicProvider(ServiceProvider):
 
     Args:
         model: the model's name.
-        base_url: the service's address, without a version; empty: Anthropic's.
-        api_key: the key; a service of your own may need none.
-        timeout_s: seconds for a connection, and between two pieces of a reply.
-        max_retries: how often a request is repeated that failed before its reply began.
-        max_reply_bytes: how large a reply may be.
         max_tokens: how long an answer may be; what the model thinks within a budget is not counted.
         thinking: how many tokens the model may think before it answers, at least 1024; "adaptive": as it sees fit,
             where the model can; None: not at all.
         cache: whether the service is told to keep what it has read, so that the next request costs a tenth for it.
+        service: see `ServiceOptions`.
 
     Raises:
         ConfigError: the `anthropic` package is missing, no model is named, Anthropic's own service is to be used
@@ -59,20 +54,16 @@ class AnthropicProvider(ServiceProvider):
     service_url = "https://api.anthropic.com"
     overflow = re.compile(r"^prompt is too long|exceed(s|ed)? (the )?(model )?context (limit|window)", re.IGNORECASE)
 
-    def __init__(  # noqa: PLR0913 - options, each with a name and a default
+    def __init__(
         self,
         model: str,
         *,
-        base_url: str = "",
-        api_key: Secret | str | None = None,
-        timeout_s: float = 120.0,
-        max_retries: int = 2,
-        max_reply_bytes: int = MAX_REPLY_BYTES,
         max_tokens: int = MAX_TOKENS,
         thinking: int | Literal["adaptive"] | None = None,
         cache: bool = True,
+        **service: Unpack[ServiceOptions],
     ) -> None:
-        super().__init__(model, base_url=base_url, api_key=api_key, timeout_s=timeout_s)
+        super().__init__(model, **service)
         if max_tokens < 1 or (isinstance(thinking, int) and thinking < LEAST_THINKING):
             raise ConfigError(f"max_tokens must be positive, and thinking at least {LEAST_THINKING} tokens")
         try:
@@ -87,11 +78,11 @@ class AnthropicProvider(ServiceProvider):
         self._thinking = thinking
         self._cache = cache
         self._client: AsyncAnthropic = anthropic.AsyncAnthropic(
-            api_key=key_to_send(api_key),
+            api_key=self._key_to_send,
             base_url=self._url,
-            timeout=timeout_s,
-            max_retries=max_retries,
-            http_client=bounded_client(max_reply_bytes),
+            timeout=self.timeout_s,
+            max_retries=self._max_retries,
+            http_client=bounded_client(self._max_reply_bytes),
         )
 
     async def _close(self) -> None:

@@ -10,18 +10,17 @@ import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import anyio
 import msgspec
 
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.config import Secret
 from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.formats.google import SKIP_VALIDATION, from_google_reply, to_google
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.providers.service import MAX_REPLY_BYTES, ServiceProvider, key_to_send, missing, plain
+from miniclaw_sessions.providers.service import ServiceOptions, ServiceProvider, missing, plain
 
 if TYPE_CHECKING:
     from google.genai import Client
@@ -39,14 +38,10 @@ class GoogleProvider(ServiceProvider):
 
     Args:
         model: the model's name.
-        base_url: the service's address, without a version; empty: Google's.
-        api_key: the key; a service of your own may need none.
-        timeout_s: seconds for a connection, and between two pieces of a reply.
-        max_retries: how often a request is repeated that failed before its reply began.
-        max_reply_bytes: how large a reply may be.
         max_output_tokens: how long a reply may be, thoughts included; None: as long as the model can.
         thinking: how many tokens the model may think, -1: as it sees fit, 0: not at all. Its thoughts are asked for
             then. None: as it does by itself, without telling.
+        service: see `ServiceOptions`.
 
     Raises:
         ConfigError: the `google-genai` package is missing, no model is named, or Google's own service is to be used
@@ -57,19 +52,15 @@ class GoogleProvider(ServiceProvider):
     service_url = "https://generativelanguage.googleapis.com"
     overflow = re.compile(r"token count.*exceeds the maximum|payload size exceeds", re.IGNORECASE)
 
-    def __init__(  # noqa: PLR0913 - options, each with a name and a default
+    def __init__(
         self,
         model: str,
         *,
-        base_url: str = "",
-        api_key: Secret | str | None = None,
-        timeout_s: float = 120.0,
-        max_retries: int = 2,
-        max_reply_bytes: int = MAX_REPLY_BYTES,
         max_output_tokens: int | None = None,
         thinking: int | None = None,
+        **service: Unpack[ServiceOptions],
     ) -> None:
-        super().__init__(model, base_url=base_url, api_key=api_key, timeout_s=timeout_s)
+        super().__init__(model, **service)
         try:
             import httpx2  # noqa: PLC0415 - not of the package, but what it uses if it is there
             from google.genai import errors  # noqa: PLC0415 - an extra, and slow to load
@@ -80,8 +71,8 @@ class GoogleProvider(ServiceProvider):
         self.failures = (errors.APIError, httpx2.HTTPError, ValueError)
         self._max_output_tokens = max_output_tokens
         self._thinking = thinking
-        self._connections = bounded_client(max_reply_bytes, hooks=[_note])
-        self._client = _make_client(self._url, key_to_send(api_key), timeout_s, max_retries, self._connections)
+        self._connections = bounded_client(self._max_reply_bytes, hooks=[_note])
+        self._client = _make_client(self._url, self._key_to_send, self.timeout_s, self._max_retries, self._connections)
 
     async def _close(self) -> None:
         await self._client.aio.aclose()

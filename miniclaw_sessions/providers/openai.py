@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import anyio
 
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.config import Secret
 from miniclaw_sessions.formats.openai_chat import KEPT, to_openai
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
-from miniclaw_sessions.providers.service import MAX_REPLY_BYTES, ServiceProvider, key_to_send, missing
+from miniclaw_sessions.providers.service import ServiceOptions, ServiceProvider, missing
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -31,11 +30,7 @@ class OpenAIClientProvider(ServiceProvider):
 
     Args:
         model: the model's name.
-        base_url: the service's address with its version, such as http://localhost:11434/v1; empty: OpenAI's.
-        api_key: the key; a service of your own may need none.
-        timeout_s: seconds for a connection, and between two pieces of a reply.
-        max_retries: how often a request is repeated that failed before its reply began.
-        max_reply_bytes: how large a reply may be.
+        service: see `ServiceOptions`; a `base_url` has its version, such as http://localhost:11434/v1.
 
     Raises:
         ConfigError: the `openai` package is missing, no model is named, or OpenAI's own service is to be used without
@@ -45,17 +40,8 @@ class OpenAIClientProvider(ServiceProvider):
     service_url = "https://api.openai.com/v1"
     overflow = re.compile(r"maximum context length|context window|exceeds? the (available |max(imum)? )?context")
 
-    def __init__(  # noqa: PLR0913 - options, each with a name and a default
-        self,
-        model: str,
-        *,
-        base_url: str = "",
-        api_key: Secret | str | None = None,
-        timeout_s: float = 120.0,
-        max_retries: int = 2,
-        max_reply_bytes: int = MAX_REPLY_BYTES,
-    ) -> None:
-        super().__init__(model, base_url=base_url, api_key=api_key, timeout_s=timeout_s)
+    def __init__(self, model: str, **service: Unpack[ServiceOptions]) -> None:
+        super().__init__(model, **service)
         try:
             import httpx2  # noqa: PLC0415 - comes with the package
             import openai  # noqa: PLC0415 - an extra, and slow to load
@@ -65,11 +51,11 @@ class OpenAIClientProvider(ServiceProvider):
             raise missing("openai", "openai") from None
         self.failures = (openai.OpenAIError, httpx2.HTTPError, ValueError)
         self._client: AsyncOpenAI = openai.AsyncOpenAI(
-            api_key=key_to_send(api_key),
+            api_key=self._key_to_send,
             base_url=self._url,
-            timeout=timeout_s,
-            max_retries=max_retries,
-            http_client=bounded_client(max_reply_bytes),
+            timeout=self.timeout_s,
+            max_retries=self._max_retries,
+            http_client=bounded_client(self._max_reply_bytes),
         )
 
     async def _close(self) -> None:

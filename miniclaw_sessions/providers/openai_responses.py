@@ -7,18 +7,17 @@ that the service gave. They are kept in the reply and go back verbatim, at their
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio
 
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.config import Secret
 from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.formats.openai_items import from_response, to_items
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.providers.openai import OpenAIClientProvider, function_of
-from miniclaw_sessions.providers.service import MAX_REPLY_BYTES, plain
+from miniclaw_sessions.providers.service import ServiceOptions, plain
 
 if TYPE_CHECKING:
     from openai import AsyncStream
@@ -30,15 +29,11 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
 
     Args:
         model: the model's name.
-        base_url: the service's address with its version; empty: OpenAI's.
-        api_key: the key; a service of your own may need none.
-        timeout_s: seconds for a connection, and between two pieces of a reply.
-        max_retries: how often a request is repeated that failed before its reply began.
-        max_reply_bytes: how large a reply may be.
         reasoning: whether the model's reasoning is asked for. A model that does not reason (gpt-4o) refuses the
             question, and is not asked again.
         effort: how much the model reasons, such as "low"; empty: as it does by itself.
         max_output_tokens: how long a reply may be, reasoning included; None: as long as the model can.
+        service: see `ServiceOptions`.
 
     Raises:
         ConfigError: the `openai` package is missing, no model is named, or OpenAI's own service is to be used without
@@ -47,27 +42,16 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
 
     name = "openai-responses"
 
-    def __init__(  # noqa: PLR0913 - options, each with a name and a default
+    def __init__(
         self,
         model: str,
         *,
-        base_url: str = "",
-        api_key: Secret | str | None = None,
-        timeout_s: float = 120.0,
-        max_retries: int = 2,
-        max_reply_bytes: int = MAX_REPLY_BYTES,
         reasoning: bool = True,
         effort: str = "",
         max_output_tokens: int | None = None,
+        **service: Unpack[ServiceOptions],
     ) -> None:
-        super().__init__(
-            model,
-            base_url=base_url,
-            api_key=api_key,
-            timeout_s=timeout_s,
-            max_retries=max_retries,
-            max_reply_bytes=max_reply_bytes,
-        )
+        super().__init__(model, **service)
         self._options: dict[str, Any] = {}
         if reasoning:
             self._options["include"] = ["reasoning.encrypted_content"]

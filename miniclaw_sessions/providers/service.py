@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict, Unpack
 from urllib.parse import urlsplit
 
 import anyio
@@ -58,10 +58,32 @@ MAX_REPLY_BYTES = 8 * 2**20
 """How large a reply may be unless told otherwise."""
 
 
+class ServiceOptions(TypedDict, total=False):
+    """What every provider of a service takes.
+
+    Attributes:
+        base_url: the service's address, with its version where `service_url` has one; by default `service_url`.
+        api_key: the key; by default none, which a service of your own may not need.
+        timeout_s: seconds for a connection, and between two pieces of a reply; 120 by default.
+        max_retries: how often a request is repeated that failed before its reply began; twice by default.
+        max_reply_bytes: how large a reply may be; `MAX_REPLY_BYTES` by default.
+    """
+
+    base_url: str
+    api_key: Secret | str | None
+    timeout_s: float
+    max_retries: int
+    max_reply_bytes: int
+
+
 class ServiceProvider(ABC):
     """A `Provider` for one model of a service; an async context manager that closes its connections.
 
     Subclasses make the client of the service's own package, and put what streams in together.
+
+    Args:
+        model: the model's name.
+        service: see `ServiceOptions`.
 
     Raises:
         ConfigError: no model is named, or the service itself is to be used without a key.
@@ -77,17 +99,28 @@ class ServiceProvider(ABC):
     failures: tuple[type[Exception], ...]
     """What the service's package raises; everything else is a fault of ours."""
 
-    def __init__(self, model: str, *, base_url: str, api_key: Secret | str | None, timeout_s: float) -> None:
+    def __init__(self, model: str, **service: Unpack[ServiceOptions]) -> None:
+        base_url, api_key = service.get("base_url", ""), service.get("api_key")
         if not model:
             raise ConfigError(f"the provider {self.name!r} needs the name of a model")
         if api_key is None and not base_url:
             raise ConfigError(f"{self.service_url} needs an API key; give one, or the base_url of another service")
         self.model = model
-        self.timeout_s = timeout_s
+        self.timeout_s = service.get("timeout_s", 120.0)
+        self._max_retries = service.get("max_retries", 2)
+        self._max_reply_bytes = service.get("max_reply_bytes", MAX_REPLY_BYTES)
         self._key = api_key.reveal() if isinstance(api_key, Secret) else api_key
         self._takes_no_tools = False
         self._url = base_url or self.service_url
         self._host = urlsplit(self._url).hostname or "the model service"
+
+    @property
+    def _key_to_send(self) -> str:
+        """The key; a stand-in where there is none: given none, the packages would take one from the environment.
+
+        That key would go to whatever `base_url` says.
+        """
+        return self._key or "none"
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.model} at {self._host}>"
@@ -261,14 +294,6 @@ def _sentence_of(error: Exception) -> str:
 def missing(package: str, extra: str) -> ConfigError:
     """The error for a service's package that is not installed."""
     return ConfigError(f"the {package} package is missing: pip install 'miniclaw-sessions[{extra}]'")
-
-
-def key_to_send(api_key: Secret | str | None) -> str:
-    """The key in clear; a stand-in where there is none: given none, the packages would take one from the environment.
-
-    That key would go to whatever `base_url` says.
-    """
-    return (api_key.reveal() if isinstance(api_key, Secret) else api_key) or "none"
 
 
 def plain(message: Message) -> Message:

@@ -1,4 +1,7 @@
-"""The OpenAI provider against a local server that speaks chat completions and refuses what the real one refuses."""
+"""The OpenAI provider against a local server that speaks chat completions and refuses what the real one refuses.
+
+What holds for the providers of all services is in `test_services.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import contextlib
 import json
 import re
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,15 +21,13 @@ import uvicorn
 from anyio.abc import TaskGroup
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from miniclaw_sessions.agent.events import MessageAccepted
 from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool, calculator_tool
-from miniclaw_sessions.config import Secret
-from miniclaw_sessions.errors import ConfigError, ModelError
+from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.formats.openai_chat import to_openai
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.manager import SessionManager
@@ -49,15 +49,14 @@ _KEYS = {
     "tool": {"role", "content", "tool_call_id"},
 }
 
-Step = Sequence[Any] | Response | Callable[[dict[str, Any]], Sequence[Any]]
+Step = Sequence[Any] | Callable[[dict[str, Any]], Sequence[Any]]
 
 
 class ChatService:
     """Listens on a port of its own while it is entered, and asks for no key.
 
-    `script` holds one step for each request: the pieces to stream, a whole response, or a function from the request to
-    the pieces. A piece may also be an event to wait for, bytes to send as they are, or an exception that breaks the
-    connection.
+    `script` holds one step for each request: the pieces to stream, or a function from the request to them. A piece may
+    also be bytes to send as they are, or an exception that breaks the connection.
     """
 
     def __init__(self) -> None:
@@ -65,8 +64,6 @@ class ChatService:
         self.requests: list[dict[str, Any]] = []
         self.authorizations: list[str] = []
         self.refusals: list[str] = []
-        self.streaming = anyio.Event()
-        self.disconnected = anyio.Event()
         self._socket = socket.socket()
         self._tasks: TaskGroup | None = None
 
@@ -99,23 +96,14 @@ class ChatService:
             self.refusals.append(problem)
             return JSONResponse({"error": {"message": f"{problem}: {body['messages']}"}}, 400)
         step = self.script.pop(0)
-        if isinstance(step, Response):
-            return step
         return StreamingResponse(self._stream(step(body) if callable(step) else step), media_type="text/event-stream")
 
     async def _stream(self, pieces: Sequence[Any]) -> AsyncIterator[bytes]:
-        try:
-            for piece in pieces:
-                if isinstance(piece, anyio.Event):
-                    self.streaming.set()
-                    await piece.wait()
-                elif isinstance(piece, Exception):
-                    raise piece
-                else:
-                    yield piece if isinstance(piece, bytes) else b"data: " + orjson.dumps(piece) + b"\n\n"
-            yield b"data: [DONE]\n\n"
-        finally:
-            self.disconnected.set()
+        for piece in pieces:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece if isinstance(piece, bytes) else b"data: " + orjson.dumps(piece) + b"\n\n"
+        yield b"data: [DONE]\n\n"
 
 
 class _Server(uvicorn.Server):
@@ -398,43 +386,7 @@ def test_the_service_of_these_tests_refuses_what_the_real_one_refuses(messages: 
     assert refusal(messages) is not None
 
 
-async def test_a_cancelled_turn_closes_its_request(
-    service: ChatService, provider: OpenAIProvider, tmp_path: Path
-) -> None:
-    service.script = [[piece(content="I was ab"), anyio.Event(), piece("stop")], text_reply("again")]
-    async with SessionManager(tmp_path, store="memory:") as manager:
-        session = await manager.get_or_create("telegram", 1)
-        async with Agent(provider).run(HELLO, session=session) as events:
-            assert isinstance(await anext(events), MessageAccepted)
-            assert await anext(events) == TextDelta("I was ab")
-        with anyio.fail_after(10):
-            await service.disconnected.wait()
-        assert [message.text for message in session.messages()] == ["hello"]
-        assert (await Agent(provider).reply(Message.user("well?"), session=session)).text == "again"
-
-
 # --- errors ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("status", "advice"),
-    [
-        (400, "check the model's name"),
-        (401, "check the API key"),
-        (404, "check base_url"),
-        (429, "try again later"),
-        (500, "try again later"),
-    ],
-)
-async def test_a_refused_request_says_what_to_do_and_nothing_that_was_said(
-    service: ChatService, provider: OpenAIProvider, status: int, advice: str
-) -> None:
-    service.script = [JSONResponse({"error": {"message": f"Incorrect API key {KEY}: hello"}}, status)]
-    with pytest.raises(ModelError, match=f"status {status}: .*{advice}") as caught:
-        await events_of(provider)
-    assert KEY not in str(caught.value)
-    assert "hello" not in str(caught.value)
-    assert caught.value.__suppress_context__
 
 
 @pytest.mark.parametrize(
@@ -462,67 +414,3 @@ async def test_a_reply_that_breaks_off_is_an_error_and_never_half_a_reply(
         await read()
     assert not any(isinstance(event, Reply) for event in told)
     assert "hello" not in str(caught.value)
-
-
-async def test_something_that_is_no_model_server_is_an_error(service: ChatService, provider: OpenAIProvider) -> None:
-    service.script = [PlainTextResponse("<html>welcome</html>")]
-    with pytest.raises(ModelError):
-        await events_of(provider)
-
-
-async def test_a_service_that_takes_too_long_is_an_error(service: ChatService) -> None:
-    service.script = [[piece(content="wait"), anyio.Event()]]
-    async with OpenAIProvider("m", base_url=service.url, timeout_s=0.3, max_retries=0) as provider:
-        with pytest.raises(ModelError, match=r"did not answer within 0\.3 seconds"):
-            await events_of(provider)
-
-
-async def test_a_service_that_is_not_there_is_an_error() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        url = f"http://user:password@127.0.0.1:{unused.getsockname()[1]}/v1"
-        async with OpenAIProvider("m", base_url=url, max_retries=0) as provider:
-            with pytest.raises(ModelError, match=r"127\.0\.0\.1 cannot be reached") as caught:
-                await events_of(provider)
-    assert "password" not in str(caught.value) + repr(provider)
-
-
-async def test_a_request_that_failed_before_its_reply_began_is_repeated(service: ChatService) -> None:
-    service.script = [JSONResponse({}, 503, headers={"retry-after-ms": "1"}), text_reply("at last")]
-    async with OpenAIProvider("m", base_url=service.url, max_retries=1) as provider:
-        assert (await reply_of(provider)).text == "at last"
-
-
-# --- settings --------------------------------------------------------------------------------------------------------
-
-
-async def test_a_key_from_the_environment_is_not_sent_anywhere(
-    service: ChatService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://192.0.2.1/v1")
-    service.script = [text_reply("ok")]
-    async with OpenAIProvider("m", base_url=service.url) as provider:
-        await events_of(provider)
-    assert KEY not in str(service.authorizations)
-
-
-async def test_a_secret_is_used_and_not_shown(service: ChatService) -> None:
-    service.script = [text_reply("ok")]
-    async with OpenAIProvider("m", base_url=service.url, api_key=Secret(KEY)) as provider:
-        await events_of(provider)
-        assert KEY not in repr(provider)
-    assert service.authorizations == [f"Bearer {KEY}"]
-
-
-def test_openai_itself_needs_a_key_and_every_service_a_model() -> None:
-    with pytest.raises(ConfigError, match="needs an API key"):
-        OpenAIProvider("m")
-    with pytest.raises(ConfigError, match="name of a model"):
-        OpenAIProvider("", api_key=KEY)
-
-
-def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(ConfigError, match=r"pip install 'miniclaw-sessions\[openai\]'"):
-        OpenAIProvider("m", api_key=KEY)
