@@ -115,7 +115,7 @@ def test_results_of_one_run_are_added_up_and_shown_once() -> None:
     summary.skip("B", "strace is not installed")
     assert [result.name for result in summary.results] == ["kills, sqlite:", "cuts, xfs, sqlite:"]
     text = markdown_of(summary)
-    assert "| C | cuts, xfs, sqlite: | 50 | 58 |  | 4,000 | 1 |" in text
-    assert "|  | together | 51 | 58 |  | 4,000 | 1 |" in text
+    assert "| C | cuts, xfs, sqlite: | 50 | 58 |  |  | 4,000 | 1 |" in text
+    assert "|  | together | 51 | 58 |  |  | 4,000 | 1 |" in text
     assert "skipped: tier B, strace is not installed" in text
     assert "skipped: 2 tests of kills, sqlite:" in text
