@@ -13,7 +13,8 @@ import pytest
 
 from miniclaw_sessions.config import LogSettings, Secret
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.log.records import ACTIONS, REPEAT_INTERVAL_S, REPEATS, configure_logging
+from miniclaw_sessions.log.actions import ACTIONS
+from miniclaw_sessions.log.records import REPEAT_INTERVAL_S, REPEATS, configure_logging
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.testing import FakeClock
 

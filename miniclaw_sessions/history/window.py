@@ -22,7 +22,7 @@ from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Role
 
 MAX_MESSAGES = 50
-"""How many messages a window holds unless told otherwise (document 004)."""
+"""How many messages a window holds unless told otherwise (document 004); a manager's sessions: `sessions.window`."""
 
 MOST_AT_ONCE = 24
 """A unit of more messages leaves call by call, or one turn with many calls would leave the window nearly empty."""

@@ -1,4 +1,4 @@
-"""Logging: `get_logger` for whoever has something to say, `log.records` for the program that decides how it looks.
+"""Logging: `get_logger` for who has something to say, `log.actions` what that can be, `log.records` how it looks.
 
 A logger costs nothing until something is logged. structlog brings the terminal library for its pretty output with it,
 twice as much as this whole package takes to import; only programs that configure it pay for it. And a log that cannot

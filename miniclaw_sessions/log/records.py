@@ -2,10 +2,10 @@
 
 As a service each record is one JSON object in ASCII, so that nothing in it can end the line, colour a terminal or forge
 another record (rule S20); in a terminal it is one readable, escaped line. Records of the standard library's loggers
-(uvicorn, SQLAlchemy, ...) come the same way. The package logs facts: a sentence, an `action` of the vocabulary below,
-and keys such as `session_id`. Keys that could hold message text or secrets are refused, values that are not plain are
-replaced by the name of their type, long ones are cut, and a warning that repeats itself is counted instead of written
-(rule S21). This module decides how a record looks; who calls it (the command line) decides when.
+(uvicorn, SQLAlchemy, ...) come the same way. The package logs facts: a sentence, an `action` of the vocabulary in
+`log.actions`, and keys such as `session_id`. Keys that could hold message text or secrets are refused, values that are
+not plain are replaced by the name of their type, long ones are cut, and a warning that repeats itself is counted
+instead of written (rule S21). This module decides how a record looks; who calls it (the command line) decides when.
 """
 
 from __future__ import annotations
@@ -26,75 +26,6 @@ from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import LogSettings
 from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.protocol.printable import printable
-
-ACTIONS = {
-    "channel.ended": "a channel has no more messages to bring",
-    "channel.failed": "a channel broke off; it is listened to again after a while",
-    "channel.send_failed": "a channel did not take what it was told; it is in the session all the same",
-    "channel.typing_failed": "a channel could not show that an answer is being made",
-    "clock.jumped": "the wall clock was set; no session ages by the jump",
-    "commit.delayed": "the store cannot write the entries of one session now; the others go on",
-    "commit.failed": "the store cannot be written; the committer goes on trying",
-    "commit.recovered": "the store can be written again",
-    "commit.rejected": "the store refused one session's entries for good",
-    "compaction.done": "a summary stands for the older part of a session's branch",
-    "compaction.unchanged": "a summary failed, or did not fit any more; nothing was changed",
-    "daemon.failed": "the daemon ends because something failed",
-    "daemon.not_reloaded": "the settings could not be read anew; those from before hold",
-    "daemon.ready": "sessions are recovered and the listeners answer",
-    "daemon.reloaded": "the settings were read anew, as far as they can change while running",
-    "daemon.stopped": "everything was saved and closed",
-    "daemon.stopping": "a stop signal came; no new requests are taken",
-    "flush.done": "dirty snapshots were written",
-    "flush.failed": "snapshots could not be written; the flusher goes on trying",
-    "flush.partial": "some snapshots could not be written; the next flush tries them again",
-    "flush.recovered": "snapshots can be written again",
-    "http.broke_off": "a reply failed after it had begun",
-    "http.disconnected": "a client went away before its request was complete",
-    "http.failed": "a request failed by a fault of the store or the model, or in a way nobody foresaw",
-    "http.stalled": "a client did not take its reply",
-    "library": "a record of another library's own logger",
-    "listener.exposed": "other machines can connect by TCP, which is not encrypted",
-    "listener.unlink_failed": "the socket file could not be removed",
-    "model.no_tools": "a model takes no tools, and is asked without them from now on",
-    "model.reasoning_refused": "a model refused the reasoning in the history, and was asked again without it",
-    "notify.failed": "systemd could not be notified",
-    "open.waiting": "another process has the workspace; it is waited for",
-    "progress.failed": "whoever is told of the progress failed; the work goes on",
-    "recovery.done": "startup has loaded all sessions",
-    "recovery.entry_damaged": "an entry in the store cannot be read and was passed over",
-    "recovery.ignored": "something in the sessions directory is not a file",
-    "recovery.losses_damaged": "the record of what was lost cannot be read",
-    "recovery.quarantined": "a damaged snapshot was set aside, whole",
-    "recovery.renamed": "a snapshot got its canonical name",
-    "recovery.salvage_failed": "nothing could be read from a damaged store that was set aside",
-    "recovery.salvaged": "what could be read from a damaged store was copied into the new one",
-    "recovery.store_quarantined": "a damaged store was set aside, whole",
-    "recovery.transcript_refused": "the file of a session's transcript is not ours, or too new; the others go on",
-    "recovery.written_back": "the store had lost something that the snapshots still have",
-    "server.no_room": "clients wait, because there is no file descriptor to accept them",
-    "session.deleted": "a session was deleted by request",
-    "session.imported": "a file became a session",
-    "session.not_restored": "an archived session is damaged, so that its chat began anew",
-    "session.reloaded": "a session went on from what the store has",
-    "session.restored": "an expired session came back from the archive",
-    "session.unfinished": "a fork or an import was cut off by a crash or an error; what there was of it is removed",
-    "shutdown.unsaved": "closing could not save everything that was accepted",
-    "store.changed": "another program changed a transcript under the store's hands; it was looked at again",
-    "store.header_lost": "a transcript's first line is damaged; its name and its entries tell whose it is",
-    "store.ignored": "files beside the transcripts are not ours; they were left alone",
-    "store.session_damaged": "one session's transcript cannot be read; the others are served",
-    "store.torn": "the end of a transcript, torn by a crash and never acknowledged, was set aside",
-    "sweep.done": "idle sessions were looked for and expired",
-    "sweep.failed": "an expired session could not be removed; it is tried again",
-    "sweep.next": "what the next sweep will take unless it is used until then",
-    "sweep.postponed": "expiry waits because the clock is in doubt",
-    "tool.failed": "a tool raised an error; the model was told and goes on",
-    "turn.cut_off": "an agent's turn took too long after its client had gone",
-    "turn.failed": "an agent's turn failed after its client had gone",
-    "watchdog.silent": "nothing makes progress; systemd is not told that all is well",
-}
-"""Every value that the key `action` takes, and what it means. Alerts may rely on these names."""
 
 REFUSED_KEYS = frozenset(
     {

@@ -242,7 +242,8 @@ class Turn:
         """Behind the user's message the results would stand in the wrong place, and a crash could come between."""
         self.check(request)
         left = open_calls([*self._journal.summary(), *self._journal.conversation.window.messages()])
-        self._extend([Message.tool_result(call, ABANDONED, is_error=True) for call in left])
+        if left:
+            self._extend([Message.tool_result(call, ABANDONED, is_error=True) for call in left])
 
     async def _take_up(self) -> MessageEntry:
         """The user's newest message, and what was said since: the window may hold no more than the end of it."""
