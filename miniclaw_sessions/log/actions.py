@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 ACTIONS = {
+    "backup.record_damaged": "the list of the backups that were made cannot be read; it is begun anew",
     "channel.ended": "a channel has no more messages to bring",
     "channel.failed": "a channel broke off; it is listened to again after a while",
     "channel.send_failed": "a channel did not take what it was told; it is in the session all the same",
