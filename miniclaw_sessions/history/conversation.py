@@ -14,9 +14,12 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from miniclaw_sessions.history.branch import Branch, as_message_entry, provider_of
 from miniclaw_sessions.history.state import NO_COMPACTION, Snapshot, State
 from miniclaw_sessions.history.window import Kept, Packed, Window
+from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     BranchSummary,
@@ -113,7 +116,7 @@ class Conversation:
 
         Args:
             entry: the entry.
-            encoded: where it is a message's: the message's JSON, if that is known already.
+            encoded: its JSON, if that is known already; where it is a message's, the message's.
         """
         state = self.state
         state.last_sequence = entry.sequence
@@ -137,9 +140,9 @@ class Conversation:
             if message.model is not None and message.role is Role.ASSISTANT:
                 self._note_model(entry)
             return self.window.push(entry, encoded)
-        return self._apply_event(entry)
+        return self._apply_event(entry, encoded)
 
-    def _apply_event(self, entry: Entry) -> int:
+    def _apply_event(self, entry: Entry, encoded: bytes | None) -> int:
         """Fold in an entry that is not a message."""
         self.state_sequence = entry.sequence
         if isinstance(entry, Custom) and entry.idempotency_key is not None:
@@ -153,7 +156,7 @@ class Conversation:
             told = as_message_entry(entry)
             return 0 if told is None else self.window.push(told)
         if isinstance(entry, Compaction):
-            self._compact(entry)
+            self._compact(entry, encoded)
         else:
             self._set_metadata(_metadata_of(entry))
         return 0
@@ -184,9 +187,9 @@ class Conversation:
         self.state_sequence = entry.sequence
         self.lacks_branch = True
 
-    def _compact(self, compaction: Compaction) -> None:
+    def _compact(self, compaction: Compaction, encoded: bytes | None) -> None:
         self.state.totals.events += 1
-        self.state.compaction = compaction
+        self.state.encoded_compaction = msgspec.Raw(encode_entry(compaction) if encoded is None else encoded)
         self.window.keep_from(
             compaction.sequence
             if compaction.first_kept_entry_id is None

@@ -514,7 +514,7 @@ class Journal:
             raise anew(self.log.rejected)
 
     def _accept(self, entry: Entry, encoded: bytes, message: bytes | None) -> None:
-        self.evicted += self.conversation.apply(entry, message)
+        self.evicted += self.conversation.apply(entry, encoded if message is None else message)
         self.home.committer.submit(self.log, stored_entry(entry, encoded))
         self._changed()
 
