@@ -175,7 +175,7 @@ class Import:
             raise ImportRefused(f"{self._name} cannot be read as {form.name}: that format is only written")
         if not form.by_line and sample.document is None and self._doubt:
             raise ImportRefused(f"{self._name} is not one JSON document, as {form.name} has it; {self._doubt}")
-        self._reader = form.reader(Chain(new_id=ids_for(head), now=self._clock.now()))
+        self._reader = form.reader(Chain(new_id=ids_for(head[:HEAD_BYTES]), now=self._clock.now()))
         self._batches = self._read(form, self._reader, sample.document)
         self._first = await anext(self._batches, self._first)  # by the time there is an entry, the header has been read
         key = key or _key_of(self._reader.facts, self._name)

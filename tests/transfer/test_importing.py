@@ -32,6 +32,7 @@ from miniclaw_sessions.session.copying import BATCH_ENTRIES
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 from miniclaw_sessions.transfer.importing import NOT_STORED
+from tests.formats.test_contract import EXAMPLES
 
 pytestmark = pytest.mark.anyio
 
@@ -330,6 +331,32 @@ async def test_nobody_sees_a_session_before_it_is_complete(tmp_path: Path) -> No
         await manager.import_stream(chunks(), name="upload")
         assert set(seen) == {0}
         assert len(await manager.list()) == 1
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+async def test_a_file_is_the_same_in_whatever_pieces_it_comes(tmp_path: Path, name: str) -> None:
+    example = EXAMPLES[name]
+    await check_pieces(tmp_path, b"\n".join(example.lines), example.form.name, (1, 7, 1_000_000))
+
+
+async def test_a_long_file_without_ids_gets_the_same_in_whatever_pieces_it_comes(tmp_path: Path) -> None:
+    await check_pieces(tmp_path, LARGE.read_bytes(), "pi", (1_000, 70_000, 1_000_000))
+
+
+async def check_pieces(workspace: Path, data: bytes, form: str, sizes: tuple[int, ...]) -> None:
+    async with SessionManager(workspace, store="memory:", clock=FakeClock()) as manager:
+        trees: list[list[Any]] = []
+        for size in sizes:
+
+            async def chunks(size: int = size) -> AsyncIterator[bytes]:
+                for start in range(0, len(data), size):
+                    yield data[start : start + size]
+
+            report = await manager.import_stream(chunks(), name="upload", key=SessionKey("import", str(size)))
+            assert (report.format, report.set_aside, report.bytes_read) == (form, 0, len(data))
+            tree = await tree_of(await manager.find(report.session_id))
+            trees.append([entry for entry in tree if entry[2] == "MessageEntry"])  # the title is the import's own
+        assert all(tree == trees[0] for tree in trees)
 
 
 async def test_a_stream_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
