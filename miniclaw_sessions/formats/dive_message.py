@@ -105,7 +105,7 @@ def _read_result(block: dict[str, Any], kept: dict[str, Any]) -> Message:
     content = _read_result_content(block.get("content"))
     if content is None:  # any JSON may stand there
         rest |= {"content": block["content"]} if "content" in block else {}
-        content = "" if block.get("content") is None else arguments_text(block["content"])
+        content = _as_text(block.get("content"))
     if (is_error := block.get("is_error")) is not True and "is_error" in block:
         rest["is_error"] = is_error
     if rest:
@@ -113,6 +113,10 @@ def _read_result(block: dict[str, Any], kept: dict[str, Any]) -> Message:
     return Message(
         Role.TOOL_RESULT, content, tool_call_id=block["tool_use_id"], is_error=is_error is True, extra={KEPT: kept}
     )
+
+
+def _as_text(content: Any) -> str:
+    return "" if content is None else arguments_text(content)
 
 
 def _read_result_content(content: Any) -> str | tuple[Part, ...] | None:
@@ -186,7 +190,11 @@ def _written_result(message: Message, call_id: str) -> dict[str, Any]:
     result: dict[str, Any] = {"type": "tool_result", "tool_use_id": call_id, "content": content}
     if message.is_error:
         result["is_error"] = True
-    return {**result, **rest}
+    elif "is_error" in rest and rest["is_error"] is not True:
+        result["is_error"] = rest["is_error"]
+    if "content" in rest and _as_text(rest["content"]) == message.content:
+        result["content"] = rest["content"]
+    return {**without(rest, "is_error", "content"), **result}
 
 
 def _written_blocks(pieces: Iterable[Part | ToolCall]) -> list[Any]:

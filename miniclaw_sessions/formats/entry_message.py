@@ -53,7 +53,7 @@ def written_message(stored: dict[str, Any]) -> dict[str, Any]:
 
 def _written_result(fields: dict[str, Any], content: str | list[dict[str, Any]]) -> dict[str, Any]:
     kept = _popped(fields)
-    result: dict[str, Any] = {**kept_fields(kept, "tool_result")}
+    result = without(kept_fields(kept, "tool_result"), *_RESULT_FIELDS)
     if "tool_call_id" in fields:
         result["tool_use_id"] = fields.pop("tool_call_id")
     result["is_error"] = fields.pop("is_error", False)
@@ -118,7 +118,7 @@ def _with_calls(parts: list[dict[str, Any]], calls: Sequence[dict[str, Any]]) ->
 def _written_call(call: dict[str, Any]) -> dict[str, Any]:
     """A call with its arguments as a map, and with the model's own text where the map would be written otherwise."""
     kept = _popped(call)
-    use: dict[str, Any] = {**kept, "id": call.pop("id"), "name": call.pop("name"), "input": {}}
+    use: dict[str, Any] = {**without(kept, *_CALL_FIELDS), "id": call.pop("id"), "name": call.pop("name"), "input": {}}
     arguments = call.pop("arguments", "")
     try:
         value = check_json(parse_json(arguments.encode()))

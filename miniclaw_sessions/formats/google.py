@@ -67,6 +67,7 @@ _COUNTED = ("prompt", "tool_use_prompt", "cached_content", "candidates", "though
 _WITHOUT_ID = "without_id"
 _WHOLE_RESPONSE = "whole_response"
 _IMAGES_INSIDE = "images_inside"
+_SAID = ("text", "thought", "inline_data", "file_data", "function_call", "function_response")  # one of them in a part
 _NOTES = (_WITHOUT_ID, _WHOLE_RESPONSE, _IMAGES_INSIDE)  # how it was said, not what: never sent
 
 
@@ -192,7 +193,7 @@ def _write_piece(message: Message, piece: Part | ToolCall, calls: _Calls) -> dic
 
 
 def _write_text(part: TextPart) -> dict[str, Any]:
-    return {**kept_but(part.extra, KEPT, "thought"), "text": part.text}
+    return {**kept_but(part.extra, KEPT, *_SAID), "text": part.text}
 
 
 def _write_image(part: ImagePart) -> dict[str, Any]:
@@ -207,13 +208,13 @@ def _write_image(part: ImagePart) -> dict[str, Any]:
     else:
         return {"text": "(an image that is not at hand)"}
     more = kept_fields(kept_fields(part.extra, KEPT), field)
-    return {**kept_but(part.extra, KEPT, "inline_data", "file_data"), field: {**more, **own}}
+    return {**kept_but(part.extra, KEPT, *_SAID), field: {**more, **own}}
 
 
 def _write_call(call: ToolCall, calls: _Calls) -> dict[str, Any]:
     more = kept_fields(kept_fields(call.extra, KEPT), "function_call")
     function = {**more, **calls.of_call(call), "args": arguments_object(call.arguments)}
-    return {**kept_but(call.extra, KEPT, *_NOTES), "function_call": function}
+    return {**kept_but(call.extra, KEPT, *_NOTES, *_SAID), "function_call": function}
 
 
 def _write_response(message: Message, calls: _Calls) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -225,7 +226,7 @@ def _write_response(message: Message, calls: _Calls) -> tuple[dict[str, Any], li
     if shown and kept.get(_IMAGES_INSIDE) is True:
         function["parts"] = shown
         shown = []
-    return {**kept_but(message.extra, KEPT, *_NOTES), "function_response": function}, shown
+    return {**kept_but(message.extra, KEPT, *_NOTES, *_SAID), "function_response": function}, shown
 
 
 def _response_object(message: Message) -> dict[str, Any]:

@@ -209,7 +209,9 @@ class _Reply:
         if self._plain is not None:
             self._plain["content"] += text
             return
-        fields = kept_fields(self._message.extra, KEPT) if isinstance(self._message.content, str) else {}
+        fields = dict(kept_fields(self._message.extra, KEPT)) if isinstance(self._message.content, str) else {}
+        if fields.get("type") != "message":
+            fields.pop("type", None)
         self._item({**fields, "role": "assistant", "content": text})
         self._plain = self._items[-1]
 

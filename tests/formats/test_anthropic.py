@@ -202,6 +202,17 @@ def test_a_reply_of_thinking_alone_is_left_out_and_the_users_words_joined() -> N
     assert wire == [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
 
 
+@pytest.mark.parametrize(
+    "image",
+    [
+        *(ImagePart(), ImagePart(url="file:///a.png"), ImagePart(url="a.png")),
+        ImagePart(extra={"anthropic": {"source": {"type": "url", "url": "file:///a.png"}}}),
+    ],
+)
+def test_a_text_stands_for_an_image_that_the_service_cannot_fetch(image: ImagePart) -> None:
+    assert written(Message.user((image,)))[0]["content"] == [{"type": "text", "text": "(an image that is not at hand)"}]
+
+
 def test_blank_text_is_left_out_and_a_blank_message_stood_in_for() -> None:
     blank = Message.user((TextPart(" "), TextPart("")))
     assert written(blank, Message.assistant("hi"))[0]["content"][0]["text"] == NOTHING_TO_SHOW

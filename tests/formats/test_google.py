@@ -309,6 +309,7 @@ def test_a_reply_is_read_with_its_usage() -> None:
     [
         {"role": "critic", "parts": []},
         {"role": "user", "parts": "hi"},
+        {"role": "user", "content": "hi"},
         {"role": "user", "parts": [7]},
         {"role": "model", "parts": [{"function_call": {"name": 7}}]},
         {"role": "model", "parts": [{"functionCall": {"name": "x", "args": "{}"}}]},

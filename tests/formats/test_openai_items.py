@@ -100,6 +100,13 @@ def test_foreign_ids_are_replaced_alike_for_call_and_result() -> None:
     assert call["name"] == "run_it"
 
 
+def test_our_result_answers_a_call_of_the_service_by_its_own_id() -> None:
+    wire: Item = {"type": "function_call", "call_id": "call|1", "name": "x", "arguments": "{}"}
+    (asked,) = from_items([wire])
+    (call,) = asked.tool_calls or ()
+    assert [item["call_id"] for item in to_items([asked, Message.tool_result(call, "done")])] == ["call|1"] * 2
+
+
 def test_reasoning_that_a_cut_response_ended_with_comes_back_but_is_not_sent() -> None:
     thought = {"type": "reasoning", "id": "rs_1", "summary": []}
     said = {"role": "assistant", "content": "so"}

@@ -207,7 +207,7 @@ def write_message(message: Message, setting: Setting) -> dict[str, Any]:
     if message.is_error:
         fields["isError"] = True
     elif role is Role.TOOL_RESULT:
-        defaults["isError"] = False
+        (fields if kept_fields(message.extra, KEPT).get("isError") is True else defaults)["isError"] = False
     if message.usage is not None:
         fields["usage"] = _write_usage(message.usage)
     if message.timestamp is not None:
