@@ -41,7 +41,7 @@ from miniclaw_sessions.adapters.strands_messages import from_strands
 from miniclaw_sessions.agent.loop import Agent, Unanswered
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.client import Client, ClientSession
-from miniclaw_sessions.errors import NothingToResume
+from miniclaw_sessions.errors import NothingToResume, UnsafeCompaction
 from miniclaw_sessions.formats.openai_items import from_items
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import ImagePart, Message
@@ -133,6 +133,15 @@ async def with_another_program(place: Place, turn: Turn, watch: Watch) -> None:
         said += results[: 1 + turn.number % 3] if is_in_order else results[::-1]  # not all, or in another order
     await place.session.add_messages(said)
     watch.acknowledged(*(message.text for message in said))
+
+
+async def with_a_compaction(place: Place, turn: Turn, watch: Watch) -> None:
+    """Nobody speaks: what was said is told as a summary from now on, but for the newest message or not even that."""
+    entries = place.session.entries()
+    if entries:
+        with suppress(UnsafeCompaction):  # in the midst of calls that a kill has left
+            await place.session.tree.append_compaction("They spoke.", entries[-1].id if turn.picture else None)
+            watch.acknowledged(f"compacted {turn.number}")
 
 
 # --- openai-agents ---------------------------------------------------------------------------------------------------

@@ -119,6 +119,7 @@ class Conversation:
         self.files = {"workspace": str(self._workspace), "account": str(self._account)}
         self._read = 0
         self._acknowledged: set[Key] = set()
+        self._compacted = 0  # the turn until which a summary tells what was said
 
     async def problems(self, plan: Plan, framework: str) -> list[str]:
         """Everything that is wrong after another process."""
@@ -132,7 +133,11 @@ class Conversation:
         counts = Counter(keys_of(stored))
         problems += [f"stored twice: {key}" for key, count in counts.items() if count > 1]
         problems += [f"lost: {key}" for key in self._acknowledged - counts.keys()]
-        return problems + list(problems_in(context, self._acknowledged - plan.ambiguous, "the session's context"))
+        return problems + list(problems_in(context, self._expected(plan), "the session's context"))
+
+    def _expected(self, plan: Plan) -> set[Key]:
+        """What everybody should be shown, at least."""
+        return {key for key in self._acknowledged - plan.ambiguous if key[0] >= self._compacted}
 
     def _notes(self) -> Iterator[Mapping[str, Any]]:
         if not self._account.exists():
@@ -142,10 +147,13 @@ class Conversation:
         self._read = len(lines)
 
     def _problems_of(self, note: Mapping[str, Any], plan: Plan, framework: str) -> Iterator[str]:
+        for text in note.get("acknowledged", ()):
+            if text.startswith("compacted"):
+                self._compacted = int(text.split()[1])
         self._acknowledged.update(key for text in note.get("acknowledged", ()) for key in keys_in(text))
         if "asked" in note:
             shown = [message_from_dict(message) for message in note["asked"]]
-            yield from problems_in(shown, self._acknowledged - plan.ambiguous, "what a model was asked with")
+            yield from problems_in(shown, self._expected(plan), "what a model was asked with")
             ids = [call.id for message in shown for call in message.tool_calls or ()]
             if framework in NEVER_REPEATS and len(set(ids)) < len(ids):
                 yield f"what a model was asked with has two calls of one id: {ids}"
