@@ -19,14 +19,27 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.encoding import message_to_dict
 from miniclaw_sessions.protocol.messages import Message
-from tests.adapters.frameworks import CHANNEL, CHAT, STEPS, Place, with_a_compaction, with_another_program
+from tests.adapters.frameworks import (
+    CHANNEL,
+    CHAT,
+    STEPS,
+    Place,
+    with_a_compaction,
+    with_a_step_back,
+    with_another_program,
+)
 from tests.adapters.turns import Turn
 from tests.crash.writer import log_past_the_injected_calls
 
 WINDOW = 12
 """Smaller than most of the conversations: the rest is read from the store."""
 
-ALL_STEPS = {**STEPS, "another program": with_another_program, "a compaction": with_a_compaction}
+ALL_STEPS = {
+    **STEPS,
+    "another program": with_another_program,
+    "a compaction": with_a_compaction,
+    "a step back": with_a_step_back,
+}
 
 
 def main(orders: Mapping[str, Any]) -> int:

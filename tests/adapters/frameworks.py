@@ -144,6 +144,14 @@ async def with_a_compaction(place: Place, turn: Turn, watch: Watch) -> None:
             watch.acknowledged(f"compacted {turn.number}")
 
 
+async def with_a_step_back(place: Place, turn: Turn, watch: Watch) -> None:
+    """Nobody speaks: the conversation goes on from an earlier message, on a branch of its own."""
+    entries = place.session.entries()
+    if entries:
+        await place.session.tree.branch(entries[turn.number * 7 % len(entries)].id)
+        watch.acknowledged(f"went back {turn.number}")
+
+
 # --- openai-agents ---------------------------------------------------------------------------------------------------
 
 

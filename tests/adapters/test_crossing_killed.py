@@ -25,7 +25,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.encoding import message_from_dict
-from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.entries import Compaction, MessageEntry
 from tests.adapters.crossing_process import ALL_STEPS, WINDOW
 from tests.adapters.frameworks import CHANNEL, CHAT
 from tests.adapters.turns import AMBIGUOUS, IDS, Key, Turn, keys_in, keys_of, problems_in
@@ -119,6 +119,8 @@ class Conversation:
         self.files = {"workspace": str(self._workspace), "account": str(self._account)}
         self._read = 0
         self._acknowledged: set[Key] = set()
+        self._left: set[Key] = set()  # what is on branches that the conversation has left
+        self._goes_back = False
         self._compacted = 0  # the turn until which a summary tells what was said
 
     async def problems(self, plan: Plan, framework: str) -> list[str]:
@@ -129,7 +131,15 @@ class Conversation:
             session = await manager.get_or_create(CHANNEL, CHAT)
             stored = [e.message async for e in session.tree.read_entries() if isinstance(e, MessageEntry)]
             problems += [f"check: {problem}" for problem in (await manager.check()).problems]
+            path = await session.tree.get_branch()
             context = build_context(await read_messages(session))
+        branch = set(keys_of([entry.message for entry in path if isinstance(entry, MessageEntry)]))
+        if self._goes_back:
+            self._left |= self._acknowledged - branch
+            self._goes_back = False
+        if not any(isinstance(entry, Compaction) for entry in path):
+            self._compacted = 0
+        problems += [f"not on the branch: {key}" for key in self._acknowledged - self._left - branch]
         counts = Counter(keys_of(stored))
         problems += [f"stored twice: {key}" for key, count in counts.items() if count > 1]
         problems += [f"lost: {key}" for key in self._acknowledged - counts.keys()]
@@ -137,7 +147,7 @@ class Conversation:
 
     def _expected(self, plan: Plan) -> set[Key]:
         """What everybody should be shown, at least."""
-        return {key for key in self._acknowledged - plan.ambiguous if key[0] >= self._compacted}
+        return {key for key in self._acknowledged - self._left - plan.ambiguous if key[0] >= self._compacted}
 
     def _notes(self) -> Iterator[Mapping[str, Any]]:
         if not self._account.exists():
@@ -150,6 +160,7 @@ class Conversation:
         for text in note.get("acknowledged", ()):
             if text.startswith("compacted"):
                 self._compacted = int(text.split()[1])
+            self._goes_back |= text.startswith("went back")
         self._acknowledged.update(key for text in note.get("acknowledged", ()) for key in keys_in(text))
         if "asked" in note:
             shown = [message_from_dict(message) for message in note["asked"]]
