@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
+import ssl
+import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,11 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.event_loop import watching_the_event_loop
+
+sys.dont_write_bytecode = False  # whatever the environment says: the tests start hundreds of processes, and each
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # would compile the whole package, and each worker all tests, anew
+
+ssl.create_default_context = cache(ssl.create_default_context)  # each HTTP client would load all certificates anew
 
 TESTS = Path(__file__).parent
 
@@ -37,6 +46,13 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("round" if is_round else "proof")
     if is_round and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > _ROOM_BYTES:
         os.environ["TMPDIR"] = tempfile.tempdir = str(IN_MEMORY)
+    gc.disable()  # what is imported stays
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector never walk over seven thousand tests and all their libraries again."""
+    gc.freeze()
+    gc.enable()
 
 
 def is_proof(path: Path) -> bool:

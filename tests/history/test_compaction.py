@@ -816,10 +816,10 @@ def counted(path: Sequence[Entry]) -> int:
 # --- speed -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_hundred_thousand_entries_are_planned_in_one_pass() -> None:
-    """Anything quadratic here would take hours."""
+def test_twenty_thousand_entries_are_planned_in_one_pass() -> None:
+    """Anything quadratic here would take minutes."""
     turn = [long(USER, 10), calling("a", "b"), result("a"), result("b"), DONE]
-    path = path_of(*turn * 20_000)
+    path = path_of(*turn * 4_000)
     asked = 0
 
     def count(message: Message) -> int:
@@ -827,7 +827,7 @@ def test_a_hundred_thousand_entries_are_planned_in_one_pass() -> None:
         asked += 1
         return count_by_characters(message)
 
-    plan = planned(path, 250_000, count)
+    plan = planned(path, 50_000, count)
     check_cut(path, plan.first_kept_entry_id)
-    assert plan.tokens_kept >= 250_000
+    assert plan.tokens_kept >= 50_000
     assert asked <= 2 * len(path)
