@@ -6,11 +6,9 @@ import gc
 import logging
 import os
 import shutil
-import ssl
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,8 +19,6 @@ from tests.event_loop import watching_the_event_loop
 
 sys.dont_write_bytecode = False  # whatever the environment says: the tests start hundreds of processes, and each
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # would compile the whole package, and each worker all tests, anew
-
-ssl.create_default_context = cache(ssl.create_default_context)  # each HTTP client would load all certificates anew
 
 TESTS = Path(__file__).parent
 

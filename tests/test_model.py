@@ -352,6 +352,10 @@ class Gateway(RuleBasedStateMachine):
                 position = found.index(text, position) + 1
 
 
+ENOUGH = 20
+"""In so many histories a session has slept; the two of the round may be too short."""
+
+
 class Crowded(Gateway):
     """There is room for one session in memory."""
 
@@ -372,4 +376,5 @@ def test_every_history_ends_as_the_model_says(
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(machine, settings=chosen)
-    assert (machine.woken > 0) == (machine is Crowded), "sessions ought to sleep when there is room for one only"
+    if machine is not Crowded or chosen.max_examples >= ENOUGH:
+        assert (machine.woken > 0) == (machine is Crowded), "sessions ought to sleep when there is room for one only"

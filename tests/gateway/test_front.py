@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -117,14 +116,12 @@ async def test_a_time_that_utc_does_not_have_is_refused_at_the_door(served: Any,
         assert (await served.unix.get(f"{ONE}/export", params={"format": form})).status_code == 200
 
 
-@pytest.mark.parametrize("body", [5, "text", None, [], [{"entry_id": None}]])
 @pytest.mark.parametrize("route", ["messages", "turns", "entries", "branch", "labels", "fork", "compact"])
-async def test_a_body_of_a_wrong_type_is_refused_and_changes_nothing(served: Any, route: str, body: Any) -> None:
+async def test_a_body_of_a_wrong_type_is_refused_and_changes_nothing(served: Any, route: str) -> None:
     await served.unix.post(f"{ONE}/messages", json=user("x"))
-    reply = await served.unix.post(
-        f"{ONE}/{route}", content=json.dumps(body), headers={"Content-Type": "application/json"}
-    )
-    assert reply.status_code == 422, reply.text
+    for body in (b"5", b'"text"', b"null", b"[]", b'[{"entry_id": null}]'):
+        reply = await served.unix.post(f"{ONE}/{route}", content=body, headers={"Content-Type": "application/json"})
+        assert reply.status_code == 422, (body, reply.text)
     assert (await served.unix.get(ONE)).json()["entries"] == 1
 
 
