@@ -440,7 +440,7 @@ sessions = trees(
     customs=st.tuples(texts, jsons),
     extras=extras | st.builds(lambda name: {name: {"a": 1}}, st.sampled_from(["model_change", "label"])),
     unknown=texts.filter(bool),
-)
+).filter(lambda entries: not any(isinstance(one, Label) and "label" in (one.extra or ()) for one in entries))
 
 
 @given(sessions)
