@@ -102,7 +102,7 @@ def _is_named(invocation: Invocation) -> bool:
 def _connected(invocation: Invocation, *, in_process: bool) -> AbstractAsyncContextManager[Client]:
     loaded = invocation.loaded
     if invocation.url is not None:
-        if not invocation.url.startswith(("http://", "https://")):  # it would be taken for a directory
+        if not invocation.url.startswith(("http://", "https://", "unix:")):  # it would be taken for a directory
             raise ConfigError(
                 f"{invocation.url} is no address; write http://{invocation.url}, or https:// where it has TLS"
             )
