@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
+import anyio
+
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.errors import ConfigError, InvalidKey
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 REMEMBERED_DELETIONS = 1_000
 """How many keys of deletions are remembered, so that a repeated one is answered as the first was."""
+
+LARGE_REPLIES = 4
+"""How many replies that hold what they send may be under way: a reader who takes nothing keeps his for a while."""
 
 
 class Chats(Protocol):
@@ -45,6 +50,7 @@ class Context:
         chats: who answers; None: nobody.
         started: the monotonic second at which it was made.
         problems: what is wrong beside the manager, such as with the sockets; one sentence each.
+        large_replies: whoever makes a reply of what may be a whole session in memory has one of these meanwhile.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class Context:
         self.chats = chats
         self.started = time.monotonic()
         self.problems: Callable[[], list[str]] = list
+        self.large_replies = anyio.Semaphore(LARGE_REPLIES)
         self._deletions: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     async def find(self, session_id: str) -> Session:

@@ -81,21 +81,26 @@ async def show_messages(context: Context, request: ShowMessages) -> Stream:
     session = await context.find(request.session_id)
     if request.before is not None and request.after is not None:
         raise invalid("send before or after, not both", param="before")
-    if request.before is not None:
-        entries, more = await _messages_before(session, request.before, request.limit)
-        return _messages_reply(map(entry_document, entries), earlier=more, later=True)
-    if request.after is not None:
-        entries, more = await _messages_after(session, request.after, request.limit)
-        return _messages_reply(map(entry_document, entries), earlier=request.after > 0, later=more)
+    if request.before is not None or request.after is not None:
+        return Stream(_page(context, session, request))
     # As they are kept, and decoded one by one while they are sent: readers that stall would each hold a copy of them.
     shown: list[Message | Kept] = [*session.journal.summary(), *session.journal.conversation.window.kept]
     documents = (_document(one) for one in shown[-request.limit :])
-    return _messages_reply(documents, earlier=len(shown) > request.limit or session.journal.evicted > 0, later=False)
-
-
-def _messages_reply(documents: Iterator[dict[str, Any]], *, earlier: bool, later: bool) -> Stream:
-    about = {"earlier": earlier, "later": later}
+    about = {"earlier": len(shown) > request.limit or session.journal.evicted > 0, "later": False}
     return Stream(document_in_pieces(about, "messages", map(msgspec.json.encode, documents)))
+
+
+async def _page(context: Context, session: Session, request: ShowMessages) -> AsyncGenerator[bytes, None]:
+    async with context.large_replies:
+        if request.before is not None:
+            found, more = await _messages_before(session, request.before, request.limit)
+            about = {"earlier": more, "later": True}
+        else:
+            found, more = await _messages_after(session, request.after or 0, request.limit)
+            about = {"earlier": bool(request.after), "later": more}
+        messages = (msgspec.json.encode(entry_document(entry)) for entry in found)
+        async for piece in document_in_pieces(about, "messages", messages):
+            yield piece
 
 
 def _document(shown: Message | Kept) -> dict[str, Any]:
@@ -163,10 +168,17 @@ async def show_entries(context: Context, request: ShowEntries) -> Stream:
     if request.before is not None:
         after = max(request.before - 1 - limit, 0)
         limit = max(min(limit, request.before - 1 - after), 0)
-    page = await session.tree.read_after(after, limit) if limit else []
-    last = page[-1].sequence if page else after
-    about = {"next": last if last < session.last_sequence else None, "previous": after + 1 if after and page else None}
-    return Stream(document_in_pieces(about, "entries", _readable(page)))
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        async with context.large_replies:
+            page = await session.tree.read_after(after, limit) if limit else []
+            last = page[-1].sequence if page else after
+            is_end, is_begin = last >= session.last_sequence, not (after and page)
+            about = {"next": None if is_end else last, "previous": None if is_begin else after + 1}
+            async for piece in document_in_pieces(about, "entries", _readable(page)):
+                yield piece
+
+    return Stream(pieces())
 
 
 def _readable(page: Sequence[StoredEntry]) -> Iterator[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -96,23 +96,36 @@ class ShowBranch(msgspec.Struct, frozen=True):
 async def show_branch(context: Context, request: ShowBranch) -> Stream:
     """The newest entries of one branch, from the root to an entry; its first one's parent ends the page before."""
     session = await context.find(request.session_id)
-    path = await session.tree.get_branch(request.entry_id, limit=request.limit + 1)
-    entries = map(encode_entry, path[-request.limit :])
-    return Stream(document_in_pieces({"truncated": len(path) > request.limit}, "entries", entries))
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        async with context.large_replies:
+            path = await session.tree.get_branch(request.entry_id, limit=request.limit + 1)
+            about = {"truncated": len(path) > request.limit}
+            async for piece in document_in_pieces(about, "entries", map(encode_entry, path[-request.limit :])):
+                yield piece
+
+    return Stream(pieces())
 
 
 @operation("GET", f"{ONE}/context", OneSession, ContextReply, patient=True)
 async def show_context(context: Context, request: OneSession) -> Stream:
     """What may be sent to a model at the leaf."""
-    found = await (await context.find(request.session_id)).get_context()
-    about = {
-        "provider": found.provider,
-        "model": found.model,
-        "thinking_level": found.thinking_level,
-        "problems": list(found.problems),
-    }
-    messages = (orjson.dumps(message_document(message)) for message in found.messages)
-    return Stream(document_in_pieces(about, "messages", messages))
+    session = await context.find(request.session_id)
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        async with context.large_replies:
+            found = await session.get_context()
+            about = {
+                "provider": found.provider,
+                "model": found.model,
+                "thinking_level": found.thinking_level,
+                "problems": list(found.problems),
+            }
+            messages = (orjson.dumps(message_document(message)) for message in found.messages)
+            async for piece in document_in_pieces(about, "messages", messages):
+                yield piece
+
+    return Stream(pieces())
 
 
 # --- changing --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.api.context import LARGE_REPLIES
 from miniclaw_sessions.api.tree import MAX_BRANCH
 from miniclaw_sessions.config import ListenSettings, SessionSettings
 from miniclaw_sessions.errors import StoreUnavailable
@@ -545,3 +546,39 @@ class TestSmallLimits:
         }.items():
             check_refusal(await post(served, route, body), 422, "invalid_message")
         assert (await shown(served))["entries"] == 1
+
+
+@pytest.mark.parametrize("path", ["context", "branch", "entries?limit=1000", "messages?after=0&limit=1000"])
+async def test_few_replies_that_hold_a_session_are_made_at_a_time_and_the_next_waits_for_one_to_end(
+    served: Any, path: str
+) -> None:
+    for number in range(40):
+        said = {"messages": [user(f"{number} " + "x" * 10_000)] * 10}
+        assert (await served.unix.post("/v1/sessions/a_1/messages", json=said)).status_code == 201
+    context = served.server.config.app.context
+    head = f"GET /v1/sessions/a_1/{path} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    silent = []
+    for _ in range(LARGE_REPLIES):
+        stream = await anyio.connect_unix(str(served.socket))
+        await stream.send(head)
+        silent.append(stream)
+    with anyio.fail_after(20):
+        while context.large_replies.value:
+            await anyio.lowlevel.checkpoint()
+    replies: list[Any] = []
+
+    async def ask() -> None:
+        replies.append(await served.unix.get(f"/v1/sessions/a_1/{path}"))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        with anyio.fail_after(20):
+            while not context.large_replies.statistics().tasks_waiting:
+                await anyio.lowlevel.checkpoint()
+        assert replies == []
+        await silent.pop().aclose()
+    assert replies[0].status_code == 200
+    for stream in silent:
+        await stream.aclose()
+    await served.idle()
+    assert context.large_replies.value == LARGE_REPLIES
