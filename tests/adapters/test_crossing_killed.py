@@ -1,8 +1,9 @@
 """One chat through all adapters in random orders, each turn a process of its own, killed at random.
 
 After each of them nothing that was acknowledged is lost or doubled, the order is kept, and what the next model is asked
-with is legal, whoever wrote it, with whatever ids, and however he ended. `CROSSING_SEED=... pytest ...` plays one
-conversation again. google-adk cannot be installed beside the others; `google_adk_checks.py` crosses it with our agent.
+with is legal, whoever wrote it, with whatever ids, and however he ended. Whatever fails tells its seed:
+`CROSSING_SEED=... pytest ...` plays that conversation again. google-adk cannot be installed beside the others;
+`google_adk_checks.py` crosses it with our agent.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def launcher() -> Iterator[Launcher]:
         yield launcher
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS, ids=[*map(str, SEEDS[:-1]), "any"])
 async def test_nothing_is_lost_doubled_or_illegal_whoever_goes_on_and_however_he_ended(
     launcher: Launcher, tmp_path: Path, seed: int
 ) -> None:
