@@ -438,7 +438,7 @@ sessions = trees(
     messages=lambda _: messages,
     moments=moments,
     customs=st.tuples(texts, jsons),
-    extras=extras | st.builds(lambda name: {name: {"a": 1}}, st.sampled_from(["model_change", "label"])),
+    extras=extras | st.builds(lambda name: {name: {"a": 1}}, st.sampled_from(["model_change", "compaction"])),
     unknown=texts.filter(bool),
 ).filter(lambda entries: not any(isinstance(one, Label) and "label" in (one.extra or ()) for one in entries))
 
