@@ -247,8 +247,8 @@ def _assemble(file: State, key: SessionKey, kept: Sequence[Kept], extra: dict[st
         file.encoded_compaction = NO_COMPACTION
     elif file.compaction is not None:  # raises unless it is one
         file.encoded_compaction = file.encoded_compaction.copy()  # or all of the file would stay in memory
-    if kept and not file.totals.messages:
-        file.totals = Totals(len(kept), len(kept))
+    if not file.totals.messages and (said := sum(one.role is not Role.BRANCH_SUMMARY for one in kept)):
+        file.totals = Totals(said, said)  # whoever wrote it does not count
     file.session_id, (file.channel, file.chat_id) = key.session_id, key
     file.last_accessed = _same(file.last_accessed, file.updated_at)
     file.leaf_id, file.leaf_sequence = _same(file.leaf_id, file.ids[-1] if file.ids else None), place

@@ -500,6 +500,14 @@ async def test_starting_twice_after_a_loss_is_starting_once(bench: Bench, tmp_pa
         assert [entry.id for entry in await session.tree.get_branch()] == ids
 
 
+async def test_the_summary_of_a_branch_alone_is_no_message_after_a_restart_either(bench: Bench) -> None:
+    for _ in range(2):
+        async with bench.opened() as session:
+            if not session.last_sequence:
+                await session.tree.branch_with_summary(None, "nothing was said")
+            assert (session.message_count, session.event_count, len(session.messages())) == (0, 0, 1)
+
+
 async def test_check_finds_a_session_with_the_summary_of_a_branch_sound(bench: Bench) -> None:
     async with bench.manager() as manager:
         session = await manager.get_or_create("telegram", "1")
