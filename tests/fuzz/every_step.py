@@ -28,7 +28,7 @@ WAYS = ("native", "scope", "native, on arrival", "scope, on arrival", "native, t
 MANY = 5_000
 """Messages: larger than what all rounds in one workspace say."""
 
-MOST_STEPS = 40
+MOST_STEPS = 64
 """Reading everything takes a step for each page, and each round has more to be read: it is not followed to its end."""
 
 _GONE = "fuzz_gone"
