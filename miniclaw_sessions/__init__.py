@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same names as in _MODULES below, for editors and type checkers
-    from miniclaw_sessions.agent.loop import Agent as Agent
+    from miniclaw_sessions.agent.agent import Agent as Agent
     from miniclaw_sessions.agent.orchestration import AgentSession as AgentSession
     from miniclaw_sessions.agent.tools import Tool as Tool
     from miniclaw_sessions.config import SessionSettings as SessionSettings
@@ -95,7 +95,7 @@ _MODULES = {
     "CheckReport": "persistence.checking",
     **dict.fromkeys(("Health", "ManagerStatistics", "SessionSummary"), "statistics"),
     # agents, and what they are made of
-    "Agent": "agent.loop",
+    "Agent": "agent.agent",
     "AgentSession": "agent.orchestration",
     "Tool": "agent.tools",
     "Store": "stores.base",

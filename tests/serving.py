@@ -9,8 +9,8 @@ from pathlib import Path
 
 import anyio
 
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
-from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.client import Client, connect

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.events import AgentEvent, Events, TurnEnd
-from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.config import ModelSettings
 from miniclaw_sessions.errors import ConfigError, ContextOverflow

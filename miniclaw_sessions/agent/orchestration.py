@@ -12,9 +12,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
 
+from miniclaw_sessions.agent.agent import Agent, Unanswered
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import Events, reply_of
-from miniclaw_sessions.agent.loop import Agent, Unanswered
 from miniclaw_sessions.agent.newest_branch import NewestBranch
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Content

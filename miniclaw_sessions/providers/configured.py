@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Protocol
 
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.asking import ReplyLimits
-from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.provider import Provider
 from miniclaw_sessions.agent.tools import Tool, calculator_tool, time_tool
 from miniclaw_sessions.clock import SystemClock

@@ -38,7 +38,7 @@ from miniclaw_sessions.adapters.pydantic_ai import load_messages, save
 from miniclaw_sessions.adapters.pydantic_ai_messages import from_model_messages
 from miniclaw_sessions.adapters.strands import MiniclawSessionRepository
 from miniclaw_sessions.adapters.strands_messages import from_strands
-from miniclaw_sessions.agent.loop import Agent, Unanswered
+from miniclaw_sessions.agent.agent import Agent, Unanswered
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.client import Client, ClientSession
 from miniclaw_sessions.errors import NothingToResume, UnsafeCompaction

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 from miniclaw_sessions.adapters import google_adk as adapter
 from miniclaw_sessions.adapters.google_adk import MiniclawSessionService
-from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.client import Client
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import Custom

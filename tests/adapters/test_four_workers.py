@@ -14,7 +14,7 @@ from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
 pytest.importorskip("langgraph")
-from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.history.context import is_legal
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.entries import MessageEntry

@@ -26,7 +26,7 @@ from miniclaw_sessions.adapters import strands as adapter
 from miniclaw_sessions.adapters.histories import read_messages
 from miniclaw_sessions.adapters.strands import MiniclawSessionRepository
 from miniclaw_sessions.adapters.strands_messages import from_strands, to_strands
-from miniclaw_sessions.agent.loop import Agent as OurAgent
+from miniclaw_sessions.agent.agent import Agent as OurAgent
 from miniclaw_sessions.agent.tools import calculator_tool
 from miniclaw_sessions.client import Client, ClientSession
 from miniclaw_sessions.errors import InvalidMessage

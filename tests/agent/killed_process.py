@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.agent.loop import Agent, TurnFinished, Unanswered
+from miniclaw_sessions.agent.agent import Agent, TurnFinished, Unanswered
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import NothingToResume
 from miniclaw_sessions.manager import SessionManager

@@ -16,8 +16,8 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
+from miniclaw_sessions.agent.agent import Agent, Unanswered
 from miniclaw_sessions.agent.events import Events, SessionCompacted, TurnFinished
-from miniclaw_sessions.agent.loop import Agent, Unanswered
 from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.agent.provider import ModelEvent, Provider, Reply
 from miniclaw_sessions.agent.summarizing import INSTRUCTION

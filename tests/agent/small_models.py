@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.agent.summarizing import INSTRUCTION
 from miniclaw_sessions.agent.tools import Tool

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from miniclaw_sessions import Message, SessionManager
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.events import AgentEvent, SessionCompacted, TurnFinished
-from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.config import ModelSettings
 from miniclaw_sessions.errors import ConfigError, ContextOverflow
 from miniclaw_sessions.history.compaction import count_tokens

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.events import SessionCompacted, TurnFinished
-from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.orchestration import RESERVE_TOKENS, AgentSession
 from miniclaw_sessions.agent.provider import TextDelta
 from miniclaw_sessions.agent.summarizing import INSTRUCTION

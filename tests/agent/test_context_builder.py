@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.context_builder import ContextBuilder, fitted, with_system
-from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.history.context import is_legal

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.events import ToolStarted, TurnFinished
-from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.errors import StoreError, StoreFull, StoreUnavailable
 from miniclaw_sessions.history.context import is_legal
 from miniclaw_sessions.manager import SessionManager

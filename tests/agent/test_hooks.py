@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from miniclaw_sessions.agent.loop import Agent, Generation, Hooks, SuspendTurn, TurnFinished, TurnSuspended
+from miniclaw_sessions.agent.agent import Agent, Generation, Hooks, SuspendTurn, TurnFinished, TurnSuspended
 from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.errors import AgentError, DuplicateMessage, ModelError, StoreUnavailable
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage

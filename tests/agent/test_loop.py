@@ -11,7 +11,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.agent.loop import (
+from miniclaw_sessions.agent.agent import (
     Agent,
     AgentEvent,
     MessageAccepted,

@@ -11,8 +11,8 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from miniclaw_sessions.agent.agent import Agent, Generation, Hooks, SuspendTurn
 from miniclaw_sessions.agent.events import AgentEvent, ToolFinished, TurnFinished, TurnSuspended
-from miniclaw_sessions.agent.loop import Agent, Generation, Hooks, SuspendTurn
 from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.errors import (
     ContextOverflow,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from miniclaw_sessions.agent.loop import Agent, ToolStarted, TurnFinished, Unanswered
+from miniclaw_sessions.agent.agent import Agent, ToolStarted, TurnFinished, Unanswered
 from miniclaw_sessions.errors import DuplicateMessage, ModelError, NothingToResume, TurnInProgress
 from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
 from miniclaw_sessions.history.pairing import open_calls

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from miniclaw_sessions.agent.loop import Unanswered
+from miniclaw_sessions.agent.agent import Unanswered
 from miniclaw_sessions.history.branch import resolve
 from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.manager import SessionManager

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from miniclaw_sessions.agent.loop import Agent, TextDelta, ToolFinished, ToolStarted, TurnFinished
+from miniclaw_sessions.agent.agent import Agent, TextDelta, ToolFinished, ToolStarted, TurnFinished
 from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from miniclaw_sessions import Message, SessionManager
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.events import ABORTED, AgentEvent, MessageAccepted, TurnEnd, TurnFinished, TurnStopped
-from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tool_runner import SuspendTurn

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from miniclaw_sessions import SessionManager, SessionSettings
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
-from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import ChannelSettings
 from tests.channels.rooms import Doors, Room

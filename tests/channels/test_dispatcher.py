@@ -13,9 +13,9 @@ from anyio.lowlevel import checkpoint
 from structlog.testing import capture_logs
 
 from miniclaw_sessions import Message, SessionManager, SessionSettings
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.events import TurnStopped
-from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.base import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.client import Client, connect
 from miniclaw_sessions.config import SessionSettings

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.client import connect
 from miniclaw_sessions.errors import DirectoryInUse, ReadOnlyWorkspace, SessionNotFound, Unreachable
 from miniclaw_sessions.manager import SessionManager

@@ -13,8 +13,8 @@ import httpx2
 import msgspec
 import pytest
 
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
-from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Tool, time_tool

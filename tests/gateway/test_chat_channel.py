@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from miniclaw_sessions import Message
-from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.config import ChannelSettings, ModelSettings
 from miniclaw_sessions.protocol.messages import Role
 from miniclaw_sessions.testing import ScriptedProvider

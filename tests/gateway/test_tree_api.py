@@ -10,7 +10,7 @@ import orjson
 import pytest
 from structlog.testing import capture_logs
 
-from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.api.context import LARGE_REPLIES
 from miniclaw_sessions.api.tree import MAX_BRANCH
 from miniclaw_sessions.config import ListenSettings, SessionSettings

@@ -13,8 +13,8 @@ from anyio.abc import SocketAttribute, SocketStream
 from structlog.testing import capture_logs
 
 from miniclaw_sessions import Message, SessionManager
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.asking import ReplyLimits
-from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, TextDelta
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Tool, calculator_tool

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniclaw_sessions.agent.loop import Agent, TextDelta, ToolFinished, TurnFinished
+from miniclaw_sessions.agent.agent import Agent, TextDelta, ToolFinished, TurnFinished
 from miniclaw_sessions.agent.tools import calculator_tool, time_tool
 from miniclaw_sessions.history.context import is_legal
 from miniclaw_sessions.manager import SessionManager

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool, calculator_tool
 from miniclaw_sessions.errors import ModelError

@@ -17,8 +17,8 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.events import MessageAccepted
-from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import calculator_tool
 from miniclaw_sessions.config import Secret

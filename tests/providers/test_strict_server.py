@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from miniclaw_sessions.agent.loop import Agent
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.tools import calculator_tool
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message

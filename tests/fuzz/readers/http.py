@@ -16,8 +16,8 @@ import httptools
 import orjson
 from anyio.abc import SocketStream
 
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
-from miniclaw_sessions.agent.loop import Agent
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import ChannelSettings, ListenSettings, ModelSettings, SessionSettings, Settings

@@ -1,0 +1,285 @@
+"""The agent: a message in, the model and its tools at work, a reply out, all of it saved as one turn.
+
+    async with agent.run(Message.user("what time is it?"), session=session) as events:
+        async for event in events:
+            ...
+
+What happens within a turn, and what survives of it however it ends, is told in `loop`; `resume` goes on where one
+was left.
+
+Why a context manager and not a bare async generator: a generator that its reader abandons is closed at some later time,
+in another task, and would take the turn and its cancel scopes with it. Here the turn runs in a task of its own that
+ends, in every case, before the `async with` block does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypedDict, Unpack
+
+import anyio
+
+from miniclaw_sessions.agent.asking import ReplyLimits
+from miniclaw_sessions.agent.context_builder import ContextBuilder
+from miniclaw_sessions.agent.events import (
+    AgentEvent,
+    Events,
+    MessageAccepted,
+    PendingCall,
+    ReplyFinished,
+    SessionCompacted,
+    ToolFinished,
+    ToolStarted,
+    TurnEnd,
+    TurnFinished,
+    TurnStopped,
+    TurnSuspended,
+    reply_of,
+)
+from miniclaw_sessions.agent.hooks import Generation, Hooks
+from miniclaw_sessions.agent.loop import ContextKeeper, Job, Unanswered, run_turn
+from miniclaw_sessions.agent.provider import Provider, TextDelta
+from miniclaw_sessions.agent.tool_runner import SuspendTurn, Tell, ToolRunner
+from miniclaw_sessions.agent.tools import Content, Tool
+from miniclaw_sessions.clock import Clock, SystemClock
+from miniclaw_sessions.errors import ConfigError, NothingToResume
+from miniclaw_sessions.history.window import MAX_MESSAGES
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
+
+__all__ = [
+    "Agent",
+    "AgentEvent",
+    "ContextKeeper",
+    "Events",
+    "Generation",
+    "Hooks",
+    "MessageAccepted",
+    "PendingCall",
+    "ReplyFinished",
+    "SessionCompacted",
+    "SuspendTurn",
+    "TextDelta",
+    "ToolFinished",
+    "ToolStarted",
+    "TurnFinished",
+    "TurnStopped",
+    "TurnSuspended",
+    "Unanswered",
+]
+
+MAX_ITERATIONS = 200
+"""How often the model is asked within one turn unless told otherwise (document 004)."""
+
+
+class _Options(TypedDict, total=False):
+    """What `run` and `resume` pass on to `answer`."""
+
+    idempotency_key: str | None
+    results: Mapping[str, Content] | None
+    unanswered: Unanswered
+    keeper: ContextKeeper | None
+
+
+class Agent:
+    """A model with its tools, for any number of sessions at once; it holds nothing of any of them.
+
+    Args:
+        provider: the model.
+        tools: what it may call.
+        system_prompt: what it is told first.
+        hooks: who takes part in its turns.
+        session: whose conversation it is, where a call names no other; without any, each call stands alone.
+        max_iterations: how often it is asked within one turn.
+        tool_timeout_s: seconds after which a tool is cancelled, and its call answered with an error.
+        history_limit: how many messages from before the current one it is sent.
+        max_context_tokens: send as much of the transcript as has about so many tokens, in place of the window's
+            `history_limit` messages; None: the window.
+        limits: how much one reply may be, in size and time.
+        clock: makes ids for calls that a model left without one; the machine's by default.
+
+    Raises:
+        ConfigError: two tools have one name, or a limit is not positive.
+    """
+
+    def __init__(  # noqa: PLR0913 - options, each with a name and a default
+        self,
+        provider: Provider,
+        *,
+        tools: Iterable[Tool] = (),
+        system_prompt: str = "",
+        hooks: Hooks | None = None,
+        session: Session | None = None,
+        max_iterations: int = MAX_ITERATIONS,
+        tool_timeout_s: float = 30.0,
+        history_limit: int = MAX_MESSAGES,
+        max_context_tokens: int | None = None,
+        limits: ReplyLimits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if max_iterations < 1 or tool_timeout_s <= 0:
+            raise ConfigError("max_iterations and tool_timeout_s must be positive")
+        self.provider = provider
+        self.session = session
+        self.system_prompt = system_prompt
+        self.max_iterations = max_iterations
+        self.limits = limits or ReplyLimits()
+        self._hooks = hooks or Hooks()
+        self._tools = ToolRunner(tools, timeout_s=tool_timeout_s, hooks=self._hooks)
+        self._context = ContextBuilder(limit=history_limit, max_tokens=max_context_tokens)
+        self._clock = clock or SystemClock()
+
+    def __repr__(self) -> str:
+        return f"<Agent {self.provider.name}/{self.provider.model}, {len(self.tools)} tools>"
+
+    @property
+    def context(self) -> ContextBuilder:
+        """What its model is sent of a session, unless a keeper decides."""
+        return self._context
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """What the model may call."""
+        return self._tools.tools
+
+    def run(
+        self,
+        message: Message,
+        *,
+        session: Session | None = None,
+        idempotency_key: str | None = None,
+        keeper: ContextKeeper | None = None,
+    ) -> AbstractAsyncContextManager[Events]:
+        """Answer a message within a turn: `async with agent.run(message, session=session) as events`.
+
+        Leaving the block before the turn has ended cancels it. Leaving waits until what it had completed is saved.
+        `Session.stop_turn` stops it from anywhere: its last event is then `TurnStopped`.
+
+        Args:
+            message: the user's message.
+            session: whose conversation it is; the agent's own by default, or none at all.
+            idempotency_key: the sender's own id of the message; see `Session.turn`.
+            keeper: keeps the context small enough; see `orchestration.AgentSession`.
+
+        Raises, while iterating over the events:
+            ModelError: the model failed, or answered nothing.
+            IterationLimit: it went on calling tools.
+            AgentError: a hook failed. These errors carry what was produced.
+            TurnInProgress, DuplicateMessage, StoreError, ...: as for `Session.turn`.
+        """
+        return self._run(message, session, idempotency_key=idempotency_key, keeper=keeper)
+
+    def resume(
+        self,
+        session: Session | None = None,
+        *,
+        results: Mapping[str, Content] | None = None,
+        unanswered: Unanswered = Unanswered.RUN,
+        keeper: ContextKeeper | None = None,
+    ) -> AbstractAsyncContextManager[Events]:
+        """Go on with a turn that a crash, an error or a suspension left: `async with agent.resume(session) as events`.
+
+        Calls without a result are answered first. Those that wait for somebody need their answer in `results`; while
+        one is missing, the turn is suspended again.
+
+        Args:
+            session: whose turn; the agent's own by default.
+            results: answers from outside, by the id of their call.
+            unanswered: what becomes of other calls without a result.
+            keeper: as for `run`.
+
+        Raises, while iterating over the events:
+            NothingToResume: nothing waits for an answer.
+            ModelError, IterationLimit, AgentError, TurnInProgress, StoreError, ...: as for `run`.
+        """
+        if session is None and self.session is None:
+            raise NothingToResume("an agent without a session has no turn that could be resumed")
+        return self._run(None, session, results=results, unanswered=unanswered, keeper=keeper)
+
+    async def answer(  # noqa: PLR0913 - as for `run` and `resume`
+        self,
+        message: Message | None,
+        *,
+        session: Session | None = None,
+        idempotency_key: str | None = None,
+        results: Mapping[str, Content] | None = None,
+        unanswered: Unanswered | None = None,
+        keeper: ContextKeeper | None = None,
+        tell: Tell = lambda _: None,
+    ) -> TurnEnd:
+        """Run a turn in this task, and return its last event, which is acknowledged by the store.
+
+        Args:
+            message: the user's message; None: the turn that was left goes on, as with `resume`.
+            session: whose conversation it is; the agent's own by default, or none at all.
+            idempotency_key: the sender's own id of the message; see `Session.turn`.
+            results: as for `resume`.
+            unanswered: what becomes of calls without a result; by default those of a turn that goes on are run, and
+                those of one whose message was delivered twice are closed.
+            keeper: as for `run`.
+            tell: called with each event but the last, as it happens.
+
+        Raises:
+            ModelError, IterationLimit, AgentError, TurnInProgress, DuplicateMessage, NothingToResume, StoreError, ...:
+            as for `run` and `resume`.
+        """
+        chosen = session or self.session
+        if message is None and chosen is None:
+            raise NothingToResume("an agent without a session has no turn that could be resumed")
+        chosen = chosen or Session.new()
+        job = Job(
+            provider=self.provider,
+            tools=self._tools,
+            hooks=self._hooks,
+            context=self._context,
+            system_prompt=self.system_prompt,
+            max_iterations=self.max_iterations,
+            limits=self.limits,
+            clock=self._clock,
+            session=chosen,
+            keeper=keeper,
+            results=results or {},
+            unanswered=unanswered or (Unanswered.RUN if message is None else Unanswered.CLOSE),
+            tell=tell,
+        )
+        return await run_turn(chosen.turn(message, idempotency_key=idempotency_key), job)
+
+    async def reply(
+        self, message: Message, *, session: Session | None = None, idempotency_key: str | None = None
+    ) -> Message:
+        """Answer a message and return the reply, acknowledged by the store.
+
+        Raises:
+            ModelError, IterationLimit, AgentError, TurnInProgress, DuplicateMessage, StoreError: as for `run`. A turn
+            that is suspended or stopped is an AgentError here.
+        """
+        return reply_of(await self.answer(message, session=session, idempotency_key=idempotency_key))
+
+    @asynccontextmanager
+    async def _run(
+        self, message: Message | None, session: Session | None, **options: Unpack[_Options]
+    ) -> AsyncGenerator[Events, None]:
+        """Run the turn in a task of its own, which ends before the block does."""
+        sender, receiver = anyio.create_memory_object_stream[AgentEvent | Exception](math.inf)
+        failure: Exception | None = None
+
+        async def run() -> None:
+            with sender:
+                try:
+                    end = await self.answer(message, session=session, tell=sender.send_nowait, **options)
+                    sender.send_nowait(end)
+                except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the reader
+                    sender.send_nowait(error)
+
+        with receiver:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run, name="agent turn")
+                try:
+                    yield Events(receiver)
+                except Exception as error:  # noqa: BLE001 - raised below: within the group it would become a group
+                    failure = error
+                tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
