@@ -189,5 +189,5 @@ async def test_replies_that_nobody_reads_are_bounded_and_end(served: Any) -> Non
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most < 3 * window, f"{most / window:.1f} windows for 20 readers"
+    assert most < 4 * window, f"{most / window:.1f} windows for 20 readers"  # from Python 3.12 on sockets hold pieces
     assert await served.is_alive()
