@@ -458,6 +458,16 @@ class DirectoryLock:
             self._fd = -1
 
 
+def lock_identity(path: Path) -> str:
+    """Which directory this is, as its lock file tells: a copy of it is another one, whatever the file in it says.
+
+    Raises:
+        OSError: it cannot be seen.
+    """
+    status = os.stat(path / LOCK, follow_symlinks=False)
+    return f"{status.st_dev:x}-{status.st_ino:x}"
+
+
 def _refuse_other_names(fd: int, path: Path) -> None:
     """Raise unless it is a file with one name only: or else we would write into somebody else's."""
     status = os.fstat(fd)

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
+from anyio import to_thread
 
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.errors import ConfigError, InvalidKey
@@ -62,7 +63,19 @@ class Context:
         self.started = time.monotonic()
         self.problems: Callable[[], list[str]] = list
         self.large_replies = anyio.Semaphore(LARGE_REPLIES)
+        self._workspace: str | None = None
         self._deletions: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    async def workspace(self) -> str:
+        """Which directory the sessions are in (`disk.lock_identity`); empty if that cannot be seen."""
+        if self._workspace is None:
+            from miniclaw_sessions.disk import lock_identity  # noqa: PLC0415 - a client has these shapes, and no disk
+
+            try:
+                self._workspace = await to_thread.run_sync(lock_identity, self.manager.workspace)
+            except OSError:
+                self._workspace = ""
+        return self._workspace
 
     async def find(self, session_id: str) -> Session:
         """The session with this id; does not renew its time to live.

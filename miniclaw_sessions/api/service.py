@@ -48,6 +48,7 @@ async def health(context: Context, request: Nothing) -> HealthReply:
         problems=context.without_paths(problems),
         version=_version(),
         pid=os.getpid(),
+        workspace=await context.workspace(),
         uptime_s=round(time.monotonic() - context.started, 3),
         sessions=len(context.manager),
         store=health.store,

@@ -37,13 +37,15 @@ class Reply(msgspec.Struct, kw_only=True):
 class HealthReply(Reply, kw_only=True):
     """Whether messages are accepted and saved: `status` is ok or failing.
 
-    `losses` tells what was lost with a former store, until somebody acknowledges it.
+    `losses` tells what was lost with a former store, until somebody acknowledges it. `workspace` is no path: who sees
+    the directory can compare it (`disk.lock_identity`).
     """
 
     status: str
     problems: list[str]
     version: str
     pid: int
+    workspace: str
     uptime_s: float
     sessions: int
     store: str

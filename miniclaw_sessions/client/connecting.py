@@ -177,15 +177,19 @@ async def _found(
         async with AsyncExitStack() as asking:
             connections = await asking.enter_async_context(Connections(Address(socket=str(path))))
             health = await health_of(connections)
-            if health is not None and await to_thread.run_sync(_holds, health.pid, workspace):
+            if health is not None and await to_thread.run_sync(_is_here, health.workspace, workspace):
                 await stack.enter_async_context(asking.pop_all())
                 return HttpTransport(connections, f"unix:{path}", patience_s=patience_s)
     return None
 
 
-def _holds(pid: int, workspace: Path) -> bool:
-    """Whether the process with this id holds this workspace: its id stands in the lock file, where that can be read."""
+def _is_here(identity: str, workspace: Path) -> bool:
+    """Whether it is this directory that a daemon holds, where that can be seen: its socket may serve another one."""
+    from miniclaw_sessions.disk import lock_identity  # noqa: PLC0415 - not needed where no socket is
+
     try:
-        return (workspace / ".lock").read_bytes().strip() == b"%d" % pid
+        return lock_identity(workspace) == identity
+    except FileNotFoundError:
+        return False
     except OSError:
         return True

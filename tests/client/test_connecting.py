@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,23 @@ async def test_whoever_holds_it_is_asked(short_path: Path) -> None:
         await (await one.get_or_create("a", "1")).add_message(user("x"))
         assert [row.session_id for row in await other.list()] == ["a_1"]
         assert not one.is_local
+
+
+async def test_the_daemon_of_the_original_is_not_asked_for_a_copy(short_path: Path) -> None:
+    socket = short_path / "elsewhere.sock"
+    async with SessionManager(short_path / "w") as manager, serving(manager, socket, Agent(ScriptedProvider())):
+        await (await manager.get_or_create("a", "1")).add_message(user("x"))
+        await manager.flush()
+        shutil.copytree(short_path / "w", short_path / "copy")
+        async with connect(short_path / "w", sockets=[socket]) as client:
+            assert not client.is_local
+        async with connect(short_path / "copy", sockets=[socket]) as client:
+            assert client.is_local
+            assert await client.delete("a_1")
+        with pytest.raises(Unreachable, match="nobody serves"):
+            async with connect(short_path / "nowhere", sockets=[socket], in_process=False, patience_s=0.1):
+                pass
+        assert [message.text for message in (await manager.find("a_1")).messages()] == ["x"]
 
 
 async def test_a_holder_who_does_not_answer_is_named(tmp_path: Path) -> None:
