@@ -52,9 +52,18 @@ class JSONLStore(JSONLReader):
             StoreCorrupt: of some files it is not known whose they are; `files` tells which.
             StoreUnavailable: the directory cannot be opened or read.
         """
-        self._transcripts = await to_thread.run_sync(Transcripts, self.path)
+        try:
+            await to_thread.run_sync(self._take)
+        except BaseException:  # cancelled when it was open already
+            if self._transcripts is not None:
+                self._transcripts.close()
+                self._transcripts = None
+            raise
         self._thread = SerialThread(f"writer of {self.path.name}")
         return self
+
+    def _take(self) -> None:
+        self._transcripts = Transcripts(self.path)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -62,16 +71,20 @@ class JSONLStore(JSONLReader):
         """Wait for running calls and close the files."""
         transcripts = self._opened()
         with CancelScope(shield=True):
-            for _ in range(READERS):
-                await self._turns.acquire()
-            try:
-                await self._in_thread(transcripts.close)
+            taken = 0
+            try:  # asyncio's own cancellation may come at any of these
+                while taken < READERS:
+                    await self._turns.acquire()
+                    taken += 1
             finally:
-                self._transcripts, thread, self._thread = None, self._thread, None
-                if thread is not None:
-                    thread.stop()
-                for _ in range(READERS):
-                    self._turns.release()
+                try:
+                    await self._in_thread(transcripts.close)
+                finally:
+                    self._transcripts, thread, self._thread = None, self._thread, None
+                    if thread is not None:
+                        thread.stop()
+                    for _ in range(taken):
+                        self._turns.release()
 
     async def still_there(self) -> None:
         """Look whether the directory is still the one that is open; each file is looked at when it is appended to."""
