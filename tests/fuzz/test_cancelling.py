@@ -51,7 +51,7 @@ async def test_a_key_that_is_free_too_early_is_found(tmp_path: Path, monkeypatch
         del self._reserved[journal.session_id]
         await anyio.sleep(0.05)
         self._reserved[journal.session_id] = anyio.Event()
-        monkeypatch.setattr(journal.conversation, "incarnation", await _stored_incarnation(self, journal))
+        journal.conversation.state.incarnation = await _stored_incarnation(self, journal)
         await discard(self, journal)
 
     monkeypatch.setattr(SessionRegistry, "_discard", free_first)
