@@ -83,8 +83,12 @@ def is_session_id(text: str) -> bool:
 
 
 def of_channel(channel: str) -> Callable[[str], bool]:
-    """Tells whether a session id is one of this channel's; yes for a shortened one of which it cannot be told."""
-    prefix = f"{_escape(channel, extra='', first=True)}_"
+    """Tells whether a session id is one of this channel's; yes for a shortened one of which it cannot be told.
+
+    Raises:
+        InvalidKey: no session can be of such a channel.
+    """
+    prefix = f"{_escape(_checked('channel', channel), extra='', first=True)}_"
 
     def is_of_channel(session_id: str) -> bool:
         return session_id.startswith(prefix) or ("~" in session_id and prefix.startswith(session_id.partition("~")[0]))

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import InvalidKey
-from miniclaw_sessions.protocol.keys import MAX_KEY_BYTES, MAX_SESSION_ID_LENGTH, SessionKey, is_session_id
+from miniclaw_sessions.protocol.keys import MAX_KEY_BYTES, MAX_SESSION_ID_LENGTH, SessionKey, is_session_id, of_channel
 
 SUFFIX_ROOM = 255 - MAX_SESSION_ID_LENGTH  # a file name has 255 bytes; ".json" and a temporary's tail need some
 
@@ -202,3 +202,9 @@ def test_parsing_inverts_naming_or_refuses(text: str) -> None:
 )
 def test_what_cannot_be_a_session_id_does_not_have_its_form(text: str) -> None:
     assert not is_session_id(text)
+
+
+@pytest.mark.parametrize("channel", ["", "\udcff", "a\0b", "x" * 5000])
+def test_a_list_of_a_channel_that_none_can_have_is_refused(channel: str) -> None:
+    with pytest.raises(InvalidKey, match="channel"):
+        of_channel(channel)
