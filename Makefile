@@ -27,7 +27,7 @@ test: install ## The round of minutes: unit, contract and acceptance tests
 	$(BIN)/pytest -q -n auto
 
 coverage: install ## The same, with the lines and branches that no test enters
-	$(BIN)/pytest -q -n auto --cov --cov-report=term:skip-covered
+	$(BIN)/pytest -q -n auto --cov --cov-branch --cov-report=term:skip-covered
 
 proof: install ## What takes long or needs root: crashes, power cuts, a booted systemd, the frameworks' own suites
 	$(BIN)/pytest -q -m "proof or hypothesis"

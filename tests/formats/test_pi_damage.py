@@ -167,7 +167,7 @@ def test_a_header_with_wrong_types_is_taken_as_far_as_it_can_be() -> None:
 
 
 def test_reading_needs_little_memory() -> None:
-    number = 10_000
+    number = 3_000
     lines = [orjson.dumps(old_user("x")) for _ in range(number)]
     numbers = iter(range(number + 9))
     reader = PiReader(Chain(new_id=lambda: str(UUID(int=next(numbers))), now=NOW))
