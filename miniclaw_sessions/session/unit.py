@@ -33,6 +33,7 @@ UNSET: Any = object()
 
 _IN_TRANSCRIPTS: Mapping[type[EntryBase], str] = {
     Label: "a label",
+    Custom: "a custom entry",
     Compaction: "what a compaction replaces",
     BranchSummary: "the branch that is left",
 }
@@ -72,7 +73,8 @@ class Unit:
             InvalidMessage: it cannot be stored faithfully.
             TranscriptNotKept: the store is `none`, which would forget it.
         """
-        if kind in _IN_TRANSCRIPTS:
+        is_metadata = kind is Custom and fields.get("custom_type") == METADATA  # the session's file has it, too
+        if kind in _IN_TRANSCRIPTS and not is_metadata:
             self.journal.require_transcript(_IN_TRANSCRIPTS[kind])
         entry = self.journal.next_entry(kind, self._entries, **fields)
         added = encoded_once(cast("Entry", entry))
@@ -124,10 +126,10 @@ class Unit:
 
         Raises:
             InvalidMessage: the data is not JSON, or the type is `metadata`, which `Session.update` sets.
+            TranscriptNotKept: the store is `none`, which would forget it.
         """
         if custom_type == METADATA:
             raise InvalidMessage(f"custom_type {METADATA!r} is the session's own; use update(), or another type")
-        self.journal.require_transcript("a custom entry")
         return self.add(Custom, custom_type=custom_type, data=dict(data or {}))
 
     def add_metadata(

@@ -11,8 +11,9 @@ import anyio
 import pytest
 
 from miniclaw_sessions.api.error_table import STATUS, RequestError, as_request_error, error_document, error_of
-from miniclaw_sessions.api.shapes import NewCustom, NewMessage, NewModelChange
+from miniclaw_sessions.api.shapes import NewCustom, NewMessage, NewMetadata, NewModelChange
 from miniclaw_sessions.client import Client, ClientSession
+from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import (
     AmbiguousName,
     ConfigError,
@@ -28,6 +29,7 @@ from miniclaw_sessions.errors import (
     UnsafeCompaction,
 )
 from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.encoding import message_to_dict
 from miniclaw_sessions.protocol.entries import Custom, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
 from miniclaw_sessions.session import Session
@@ -264,6 +266,19 @@ async def test_a_repeated_unit_is_the_same_one_however_many_came_since(client: C
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("session_settings", [SessionSettings(store="none:")])
+async def test_without_a_transcript_a_custom_entry_is_refused_however_it_comes(client: Client) -> None:
+    session = await a_chat(client, "x")
+    said = NewMessage(message=message_to_dict(user("y")))
+    state = NewCustom(custom_type="state", data={"n": 1})
+    for attempt in (session.append([said, state]), session.tree.append_custom_entry("state", {"n": 1})):
+        with pytest.raises(SessionsError, match="cannot keep a custom entry: the store `none:`"):
+            await attempt
+    await session.append([NewMetadata(metadata={"topic": "metadata are kept"})])
+    assert (await session.info()).metadata == {"topic": "metadata are kept"}
+    assert await texts(session) == ["x"]
 
 
 async def test_the_history_is_paged_beyond_the_window_in_both_directions(client: Client) -> None:
