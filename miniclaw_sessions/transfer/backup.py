@@ -14,6 +14,7 @@ import hashlib
 import os
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +29,7 @@ from miniclaw_sessions.persistence.losses import NAME as LOSSES
 from miniclaw_sessions.persistence.marker import NAME as MARKER
 from miniclaw_sessions.persistence.marker import RESTORING, read_marker
 from miniclaw_sessions.persistence.own_task import in_own_task
+from miniclaw_sessions.persistence.recognition import recognize
 from miniclaw_sessions.stores import open_store, store_place
 from miniclaw_sessions.stores.base import Store
 from miniclaw_sessions.stores.jsonl.store import JSONLStore
@@ -125,10 +127,10 @@ async def back_up_closed(
 
     Raises:
         DirectoryInUse: a process has it open; let that one make the backup (`back_up`).
+        NotAWorkspace: there is none, or the directory is another program's; it was not touched.
         ConfigError, StoreError: as for `back_up`.
     """
-    if not await in_thread(workspace.is_dir):
-        raise ConfigError(f"there is no workspace at {workspace}")
+    await in_thread(partial(recognize, workspace, create=False))
     async with AsyncExitStack() as stack:
         stack.callback((await in_thread(DirectoryLock, workspace)).release)
         marker = await in_thread(read_marker, workspace)
@@ -177,6 +179,7 @@ async def restore(
 
     Raises:
         ConfigError: the backup is damaged or none, the store is of another kind, or something lives in the workspace.
+        NotAWorkspace: the directory is another program's; it was not touched.
         DirectoryInUse: a process has the workspace.
     """
     report = await verify_backup(backup, on_progress)
@@ -190,6 +193,7 @@ async def restore(
             f"sessions.store to {report.store!r} for restoring, and migrate afterwards"
         )
     try:
+        await in_thread(partial(recognize, workspace, create=True))
         await in_thread(lambda: Directory(workspace).close())
         async with AsyncExitStack() as stack:
             stack.callback((await in_thread(DirectoryLock, workspace)).release)
@@ -212,7 +216,7 @@ async def restore(
 async def _make(workspace: Path, store: Store, clock: Clock, target: Path, on_progress: Report) -> BackupReport:
     kind = "jsonl" if isinstance(store, JSONLStore) else "sqlite" if store.keeps_entries else "none"
     try:
-        await in_thread(_refuse_taken, target)
+        await in_thread(_refuse_taken, target, workspace)
         marker = await in_thread(read_marker, workspace)
         report = BackupReport(made_at=clock.now(), store=f"{kind}:", key=None if marker is None else marker.key)
         await in_thread(note_backup, workspace, target, report.made_at)  # first: half a backup has words too
@@ -231,7 +235,9 @@ async def _make(workspace: Path, store: Store, clock: Clock, target: Path, on_pr
     return report
 
 
-def _refuse_taken(target: Path) -> None:
+def _refuse_taken(target: Path, workspace: Path) -> None:
+    if target.resolve().is_relative_to(workspace.resolve()):
+        raise ConfigError(f"cannot back up to {target}: it is in the workspace itself; name a directory elsewhere")
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise ConfigError(f"cannot back up to {target}: it is there already; name a directory that is not there yet")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from miniclaw_sessions.config import SessionSettings
@@ -11,6 +12,7 @@ from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.persistence.marker import check_marker
 from miniclaw_sessions.persistence.own_task import in_own_task
+from miniclaw_sessions.persistence.recognition import recognize
 from miniclaw_sessions.stores import open_store, store_place
 from miniclaw_sessions.stores.copying import Copied, copy_store
 from miniclaw_sessions.transfer.copying import Report, in_thread
@@ -33,12 +35,14 @@ async def migrate(
 
     Raises:
         ConfigError: one of the two keeps no entries, both are the same, or there is something in the new one.
+        NotAWorkspace: there is none, or the directory is another program's; it was not touched.
         DirectoryInUse: a process has the workspace.
         StoreError: the old store cannot be read, or the new one not be written; run it again with an empty one.
     """
     (kind, place), (new_kind, new_place) = store_place(settings.store, workspace), store_place(to, workspace)
     if {kind, new_kind} - {"sqlite", "jsonl"} or place == new_place:
         raise ConfigError(f"cannot migrate from {settings.store} to {to}: name two different stores that keep entries")
+    await in_thread(partial(recognize, workspace, create=False))
     async with AsyncExitStack() as stack:
         stack.callback((await in_thread(DirectoryLock, workspace)).release)
         await in_thread(check_marker, workspace, keys)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from miniclaw_sessions.encryption import KeyRing, is_sealed
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.persistence.marker import DamagedMarker, Marker, read_marker, remove_marker, write_marker
 from miniclaw_sessions.persistence.own_task import in_own_task
+from miniclaw_sessions.persistence.recognition import recognize
 from miniclaw_sessions.stores import open_store, store_place
 from miniclaw_sessions.stores.base import Store, StoredEntry, StoredHead, mark_damaged
 from miniclaw_sessions.stores.copying import Source
@@ -93,12 +95,14 @@ class Rekey:
         """Change everything that is not as it should be.
 
         Raises:
+            NotAWorkspace: the directory is another program's; it was not touched.
             DirectoryInUse: a process has the workspace.
             WrongKey: something needs a key that is not held; nothing was changed.
             StoreError: the store cannot be read or written.
             ConfigError: the workspace cannot be changed.
         """
         try:
+            await in_thread(partial(recognize, self._workspace, create=True))
             async with AsyncExitStack() as stack:
                 stack.callback((await in_thread(DirectoryLock, self._workspace)).release)
                 await in_thread(self._finish_swap)

@@ -14,6 +14,9 @@ from miniclaw_sessions import SessionManager
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, NotAWorkspace
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.transfer.backup import back_up_closed, restore
+from miniclaw_sessions.transfer.migrating import migrate
+from tests.persistence.encrypted_homes import OLD_KEY, Home
 
 pytestmark = pytest.mark.anyio
 
@@ -76,6 +79,45 @@ async def test_another_programs_session_files_are_left_where_and_as_they_are(tmp
         await SessionManager(home, store="none:", create=create).__aenter__()
 
     assert contents(home) == before
+
+
+async def foreign(tmp_path: Path) -> tuple[Home, Path]:
+    """A directory of another program, and a backup that could be restored."""
+    home = Home(tmp_path / "ours")
+    async with home.open(None) as manager:
+        await home.say(manager, 1)
+    await back_up_closed(home.workspace, home.settings, tmp_path / "backup")
+    directory = tmp_path / "project"
+    (directory / "sessions").mkdir(parents=True)
+    directory.chmod(0o755)
+    (directory / "sessions" / "x.json").write_text('{"a":1}')
+    return Home(directory), tmp_path / "backup"
+
+
+async def test_no_maintenance_makes_a_workspace_of_another_programs_directory(tmp_path: Path) -> None:
+    home, backup = await foreign(tmp_path)
+    before = contents(home.workspace)
+    refused = "there is no workspace|nothing was changed"
+    with pytest.raises(NotAWorkspace, match=refused):
+        await back_up_closed(home.workspace, home.settings, tmp_path / "another")
+    with pytest.raises(NotAWorkspace, match=refused):
+        await migrate(home.workspace, home.settings, "jsonl:", None)
+    with pytest.raises(NotAWorkspace, match=refused):
+        await home.rekey(OLD_KEY)
+    with pytest.raises(NotAWorkspace, match=refused):
+        await restore(backup, home.workspace, home.settings)
+    assert contents(home.workspace) == before
+    assert not (tmp_path / "another").exists()
+
+
+async def test_nothing_is_restored_among_another_programs_files(tmp_path: Path) -> None:
+    home, backup = await foreign(tmp_path)
+    (home.workspace / "sessions" / "x.json").rename(home.workspace / "README")
+    (home.workspace / "sessions").rmdir()
+    before = contents(home.workspace)
+    with pytest.raises(NotAWorkspace, match="nothing was changed"):
+        await restore(backup, home.workspace, home.settings)
+    assert contents(home.workspace) == before
 
 
 async def test_nothing_becomes_a_workspace_that_must_not_be_made(tmp_path: Path) -> None:

@@ -222,6 +222,15 @@ async def test_nothing_that_lives_is_written_over(home: Home, backup: Path) -> N
     assert not backup.with_name("another").exists()
 
 
+@pytest.mark.parametrize("inside", ["", "backup", "sessions/backup"])
+async def test_no_backup_is_made_into_the_workspace_itself(home: Home, inside: str) -> None:
+    await home.fill(None)
+    before = home.contents()
+    with pytest.raises(ConfigError, match="in the workspace itself"):
+        await back_up_closed(home.workspace, home.settings, home.workspace / inside)
+    assert home.contents().keys() == before.keys()
+
+
 async def test_a_backup_of_another_kind_of_store_is_refused(tmp_path: Path, backup: Path) -> None:
     home = Home(tmp_path / "w", "jsonl:")
     await home.fill(None)
