@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
+from miniclaw_sessions.history.branch import rejoined
 from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import INCOMPLETE, METADATA, OWN_METADATA, Custom, Entry, Label, LeafMove
@@ -55,15 +58,38 @@ async def copy_session(source: Journal, target: Journal, leaf_id: str | None) ->
             await unit.save()
     if source.is_deleted:
         raise SessionDeleted(f"session {source.session_id} was deleted; there is nothing to copy any more")
+    _copy_metadata(
+        source, target, but=() if leaf_id is None else _OF_THE_BRANCH, also={PARENT_SESSION: source.session_id}
+    )
+
+
+async def copy_branch(source: Journal, target: Journal) -> None:
+    """Give a new session the current branch of another one, and the metadata; for a store that keeps no transcript.
+
+    Args:
+        source: is only read.
+        target: a session that nobody else uses yet.
+
+    Raises:
+        StoreError: the source cannot be read.
+    """
+    path = [entry async for entry in source.reader.walk()][::-1]
+    await adopt_all(target, _each(rejoined(path)))
+    _copy_metadata(source, target, but=_OF_THE_BRANCH - {"title"})
+
+
+def _copy_metadata(
+    source: Journal, target: Journal, *, but: Collection[str], also: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     known, wanted = target.conversation.state.metadata, source.conversation.state.metadata
     changes = {name: wanted.get(name) for name in {*known, *wanted} if known.get(name) != wanted.get(name)}
     changes.pop(INCOMPLETE, None)
-    kept = {name: value for name, value in changes.items() if leaf_id is None or name not in _OF_THE_BRANCH}
+    kept = {name: value for name, value in changes.items() if name not in but}
     own = {name: kept.pop(name) for name in list(kept) if name.startswith(OWN_METADATA)}
     if own:
         target.note(own)
     unit = Unit(target)
-    unit.add_metadata(**{**kept, PARENT_SESSION: source.session_id})
+    unit.add_metadata(**{**kept, **also})
     unit.accept()
 
 

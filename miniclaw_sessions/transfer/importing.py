@@ -36,7 +36,7 @@ from miniclaw_sessions.protocol.encoding import encode_entry, has_more_elements,
 from miniclaw_sessions.protocol.entries import OWN_METADATA, SOURCE, Custom, Entry, MessageEntry, OtherEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.copying import adopt_all
+from miniclaw_sessions.session.copying import adopt_all, copy_branch
 from miniclaw_sessions.session.journal import Journal
 
 HEAD_BYTES = 262_144
@@ -203,15 +203,27 @@ class Import:
     async def store(self, session: Session) -> None:
         """Read the rest of the file into a new session that nobody else uses yet.
 
+        Where the store keeps no transcript, the file is read into memory, because only its end says which branch is
+        the current one; the newest messages of that branch are kept.
+
         Raises:
             ImportRefused, OSError: as for `begin`.
             StoreError: the session cannot be stored.
         """
+        keeps_all = session.journal.home.store.keeps_entries
+        whole = session if keeps_all else Session.new(window=session.journal.conversation.window.capacity)
         async with aclosing(self._entries(session.journal)) as entries:
-            await adopt_all(session.journal, entries)
+            await adopt_all(whole.journal, entries)
         self._refuse_nothing()
         assert self._form is not None  # noqa: S101 - `begin` knows it
-        await _finish(session, self._reader.facts, self._form, self.report)
+        if not keeps_all:
+            await _go_to_leaf(whole, self._reader.facts, self.report)
+            await copy_branch(whole.journal, session.journal)
+            _tell_kept(session, self.report)
+        _describe(session, self._reader.facts, self._form, self.report)
+        if keeps_all:
+            await _go_to_leaf(session, self._reader.facts, self.report)
+        session.journal.touch()
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -409,7 +421,7 @@ def _in_its_place(entry: Entry, reason: str) -> Entry:
     )
 
 
-async def _finish(session: Session, facts: SessionFacts, form: Format, report: ImportReport) -> None:
+def _describe(session: Session, facts: SessionFacts, form: Format, report: ImportReport) -> None:
     """What a file says of its session as a whole, and a new time to live."""
     about = {
         "format": form.name,
@@ -432,10 +444,21 @@ async def _finish(session: Session, facts: SessionFacts, form: Format, report: I
         report.note(Finding(0, Outcome.SET_ASIDE, f"the file's header could not be kept: {error}"))
         session.journal.note({SOURCE: {"format": form.name}})
     report.title = session.title
+
+
+async def _go_to_leaf(session: Session, facts: SessionFacts, report: ImportReport) -> None:
+    """Let the conversation go on where the file says."""
     if facts.leaf_id is not None and facts.leaf_id != session.leaf_id:
         try:
             await session.tree.branch(facts.leaf_id)
         except EntryNotFound:
             text = "the place where the conversation was to go on is missing; it goes on from the last entry"
             report.note(Finding(0, Outcome.REPAIRED, text))
-    session.journal.touch()
+
+
+def _tell_kept(session: Session, report: ImportReport) -> None:
+    """Say what the session lacks of the file."""
+    kept = len(session.journal.conversation.window)
+    if kept < report.messages:
+        text = f"{kept} of {report.messages} messages are kept: the store `none:` keeps no transcript"
+        report.note(Finding(0, Outcome.SET_ASIDE, text))

@@ -21,6 +21,7 @@ from miniclaw_sessions.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from miniclaw_sessions.formats.codec import Outcome
 from miniclaw_sessions.formats.registry import FORMATS, READABLE, WRITABLE, format_named
 from miniclaw_sessions.history.branch import resolve
 from miniclaw_sessions.history.context import build_context, is_legal
@@ -527,3 +528,58 @@ async def test_large_entries_of_any_kind_are_stored_in_small_batches(tmp_path: P
         file.write_bytes(b"".join([c async for c in manager.export(session.session_id, format_named("jsonl"))]))
         report = await manager.import_file(file, key=SessionKey("again", "1"))
         assert (report.entries, report.set_aside) == (12, 0)
+
+
+# --- without transcripts ---------------------------------------------------------------------------------------------
+
+
+def branched_lines() -> list[str]:
+    """Two messages, a branch from them that was compacted and left, and two more."""
+    lines = [json.loads(line) for line in pi_lines("a", "b", "left 1", "left 2", "c", "d")]
+    moment = lines[0]["timestamp"]
+    lines[5]["parentId"] = lines[2]["id"]
+    compaction = {"type": "compaction", "id": "c0000000", "parentId": lines[4]["id"], "timestamp": moment}
+    lines.insert(5, {**compaction, "summary": "in short", "firstKeptEntryId": lines[4]["id"], "tokensBefore": 9})
+    return [json.dumps(line) for line in lines]
+
+
+async def test_without_a_transcript_the_newest_of_the_current_branch_is_kept_whatever_was_left(tmp_path: Path) -> None:
+    file = written(tmp_path / "s.jsonl", branched_lines())
+    async with opened(tmp_path / "w", "none:") as manager:
+        report = await manager.import_file(file)
+        session = await manager.find(report.session_id)
+        assert [message.text for message in session.messages()] == ["a", "b", "c", "d"]
+        assert [(one.outcome, one.text) for one in report.findings] == [
+            (Outcome.SET_ASIDE, "4 of 6 messages are kept: the store `none:` keeps no transcript")
+        ]
+    async with opened(tmp_path / "w", "none:") as manager:
+        session = await manager.find(report.session_id)
+        assert [message.text for message in session.messages()] == ["a", "b", "c", "d"]
+
+
+async def test_without_a_transcript_what_does_not_fit_is_told(tmp_path: Path) -> None:
+    file = written(tmp_path / "s.jsonl", pi_lines(*(str(number) for number in range(60))))
+    async with opened(tmp_path / "w", "none:") as manager:
+        report = await manager.import_file(file)
+        session = await manager.find(report.session_id)
+        assert [message.text for message in session.messages()] == [str(number) for number in range(10, 60)]
+        assert [one.text.split(" messages")[0] for one in report.findings] == ["50 of 60"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+async def test_without_a_transcript_a_model_is_told_the_same_of_every_format(tmp_path: Path, name: str) -> None:
+    example = EXAMPLES[name]
+    told = []
+    for store in ("sqlite:", "none:"):
+        async with opened(tmp_path / store.strip(":"), store) as manager:
+
+            async def chunks() -> AsyncIterator[bytes]:
+                yield b"\n".join(example.lines)
+
+            report = await manager.import_stream(chunks(), name="upload", form=example.form)
+            session = await manager.find(report.session_id)
+            context = await session.get_context()
+            metadata = {key: value for key, value in session.metadata.items() if key != SOURCE}
+            said_there = [(message.role, message.text) for message in context.messages[-50:]]
+            told.append((said_there, context.model, context.thinking_level, session.title, metadata))
+    assert told[1] == told[0]
