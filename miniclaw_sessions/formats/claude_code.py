@@ -3,9 +3,9 @@
 Every line that belongs to the conversation has a `uuid` and a `parentUuid`: a tree, in which a rewind makes a branch.
 What the file says in several lines becomes one entry, and whatever hangs on one of the lines hangs on it:
 
-- A model's reply is written block by block, with the same `message.id`, and results may stand between its blocks. It
-  becomes one message; its usage, which every block repeats, counts once. The results of its parallel calls, which the
-  file hangs on the block that asked, follow each other, so that one branch holds all of them.
+- A model's reply is written block by block, with the same `message.id`, and results may stand between its blocks. As
+  far as they hang together they become one message; its usage, which every block repeats, counts once. The results of
+  its parallel calls, which the file hangs on the block that asked, follow each other, so that one branch holds them.
 - A `compact_boundary` and the summary behind it become one `Compaction`. Where the boundary preserves a segment,
   that is what it keeps, and what the file hangs on the segment's end follows the compaction, as in the program itself.
 
@@ -255,7 +255,7 @@ class _Reader:
             reply.last_result = first_id
 
     def _take_reply(self, line: dict[str, Any], message: Mapping[str, Any]) -> None:
-        reply = self._replies.get(text_of(message, "id") or "")
+        reply = self._reply_of(line, text_of(message, "id") or "")
         if reply is not None:
             reply.add(message)
             more: dict[str, Any] = {name: line[name] for name in ("uuid", "parentUuid", "timestamp") if name in line}
@@ -272,6 +272,24 @@ class _Reader:
         else:
             reply.is_open = False
         self._place(reply, line)
+
+    def _reply_of(self, line: dict[str, Any], message_id: str) -> _Reply | None:
+        """The reply of this id that a line goes on with: it hangs on it, or where its first line hangs.
+
+        A line whose parent was never written goes on with the newest.
+        """
+        if not message_id:
+            return None
+        named = line.get("parentUuid") or None
+        parent_id = self._known(named) if isinstance(named, str) else None
+        owner = self._owners.get(parent_id or "")
+        if isinstance(owner, _Reply) and owner.message_id == message_id and owner.id in self._owners:
+            return owner
+        newest = self._replies.get(message_id)
+        if newest is None or (parent_id is None and (named is not None or "parentUuid" not in line)):
+            return newest
+        beside = None if newest.parent_id is None else self._end(newest.parent_id)
+        return newest if parent_id == beside else None
 
     def _take_boundary(self, line: dict[str, Any]) -> None:
         parent_id = self._parent(line) or self._before(line)
@@ -356,8 +374,8 @@ class _Reader:
             if isinstance(item, _Open):
                 if item.is_open and len(self._queue) <= _MOST_HELD:
                     break
-                if isinstance(item, _Reply):
-                    self._replies.pop(item.message_id, None)
+                if isinstance(item, _Reply) and self._replies.get(item.message_id) is item:
+                    del self._replies[item.message_id]
                 item = item.entry()
             self._queue.popleft()
             self._owners.pop(item.id, None)

@@ -258,6 +258,31 @@ def test_the_replies_of_two_subagents_may_be_interleaved() -> None:
     assert found.said == ["North?", "South?", "cold, dark", "warm, bright"]
 
 
+def test_replies_of_one_id_on_two_branches_stay_two() -> None:
+    lines = [
+        user("u1", None, "North?"),
+        reply("a1", "u1", "m1", text("cold, ")),
+        user("u2", None, "South?"),
+        reply("b1", "u2", "m1", text("warm, ")),
+        reply("a2", "a1", "m1", text("dark")),
+        reply("b2", "b1", "m1", text("bright")),
+    ]
+    found = read(CLAUDE_CODE, lines)
+    assert found.said == ["North?", "cold, dark", "South?", "warm, bright"]
+    assert texts(found.context) == ["South?", "warm, bright"]
+
+
+def test_replies_without_an_id_stay_apart() -> None:
+    lines = [user("u1", None, "Go."), reply("a1", "u1", "", text("one")), reply("a2", "a1", "", text("two"))]
+    assert read(CLAUDE_CODE, lines).said == ["Go.", "one", "two"]
+
+
+@pytest.mark.parametrize("parent", ["u1", "a1", "lost"])
+def test_a_block_beside_the_first_of_its_reply_or_behind_a_lost_line_belongs_to_it(parent: str) -> None:
+    lines = [user("u1", None, "Both?"), reply("a1", "u1", "m1", text("one, ")), reply("a2", parent, "m1", text("two"))]
+    assert read(CLAUDE_CODE, lines).said == ["Both?", "one, two"]
+
+
 def test_a_parent_that_was_never_written_is_replaced_by_what_stands_before() -> None:
     lines = [user("u1", None, "One"), reply("a1", "lost", "m1", text("first")), user("u2", "u2", "Two")]
     found = read(CLAUDE_CODE, lines)
