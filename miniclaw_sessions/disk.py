@@ -439,9 +439,9 @@ class DirectoryLock:
             os.fchmod(self._fd, FILE_MODE)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            text = os.read(self._fd, 32).decode("ascii", "replace").strip()
+            holder = os.read(self._fd, 32)
             os.close(self._fd)
-            raise DirectoryInUse(str(path), int(text) if text.isdecimal() else None) from None
+            raise _in_use(path, holder) from None
         except BaseException:
             os.close(self._fd)
             raise
@@ -458,6 +458,24 @@ class DirectoryLock:
             self._fd = -1
 
 
+def check_unlocked(path: Path) -> None:
+    """Raise if a process holds the lock on a directory; nothing is changed, nor made.
+
+    Raises:
+        DirectoryInUse: a process has it; the error names its pid.
+        OSError: that cannot be seen.
+    """
+    try:
+        fd = os.open(path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back with the descriptor
+        except BlockingIOError:
+            raise _in_use(path, file.read(32)) from None
+
+
 def lock_identity(path: Path) -> str:
     """Which directory this is, as its lock file tells: a copy of it is another one, whatever the file in it says.
 
@@ -466,6 +484,11 @@ def lock_identity(path: Path) -> str:
     """
     status = os.stat(path / LOCK, follow_symlinks=False)
     return f"{status.st_dev:x}-{status.st_ino:x}"
+
+
+def _in_use(path: Path, holder: bytes) -> DirectoryInUse:
+    text = holder.decode("ascii", "replace").strip()
+    return DirectoryInUse(str(path), int(text) if text.isdecimal() else None)
 
 
 def _refuse_other_names(fd: int, path: Path) -> None:

@@ -326,7 +326,17 @@ class MessageStopped(SessionsError):
 
 
 class TurnCutOff(SessionsError):
-    """The answer was cut off: nobody waited any longer, or the program stops. What was complete is saved."""
+    """The answer was cut off: nobody waited any longer, or the program stops. What was complete is saved.
+
+    The message still waits for its answer: a turn that is resumed, or the message delivered again, goes on from there.
+    """
+
+    def __init__(
+        self,
+        sentence: str = "the answer was cut off: what was complete by then (the message, each step) is saved, "
+        "the text that was being written is not; resume the turn, or ask again",
+    ) -> None:
+        super().__init__(sentence)
 
 
 # --- talking to the daemon -------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ import orjson
 import pytest
 
 from miniclaw_sessions import Message, SessionManager
+from miniclaw_sessions.disk import DirectoryLock
 from miniclaw_sessions.testing import FakeClock
 from tests.command_line import Cli, filled_by, serving
 
@@ -121,6 +123,16 @@ def test_every_session_is_exported_to_a_file_of_its_own_and_what_was_cut_off_goe
 def test_nothing_is_stopped_where_nothing_is_answered(filled: Cli) -> None:
     result = filled("stop", "telegram_1")
     assert "nothing is being answered" in result.err
+
+
+@pytest.mark.parametrize("filled", ["the files"], indirect=True)
+def test_stop_beside_a_process_that_does_not_answer_says_so(filled: Cli) -> None:
+    lock = DirectoryLock(filled.workspace)  # as a chat in its own process holds it
+    try:
+        told = filled("stop", "telegram_1").error
+    finally:
+        lock.release()
+    assert told == f"process {os.getpid()} holds this workspace and does not answer; stop there what it is answering"
 
 
 @pytest.mark.parametrize("filled", ["the files"], indirect=True)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from miniclaw_sessions.api.error_table import RequestError
 from miniclaw_sessions.api.failures import as_reply
 from miniclaw_sessions.api.messages import checked_idempotency_key
 from miniclaw_sessions.api.operation import Stream, operation
 from miniclaw_sessions.api.sessions import ONE, OneSession
 from miniclaw_sessions.api.shapes import ChatEvent, ChatReply, ChatRequest, StoppedReply
+from miniclaw_sessions.errors import TurnCutOff
 from miniclaw_sessions.protocol.keys import SessionKey
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ async def chat(context: Context, request: Chat) -> ChatReply | Stream:
                     return ChatReply(reply=data["message"], usage=data["usage"], stopped=True, session_id=session_id)
                 case "done":
                     return ChatReply(reply=data["message"], usage=data["usage"], session_id=session_id)
-    raise RequestError(503, "turn_cut_off", "the turn ended without a reply; its steps are saved")
+    raise TurnCutOff
 
 
 async def _told(context: Context, wanted: ChatRequest) -> AsyncGenerator[bytes, None]:

@@ -290,7 +290,7 @@ class Dispatcher:
         if asked.is_stopped:
             error = MessageStopped("the chat was stopped before this message was answered; say it again")
             return NotAnswered(asked.incoming, Reason.STOPPED, error)
-        return NotAnswered(asked.incoming, Reason.CUT_OFF, TurnCutOff("the turn was cut off; its steps are saved"))
+        return NotAnswered(asked.incoming, Reason.CUT_OFF, TurnCutOff())
 
     async def _answer(self, asked: Asked, key: SessionKey) -> Last:
         """Let the assistant answer."""

@@ -12,7 +12,7 @@ import typer
 from miniclaw_sessions.cli.invocation import Invocation, command
 from miniclaw_sessions.cli.names import SessionId, find_session
 from miniclaw_sessions.cli.output import counted, one_line
-from miniclaw_sessions.errors import SessionsError
+from miniclaw_sessions.errors import DirectoryInUse, SessionsError
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.shapes import BackupReply
@@ -218,7 +218,7 @@ async def stop(invocation: Invocation, session_id: SessionId) -> None:
 
     async with find_daemon(invocation) as daemon:
         if daemon is None:
-            raise SessionsError("no daemon holds this workspace: nothing is being answered in it")
+            raise SessionsError(_why_nobody_stops(invocation.loaded.workspace))
         session = await find_session(daemon, session_id)
         stopped = await session.stop()
     if invocation.as_json:
@@ -226,3 +226,17 @@ async def stop(invocation: Invocation, session_id: SessionId) -> None:
     else:
         told = "stopped" if stopped else f"nothing is being answered in {session.session_id}"
         invocation.errors.print(one_line(told), style="dim", soft_wrap=True)
+
+
+def _why_nobody_stops(workspace: Path) -> str:
+    """What is true where no daemon answers: nobody is at work, or a process that only its own user can stop."""
+    from miniclaw_sessions.disk import check_unlocked  # noqa: PLC0415 - help does not need it
+
+    try:
+        check_unlocked(workspace)
+    except DirectoryInUse as held:
+        holder = "another process" if held.pid is None else f"process {held.pid}"
+        return f"{holder} holds this workspace and does not answer; stop there what it is answering"
+    except OSError as error:
+        return f"no daemon answers, and the workspace {workspace} cannot be looked at: {error.strerror}"
+    return "no daemon holds this workspace: nothing is being answered in it"

@@ -35,6 +35,7 @@ log = get_logger(__name__)
 _ADVICE = {
     400: "it found the request wrong: check the model's name and what it supports",
     401: "check the API key",
+    402: "the account has no credit left: look at its billing",
     403: "the API key may not use this model",
     404: "check base_url and the model's name",
     408: "try again",

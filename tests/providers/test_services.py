@@ -297,6 +297,7 @@ def test_a_legal_context_of_any_shape_is_accepted(service: str) -> None:
     [
         (400, "check the model's name"),
         (401, "check the API key"),
+        (402, "no credit left: look at its billing$"),
         (403, "may not use this model"),
         (404, "check base_url"),
         (429, "try again later"),
