@@ -84,6 +84,26 @@ def test_a_damaged_backup_is_told_by_its_status_and_not_restored(
     assert other("restore", str(target), "--damaged").status == 0
 
 
+def test_a_copy_that_lacks_something_is_told_by_its_status_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli, target = Cli(tmp_path / "workspace", monkeypatch), tmp_path / "backup"
+    filled_by(fill, cli.workspace)
+    database = cli.workspace / "sessions.db"
+    database.write_bytes(database.read_bytes().replace(b"long ago", b"lonh ago"))
+    checked = cli("check", "--json")
+    assert (checked.status, len(checked.document["problems"])) == (1, 2)
+    made = cli("backup", str(target))
+    assert made.status == 1
+    assert "problem: entry 1 of session telegram_old is damaged" in made.out
+    assert "backed up, with 1 problem: 3 sessions, 5 entries" in made.out
+    verified = cli("backup", "--verify", str(target))
+    assert verified.status == 0
+    assert "missing since it was made: entry 1 of session telegram_old is damaged" in verified.out
+    moved = cli("migrate", "jsonl:", "--json")
+    assert (moved.status, moved.document["entries"], len(moved.document["problems"])) == (1, 5, 1)
+
+
 def test_what_has_expired_is_listed_swept_and_brought_back(filled: Cli) -> None:
     said = filled("export", "telegram_old", "--format", "openai").out
     assert "long ago" in said

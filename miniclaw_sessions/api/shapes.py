@@ -80,7 +80,7 @@ class BackUp(Body, kw_only=True):
 
 
 class BackupReply(Reply, kw_only=True):
-    """What a backup holds; `problems` tells what was damaged already when it was made."""
+    """What a backup holds; `problems` tells what was damaged already when it was made; once verified, `losses` does."""
 
     directory: str
     made_at: datetime
@@ -92,6 +92,7 @@ class BackupReply(Reply, kw_only=True):
     files: int
     bytes: int
     problems: list[str]
+    losses: list[str] = []
 
 
 class SweepReply(Reply, kw_only=True):

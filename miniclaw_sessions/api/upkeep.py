@@ -65,6 +65,7 @@ def backup_reply(report: BackupReport, directory: Path) -> BackupReply:
         files=len(report.files),
         bytes=report.bytes,
         problems=report.problems,
+        losses=report.losses,
     )
 
 

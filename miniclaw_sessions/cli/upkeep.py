@@ -28,7 +28,7 @@ _Backup = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The backup's
 @command(
     app,
     examples={
-        "backup ~/backups/monday": "the whole workspace, also while the daemon serves it",
+        "backup ~/backups/monday": "the whole workspace, also while it is served; exit status 1 if some of it is lost",
         "backup --verify ~/backups/monday": "reads every byte of it again; exit status 1 if one is wrong",
     },
 )
@@ -48,7 +48,7 @@ async def backup(
         invocation.print_json(made)
     else:
         _tell_backup(invocation, made, "verified" if verify else "backed up")
-    if verify and made.problems:
+    if made.problems:
         raise typer.Exit(1)
 
 
@@ -80,6 +80,8 @@ def _tell_backup(invocation: Invocation, made: BackupReply, done: str) -> None:
 
     for problem in made.problems:
         invocation.console.print(f"problem: {one_line(problem)}", style="red", soft_wrap=True)
+    for loss in made.losses:
+        invocation.console.print(f"missing since it was made: {one_line(loss)}", style="yellow", soft_wrap=True)
     holds = (
         f"{counted(made.sessions, 'session', 'sessions')}, {counted(made.entries, 'entry', 'entries')}, "
         f"{counted(made.files, 'file', 'files')}, {decimal(made.bytes)}"
@@ -152,12 +154,16 @@ async def migrate(
     document = {"from": loaded.settings.sessions.store, "to": url, **msgspec.structs.asdict(copied)}
     if invocation.as_json:
         invocation.print_json(document)
+        if copied.problems:
+            raise typer.Exit(1)
         return
     told = f"{counted(copied.sessions, 'session', 'sessions')}, {counted(copied.entries, 'entry', 'entries')}"
     invocation.console.print(f"copied to {one_line(url)}: {told}", style="bold green", soft_wrap=True)
     for damage in copied.problems:
         invocation.console.print(f"damaged, and kept as it is: {one_line(damage)}", style="yellow")
     invocation.console.print(f"now set sessions.store to {one_line(url)!r}", style="dim", soft_wrap=True)
+    if copied.problems:
+        raise typer.Exit(1)
 
 
 # --- expired sessions ------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ ACTIONS = {
     "session.unfinished": "a fork or an import was cut off by a crash or an error; what there was of it is removed",
     "shutdown.unsaved": "closing could not save everything that was accepted",
     "store.changed": "another program changed a transcript under the store's hands; it was looked at again",
+    "store.damaged": "a part of the database cannot be read; everything else in it is served",
     "store.header_lost": "a transcript's first line is damaged; its name and its entries tell whose it is",
     "store.ignored": "files beside the transcripts are not ours; they were left alone",
     "store.session_damaged": "one session's transcript cannot be read; the others are served",

@@ -14,7 +14,7 @@ from anyio import to_thread
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.disk import Found
 from miniclaw_sessions.encryption import is_sealed
-from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew, StoreCorrupt
+from miniclaw_sessions.errors import InvalidMessage, SchemaTooNew, StoreCorrupt, StoreUnavailable
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.branch import as_message_entry
 from miniclaw_sessions.history.state import Snapshot
@@ -64,6 +64,10 @@ class Check:
 
     async def run(self) -> CheckReport:
         """Look at every file and every entry."""
+        try:
+            await self._store.still_there()
+        except StoreUnavailable as error:
+            self._note_problem(str(error))
         self._problems += await self._store.check()
         heads: dict[str, StoredHead] = {}
         try:
@@ -152,13 +156,15 @@ class Check:
     async def _is_one_branch(self, snapshot: Snapshot) -> bool:
         """Whether every message of the window stands on the way from the leaf to the root, as far as that is known."""
         places = [entry.sequence for entry in snapshot.entries]
-        if snapshot.state.leaf_id is None or not places:
+        state = snapshot.state
+        if state.leaf_id is None or not places:
             return True
-        path = walk_up(self._store, snapshot.state.session_id, snapshot.state.leaf_id, snapshot.state.leaf_sequence, [])
+        problems: list[str] = []
+        path = walk_up(self._store, state.session_id, state.leaf_id, state.leaf_sequence, problems)
         async with aclosing(path):
             async for entry in path:
-                if places[-1] > entry.sequence:
-                    return False
+                if places[-1] > entry.sequence:  # where something is damaged, the snapshot may have the only right copy
+                    return bool(problems)
                 if places[-1] == entry.sequence:
                     places.pop()
                 if not places:

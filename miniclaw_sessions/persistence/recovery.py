@@ -42,7 +42,7 @@ from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, LeafMove, MessageEntry, place_of_parent
 from miniclaw_sessions.protocol.keys import is_session_id
-from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredHead, stored_entry
+from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredHead, decode_stored, stored_entry
 from miniclaw_sessions.stores.branches import bring_window_up
 from miniclaw_sessions.stores.reading import read_all
 from miniclaw_sessions.stores.soundness import RESTORED
@@ -392,7 +392,7 @@ async def catch_up(conversation: Conversation, store: Store) -> None:
     session_id = conversation.state.session_id
     async for stored in read_all(store, session_id, after=conversation.state.last_sequence):
         try:
-            entry = decode_entry(stored.encoded)
+            entry = decode_stored(stored)
         except InvalidMessage as error:
             log.error(
                 "an entry in the store is damaged and was passed over",

@@ -11,9 +11,8 @@ from miniclaw_sessions.history.branch import Branch, BranchCollector, rejoined
 from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.committer import SessionLog
-from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import Entry, LeafMove
-from miniclaw_sessions.stores.base import Store, StoredEntry, stored_entry
+from miniclaw_sessions.stores.base import Store, StoredEntry, decode_stored, stored_entry
 from miniclaw_sessions.stores.branches import bring_window_up, read_branch, walk_up
 from miniclaw_sessions.stores.reading import PAGE
 
@@ -64,7 +63,7 @@ class TreeReader:
             StoreUnavailable: the store cannot be read.
         """
         stored = await self.find(self._session_id, entry_id)
-        entry = None if stored is None else decode_entry(stored.encoded)
+        entry = None if stored is None else decode_stored(stored)
         if stored is None or entry is None or isinstance(entry, LeafMove):  # a move is no part of the tree
             raise EntryNotFound(self._session_id, entry_id)
         return msgspec.structs.replace(entry, sequence=stored.sequence)
@@ -75,7 +74,7 @@ class TreeReader:
         while page := await self.read(self._session_id, after=after, limit=PAGE):
             for stored in page:
                 try:
-                    entry = decode_entry(stored.encoded)
+                    entry = decode_stored(stored)
                 except InvalidMessage as error:
                     problems.append(f"entry {stored.entry_id} is damaged and is left out: {error}")
                     continue

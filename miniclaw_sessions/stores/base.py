@@ -30,8 +30,8 @@ from typing import Any, ClassVar, Protocol, Self
 import msgspec
 from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.errors import StoreError
-from miniclaw_sessions.protocol.encoding import encode_entry
+from miniclaw_sessions.errors import InvalidMessage, StoreError
+from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.keys import SessionKey
 
@@ -121,6 +121,17 @@ def without_mark(encoded: bytes) -> bytes:
 def is_damaged(encoded: bytes) -> bool:
     """Whether `damaged` made these bytes."""
     return encoded.startswith(_DAMAGED)
+
+
+def decode_stored(stored: StoredEntry) -> Entry:
+    """What an entry says; its sequence is left to the caller.
+
+    Raises:
+        InvalidMessage: it is damaged.
+    """
+    if is_damaged(stored.encoded):
+        raise InvalidMessage("it contradicts its checksum or its seal, or cannot be read")
+    return decode_entry(stored.encoded)
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):

@@ -18,7 +18,7 @@ from miniclaw_sessions.history.branch import Branch, BranchCollector
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import Entry, LeafMove, moves_leaf, place_of_parent
-from miniclaw_sessions.stores.base import StoredEntry, is_damaged, without_mark
+from miniclaw_sessions.stores.base import StoredEntry, decode_stored, is_damaged, without_mark
 
 
 class EntrySource(Protocol):
@@ -79,7 +79,7 @@ async def walk_up(
             problems.append(f"entry {wanted} is missing, or does not come before its child, which begins the branch")
             return
         try:
-            entry = decode_entry(stored.encoded)
+            entry = decode_stored(stored)
         except InvalidMessage as error:
             problems.append(f"entry {wanted} is damaged and was passed over: {error}")
             before = await pages.before_damaged(stored)

@@ -31,7 +31,10 @@ class Source(Readable, Protocol):
 
 
 class Copied(msgspec.Struct, kw_only=True):
-    """What was copied, and what is wrong with it, one sentence each; what is damaged is copied too, and stays so."""
+    """How much was copied, and what is wrong, one sentence each.
+
+    What is damaged is copied too, and stays so; it is not counted.
+    """
 
     sessions: int = 0
     entries: int = 0
@@ -68,7 +71,7 @@ async def copy_store(source: Source, target: Store, on_entries: OnEntries = lamb
                 waiting = 0
             group[session_id] = item
             waiting += len(item.entries)
-            copy.entries += len(item.entries)
+            copy.entries += sum(not is_damaged(entry.encoded) for entry in item.entries)
             done += len(item.entries)
             on_entries(done)
 

@@ -29,6 +29,14 @@ async def read_all(store: Readable, session_id: str, *, after: int = 0) -> Async
         after = page[-1].sequence
 
 
+async def find_by_reading(store: Readable, session_id: str, entry_id: str) -> StoredEntry | None:
+    """The entry with this id, or None; reads them all."""
+    async for stored in read_all(store, session_id):
+        if stored.entry_id == entry_id:
+            return stored
+    return None
+
+
 class ReadOnlyStore(Store):
     """A store in files, of which nothing may be changed."""
 

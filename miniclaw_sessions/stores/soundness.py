@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.protocol.encoding import decode_entry
-from miniclaw_sessions.stores.base import StoredEntry
+from miniclaw_sessions.stores.base import StoredEntry, StoredHead, decode_stored
+from miniclaw_sessions.stores.reading import Readable, read_all
 
 RESTORED = "restored_from_snapshot"
 """Stands in the `extra` of an entry that recovery wrote after a store was lost: gaps before it are known."""
@@ -51,7 +51,7 @@ class TranscriptCheck:
             self._damage.append(f"entry id {stored.entry_id} occurs again at sequence {stored.sequence}")
         self._ids.add(stored.entry_id)
         try:
-            entry = decode_entry(stored.encoded)
+            entry = decode_stored(stored)
         except InvalidMessage as error:
             self._damage.append(f"entry {stored.sequence} is damaged: {error}")
             return
@@ -59,3 +59,18 @@ class TranscriptCheck:
             self._damage.append(f"entry {stored.sequence} says its id is {entry.id}, stored is {stored.entry_id}")
         if entry.extra and RESTORED in entry.extra:
             self._gaps.clear()
+
+
+async def check_transcript(store: Readable, stored: StoredHead) -> list[str]:
+    """What is wrong with one session: its name, and its entries one after the other.
+
+    Raises:
+        StoreError: they cannot be read.
+    """
+    session_id = stored.head.session_id
+    check = TranscriptCheck(session_id)
+    async for entry in read_all(store, session_id):
+        check.feed(entry)
+    if stored.head.key.session_id != session_id:
+        return [f"session {session_id}: its channel and chat id make {stored.head.key.session_id}", *check.problems]
+    return check.problems

@@ -64,6 +64,7 @@ class BackupReport(msgspec.Struct, kw_only=True):
         snapshots: how many session files it has.
         problems: what is wrong, one sentence each: what was damaged already when it was made; after verifying, what is
             wrong with the backup itself.
+        losses: after verifying, what was damaged already when it was made.
         files: every file, by its path in the backup.
     """
 
@@ -75,6 +76,7 @@ class BackupReport(msgspec.Struct, kw_only=True):
     entries: int = 0
     snapshots: int = 0
     problems: list[str] = msgspec.field(default_factory=list)
+    losses: list[str] = msgspec.field(default_factory=list)
     files: dict[str, BackedUpFile] = msgspec.field(default_factory=dict)
 
     @property
@@ -148,7 +150,7 @@ async def verify_backup(path: Path, on_progress: Report = lambda *_: None) -> Ba
         ConfigError: it is no backup, or not a complete one.
     """
     report = await in_thread(_manifest, path)
-    report.problems = []
+    report.losses, report.problems = report.problems, []
     found = set(await in_thread(_names_below, path))
     for number, (name, expected) in enumerate(report.files.items(), 1):
         problem = await in_thread(_difference, path / name, expected)

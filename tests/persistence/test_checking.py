@@ -13,7 +13,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.persistence.checking import CheckReport
 from miniclaw_sessions.protocol.messages import Message, ToolCall
-from miniclaw_sessions.stores.base import StoredEntry
+from miniclaw_sessions.stores.base import StoredEntry, damaged
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FakeClock
 
@@ -169,3 +169,19 @@ async def test_without_a_store_the_files_are_checked_for_themselves(tmp_path: Pa
         assert (await manager.check()).sound
         (tmp_path / "sessions" / "telegram_1.json").write_bytes(b"{")
         assert not (await manager.check()).sound
+
+
+async def test_the_only_right_copy_of_a_message_is_not_to_be_removed(home: Home) -> None:
+    report = await home.check_after(lambda home: home.entries.__setitem__(1, damaged(home.entries[1])))
+    assert not [problem for problem in report.problems if "remove" in problem]
+    assert "session telegram_1: entry 2 is damaged: it contradicts its checksum or its seal, or cannot be read" in (
+        report.problems
+    )
+
+
+async def test_a_database_that_was_deleted_under_the_manager_is_not_sound(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path / "w", settings=SessionSettings()) as manager:
+        await (await manager.get_or_create("telegram", "1")).add_message(Message.user("said"))
+        assert (await manager.check()).sound
+        (tmp_path / "w" / "sessions.db").unlink()
+        assert any("deleted or replaced" in problem for problem in (await manager.check()).problems)

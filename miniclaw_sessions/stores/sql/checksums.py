@@ -54,6 +54,6 @@ def entry_of_row(  # noqa: PLR0913, PLR0917 - the columns
 def unreadable(error: Exception, path: Path) -> StoreCorrupt:
     """The error for a row whose columns hold no values of their types; what they hold may be anybody's words."""
     return StoreCorrupt(
-        f"cannot read {path}: a row in it is damaged ({type(error).__name__}); set the file aside, and the sessions go "
-        "on from their snapshots"
+        f"cannot read {path}: a row in it is damaged ({type(error).__name__}); start again, and "
+        "what can be read of it is kept"
     )

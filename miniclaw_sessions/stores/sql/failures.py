@@ -7,8 +7,6 @@ import os
 import sqlite3
 from pathlib import Path
 
-from sqlalchemy.exc import DBAPIError
-
 from miniclaw_sessions.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 
 _DAMAGED = frozenset(
@@ -31,10 +29,10 @@ def store_error(error: Exception, *, path: Path, attempted: str) -> StoreError:
     """
     if isinstance(error, StoreError):
         return error
-    cause = error.orig if isinstance(error, DBAPIError) else error
+    cause = _cause(error)
     what = f"cannot {attempted} {path}: {cause}"
-    if _is_damage(cause):
-        return StoreCorrupt(f"{what}; set the file aside, and the sessions go on from their snapshots")
+    if is_damage(cause):
+        return StoreCorrupt(f"{what}; start again, and what can be read of it is kept")
     if _is_full(cause, path):
         return StoreFull(f"{what}; free space on its disk or quota, nothing that was acknowledged is lost")
     return StoreUnavailable(f"{what}; see that the disk works, and that the file is ours alone and writable")
@@ -42,7 +40,7 @@ def store_error(error: Exception, *, path: Path, attempted: str) -> StoreError:
 
 def is_full(error: BaseException) -> bool:
     """Whether SQLite itself found no space, and so took the transaction back in good order."""
-    return _code(error.orig if isinstance(error, DBAPIError) else error) == sqlite3.SQLITE_FULL
+    return _code(_cause(error)) == sqlite3.SQLITE_FULL
 
 
 def _code(cause: BaseException | None) -> int | None:
@@ -51,7 +49,14 @@ def _code(cause: BaseException | None) -> int | None:
     return None if code is None else code & 0xFF
 
 
-def _is_damage(cause: BaseException | None) -> bool:
+def _cause(error: BaseException) -> BaseException | None:
+    """The driver's error: SQLAlchemy, which who only reads does not load, puts its own around it."""
+    cause: BaseException | None = getattr(error, "orig", error)
+    return cause
+
+
+def is_damage(cause: BaseException | None) -> bool:
+    """Whether the driver's error says that the database is damaged."""
     code = _code(cause)
     if code is None:  # Python's own complaints that stored text, or SQLite's error about it, is not UTF-8
         return isinstance(cause, sqlite3.OperationalError | UnicodeDecodeError)

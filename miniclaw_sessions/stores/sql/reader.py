@@ -20,12 +20,15 @@ from urllib.parse import quote
 
 from anyio import CapacityLimiter, to_thread
 
-from miniclaw_sessions.errors import SchemaTooNew, StoreUnavailable
+from miniclaw_sessions.errors import SchemaTooNew, StoreCorrupt, StoreUnavailable
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.base import SessionHead, StoredEntry, StoredHead
-from miniclaw_sessions.stores.reading import ReadOnlyStore
+from miniclaw_sessions.stores.reading import ReadOnlyStore, find_by_reading
+from miniclaw_sessions.stores.soundness import check_transcript
 from miniclaw_sessions.stores.sql.checksums import entry_of_row, unreadable
+from miniclaw_sessions.stores.sql.failures import is_damage
 from miniclaw_sessions.stores.sql.files import connect, database_files, version_in
+from miniclaw_sessions.stores.sql.row_by_row import read_row_by_row
 
 _KNOWN = ("0001", "0002", "0003")
 _PAGE = 500
@@ -48,6 +51,7 @@ class SQLiteReader(ReadOnlyStore):
         self._turn: CapacityLimiter | None = None
         self._stack = ExitStack()
         self._entries = ""
+        self._is_current = False
         self._is_unlocked = False
 
     async def __aenter__(self) -> Self:
@@ -90,16 +94,27 @@ class SQLiteReader(ReadOnlyStore):
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries after a sequence, oldest first."""
         wanted = {"session_id": session_id, "after": after, "limit": -1 if limit is None else max(limit, 0)}
-        return await self._select("{row}.sequence > :after", "ORDER BY 1 LIMIT :limit", wanted)
+        try:
+            return await self._select("{row}.sequence > :after", "ORDER BY 1 LIMIT :limit", wanted)
+        except StoreCorrupt:
+            limit = None if limit is None else max(limit, 0)
+            return await self._read(partial(read_row_by_row, session_id=session_id, after=after, limit=limit))
 
     async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
         """The newest entries, oldest first."""
         wanted = {"session_id": session_id, "limit": max(limit, 0)}
-        return (await self._select("TRUE", "ORDER BY 1 DESC LIMIT :limit", wanted))[::-1]
+        try:
+            return (await self._select("TRUE", "ORDER BY 1 DESC LIMIT :limit", wanted))[::-1]
+        except StoreCorrupt:
+            newest = partial(read_row_by_row, session_id=session_id, limit=max(limit, 0), newest=True)
+            return await self._read(newest)
 
     async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
         """The entry with this id, or None; looks through the session's entries."""
-        found = await self._select("entry_id = :id", "LIMIT 1", {"session_id": session_id, "id": entry_id})
+        try:
+            found = await self._select("entry_id = :id", "LIMIT 1", {"session_id": session_id, "id": entry_id})
+        except StoreCorrupt:
+            return await find_by_reading(self, session_id, entry_id)
         return found[0] if found else None
 
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
@@ -109,9 +124,18 @@ class SQLiteReader(ReadOnlyStore):
         return found[0] if found else None
 
     async def check(self) -> list[str]:
-        """SQLite's own checks."""
-        rows = await self._read(lambda connection: connection.execute("PRAGMA integrity_check").fetchall())
-        return [f"the database is damaged: {text}" for (text,) in rows if text != "ok"]
+        """SQLite's own checks, then every session's entries."""
+        problems: list[str] = []
+        try:
+            problems += await self._read(_check_database if self._is_current else _check_integrity)
+        except StoreCorrupt as error:
+            problems.append(str(error))
+        try:
+            async for stored in self.heads():
+                problems += await check_transcript(self, stored)
+        except StoreCorrupt as error:
+            problems += [str(error)] if str(error) not in problems else []
+        return problems
 
     # --- in a thread -------------------------------------------------------------------------------------------------
 
@@ -142,6 +166,7 @@ class SQLiteReader(ReadOnlyStore):
                 )
             rest = "idempotency_key, checksum" if version != "0001" else "NULL AS idempotency_key, NULL"
             self._entries = _entries(rest)
+            self._is_current = version == _KNOWN[-1]
             self._stack.push(stack.pop_all())
         self._connection = connection if version is not None else None
 
@@ -189,7 +214,8 @@ class SQLiteReader(ReadOnlyStore):
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise StoreUnavailable(f"cannot {attempted} {self.path}: {error}") from error
+            kind = StoreCorrupt if is_damage(error) else StoreUnavailable
+            raise kind(f"cannot {attempted} {self.path}: {error}") from error
         except (TypeError, ValueError) as error:  # a column holds what nobody wrote into it: no date, no text
             raise unreadable(error, self.path) from error
 
@@ -231,3 +257,23 @@ def _with_tail(connection: sqlite3.Connection, rows: Sequence[_HeadRow]) -> list
 
 def _session_ids(connection: sqlite3.Connection) -> list[str]:
     return [session_id for (session_id,) in connection.execute("SELECT session_id FROM sessions ORDER BY 1")]
+
+
+def _check_database(connection: sqlite3.Connection) -> list[str]:
+    """What a store that writes finds too, through this connection."""
+    from sqlalchemy import StaticPool, create_engine  # noqa: PLC0415 - only a check pays for it
+    from sqlalchemy.exc import DBAPIError  # noqa: PLC0415 - same
+
+    from miniclaw_sessions.stores.sql.statements import check_database  # noqa: PLC0415 - same
+
+    try:
+        with create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool).connect() as same:
+            return check_database(same)
+    except DBAPIError as error:
+        raise error.orig or error from error
+
+
+def _check_integrity(connection: sqlite3.Connection) -> list[str]:
+    """SQLite's own checks: the tables of older versions are others."""
+    rows = connection.execute("PRAGMA integrity_check").fetchall()
+    return [f"the database is damaged: {text}" for (text,) in rows if text != "ok"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import BoundedSemaphore
@@ -24,6 +24,8 @@ from sqlalchemy.pool import NullPool, QueuePool
 from miniclaw_sessions.errors import SchemaTooNew, StoreConflict, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.reading import find_by_reading
+from miniclaw_sessions.stores.soundness import check_transcript
 from miniclaw_sessions.stores.sql import statements
 from miniclaw_sessions.stores.sql.checksums import unreadable
 from miniclaw_sessions.stores.sql.failures import is_full, store_error
@@ -37,6 +39,7 @@ from miniclaw_sessions.stores.sql.files import (
     settle_log,
 )
 from miniclaw_sessions.stores.sql.migrations import REVISIONS, create, upgrade
+from miniclaw_sessions.stores.sql.row_by_row import read_row_by_row
 from miniclaw_sessions.stores.sql.statements import Known, driver_of
 from miniclaw_sessions.stores.thread import SerialThread
 
@@ -54,6 +57,8 @@ FILLED_AFTER = 64
 
 MAX_UNPLACED = 32_768
 """A longer tail than this, up to 0.1 s of work, is brought into the index by whoever writes next."""
+
+_READ_AT_ONCE = 1 << 20
 
 _REFUSED = (IntegrityError, DataError, sqlite3.IntegrityError, sqlite3.DataError, UnicodeError, OverflowError)
 """What is wrong with the rows, not with the database."""
@@ -75,6 +80,7 @@ class SQLiteStore(Store):
         self._version: int | None = None
         self._identities: dict[Path, tuple[int, int]] = {}
         self._is_gone = False
+        self._is_damage_told = False
         self._writers: Engine | None = None
         self._readers: Engine | None = None
         self._writer: Connection | None = None
@@ -165,15 +171,21 @@ class SQLiteStore(Store):
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries after a sequence, oldest first."""
         limit = None if limit is None else max(limit, 0)
-        return await self._read(partial(statements.entries_after, session_id=session_id, after=after, limit=limit))
+        query = partial(statements.entries_after, session_id=session_id, after=after, limit=limit)
+        return await self._entries(query, partial(read_row_by_row, session_id=session_id, after=after, limit=limit))
 
     async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
         """The newest entries, oldest first."""
-        return await self._read(partial(statements.newest_entries, session_id=session_id, limit=max(limit, 0)))
+        limit = max(limit, 0)
+        query = partial(statements.newest_entries, session_id=session_id, limit=limit)
+        return await self._entries(query, partial(read_row_by_row, session_id=session_id, limit=limit, newest=True))
 
     async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
         """The entry with this id, or None; looks through the session's entries, about 1 us each."""
-        return await self._read(partial(statements.entry_with_id, session_id=session_id, entry_id=entry_id))
+        try:
+            return await self._read(partial(statements.entry_with_id, session_id=session_id, entry_id=entry_id))
+        except StoreCorrupt:
+            return await find_by_reading(self, session_id, entry_id)
 
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
         """The oldest entry with this key, or None; through an index."""
@@ -203,11 +215,35 @@ class SQLiteStore(Store):
         problems: list[str] = []
         try:
             problems += await self._read(statements.check_database)
-            async for stored in self._all_heads():
-                problems += await self._read(partial(statements.check_session, stored=stored))
         except StoreCorrupt as error:
             problems.append(str(error))
+        try:
+            async for stored in self._all_heads():
+                problems += await check_transcript(self, stored)
+        except StoreCorrupt as error:
+            problems += [str(error)] if str(error) not in problems else []
         return problems
+
+    async def _entries(
+        self,
+        query: Callable[[Connection], list[StoredEntry]],
+        row_by_row: Callable[[sqlite3.Connection], list[StoredEntry]],
+    ) -> list[StoredEntry]:
+        """A session's entries; where a page of the database is damaged, what was on it comes as damaged."""
+        try:
+            return await self._read(query)
+        except StoreCorrupt as error:
+            if not self._is_damage_told:  # SQLite calls a read damaged, too, that the disk refused
+                await to_thread.run_sync(self._read_through)
+            found = await to_thread.run_sync(self._read_row_by_row, row_by_row, limiter=self._reader_turns)
+            if not self._is_damage_told:
+                log.error(
+                    "the database is damaged; what cannot be read of it is missing, everything else is served",
+                    action="store.damaged",
+                    error=str(error),
+                )
+            self._is_damage_told = True
+            return found
 
     async def _write(self, transaction: Callable[..., T], *arguments: Any) -> T:
         """Run a function in the writer's thread, behind what runs there already; once begun it runs to its end."""
@@ -253,6 +289,11 @@ class SQLiteStore(Store):
             statements.check_schema(connection)
         with self._reader() as connection:
             statements.look(connection)
+
+    def _read_through(self) -> None:
+        with self._failing("read"), self._path.open("rb") as file:
+            while file.read(_READ_AT_ONCE):
+                pass
 
     def _close(self) -> None:
         with suppress(StoreError):  # the next opening tries it again
@@ -328,6 +369,11 @@ class SQLiteStore(Store):
                 return query(connection)
             except (TypeError, ValueError) as error:  # a column holds what nobody wrote into it: no date, no text
                 raise unreadable(error, self._path) from error
+
+    def _read_row_by_row(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        with self._reading, self._failing("read"), closing(connect(self._path, writing=False)) as connection:
+            connection.execute("BEGIN")  # and is never committed: behind a damaged page SQLite refuses to
+            return query(connection)
 
     # --- connections -------------------------------------------------------------------------------------------------
 

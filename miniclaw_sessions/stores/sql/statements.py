@@ -8,6 +8,7 @@ together is told in `models`.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache, partial
@@ -30,12 +31,12 @@ from sqlalchemy import (
     union_all,
     update,
 )
+from sqlalchemy.exc import DatabaseError
 
 from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.appending import entries_to_add
 from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead, is_damaged
-from miniclaw_sessions.stores.soundness import TranscriptCheck
 from miniclaw_sessions.stores.sql.checksums import checksum_of, entry_of_row
 from miniclaw_sessions.stores.sql.models import Base, EntryRow, KeyRow, PlacedRow, PlaceRow, SessionRow
 
@@ -253,7 +254,7 @@ def _look_up(connection: Connection, session_ids: Sequence[str], known: Known) -
     if known.end is None:
         known.placed, last = connection.execute(_END).one()
         if not isinstance(known.placed, int):
-            raise StoreCorrupt("the database does not say how far its index goes; set the file aside")
+            raise StoreCorrupt("the database does not say how far its index goes; start again")
         known.end = max(known.placed, last or 0)  # a position that was given out is never given out again
     unknown = [session_id for session_id in session_ids if session_id not in known.positions]
     found: dict[str, Position] = {}
@@ -436,6 +437,17 @@ def check_database(connection: Connection) -> list[str]:
     """What the engine itself finds wrong with its file, and where the tables contradict each other (SQLite only)."""
     rows = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
     problems = [f"the database is damaged: {text}" for text in rows if text != "ok"]
+    try:
+        problems += _contradictions(connection)
+    except (DatabaseError, sqlite3.Error):  # what keeps them from being looked for, the engine has told
+        if not problems:
+            raise
+        connection.rollback()  # behind a damaged page SQLite refuses to commit
+    return problems
+
+
+def _contradictions(connection: Connection) -> list[str]:
+    problems = []
     if count := connection.execute(_ORPHANS).scalar_one():
         problems.append(f"{count} entries belong to no session")
     problems += [
@@ -447,17 +459,3 @@ def check_database(connection: Connection) -> list[str]:
     if count := connection.execute(_PLACES_OF_NOTHING).scalar_one():
         problems.append(f"the index has {count} places without an entry")
     return problems
-
-
-def check_session(connection: Connection, stored: StoredHead) -> list[str]:
-    """What is wrong with one session: its name, and its entries one after the other."""
-    session_id = stored.head.session_id
-    check = TranscriptCheck(session_id)
-    after = 0
-    while page := entries_after(connection, session_id, after, PAGE):
-        for entry in page:
-            check.feed(entry)
-        after = page[-1].sequence
-    if stored.head.key.session_id != session_id:
-        return [f"session {session_id}: its channel and chat id make {stored.head.key.session_id}", *check.problems]
-    return check.problems
