@@ -63,7 +63,7 @@ ACTIONS = {
     "store.session_damaged": "one session's transcript cannot be read; the others are served",
     "store.torn": "the end of a transcript, torn by a crash and never acknowledged, was set aside",
     "sweep.done": "idle sessions were looked for and expired",
-    "sweep.failed": "an expired session could not be removed; it is tried again",
+    "sweep.failed": "an expired session, or its words in the store's log, could not be removed; it is tried again",
     "sweep.next": "what the next sweep will take unless it is used until then",
     "sweep.postponed": "expiry waits because the clock is in doubt",
     "tool.failed": "a tool raised an error; the model was told and goes on",

@@ -78,6 +78,7 @@ class Expiry:
         self._ttl = timedelta(days=settings.ttl_days)
         self._clock = clock
         self._stop = anyio.Event()
+        self._is_to_be_purged = False
         newest = max((journal.last_accessed for journal in self._cache.in_memory()), default=None)
         self._clock_guard = ClockGuard(clock, newest_access=newest, patience_s=settings.sweep_interval_s)
 
@@ -128,8 +129,18 @@ class Expiry:
         gone = [session_id for session_id in idle if await self._expire(session_id)]
         self.expired += len(gone)
         archived = len(gone) if self._settings.archive_expired else 0
+        if len(gone) > archived or self._is_to_be_purged:
+            await self._purge()
         log.info("swept", action="sweep.done", scanned=scanned, expired=len(gone), archived=archived)
         return SweepReport(scanned=scanned, expired=len(gone), archived=archived, sessions=gone)
+
+    async def _purge(self) -> None:
+        """Leave nothing of what is gone for good in the store's log; the next sweep does what cannot be done now."""
+        self._is_to_be_purged = True
+        try:
+            self._is_to_be_purged = not await self._store.purge()
+        except SessionsError as error:
+            log.error("the store's log was not emptied", action="sweep.failed", error=str(error))
 
     async def _tried(self, step: Callable[[], Awaitable[object]]) -> None:
         try:
@@ -142,7 +153,13 @@ class Expiry:
         at = self._clock.now() + timedelta(seconds=seconds)
         _, idle = await self._idle(at)
         if idle:
-            log.info("the next sweep will take these", action="sweep.next", count=len(idle), sessions=idle, at=at)
+            log.info(
+                "the next sweep will take these",
+                action="sweep.next",
+                count=len(idle),
+                sessions=idle,
+                at=at.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            )
 
     async def _idle(self, at: datetime) -> tuple[int, list[str]]:
         """How many sessions were looked at, and which of them will be idle for too long at that moment."""

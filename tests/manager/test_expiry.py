@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
@@ -12,7 +13,7 @@ import pytest
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import Directory
-from miniclaw_sessions.errors import NotArchived, SessionExists, SessionNotFound
+from miniclaw_sessions.errors import NotArchived, SessionExists, SessionNotFound, StoreUnavailable
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.manager.expiry import FIRST_SWEEP_S
 from miniclaw_sessions.persistence.archive import Archive
@@ -329,6 +330,42 @@ async def test_the_log_says_beforehand_what_the_next_sweep_will_take(
     told, done = caplog.text.index("action='sweep.next'"), caplog.text.index("expired=1")
     assert told < done
     assert "telegram_1" in caplog.text[told:done]
+    at = re.search(r"at='(\S+Z)'", caplog.text[told:done])
+    assert at is not None, caplog.text[told:done]
+    assert datetime.fromisoformat(at[1]).tzinfo is not None
+
+
+async def test_what_expires_for_good_is_in_no_file_when_the_sweep_is_over(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "store", "sqlite:")
+    async with home.open(archive_expired=False) as manager:
+        for number in range(60):
+            await say(manager, f"xylophonist {number}")
+        await manager.flush()
+        await home.passed(FIRST_SWEEP_S)
+        await home.passed(31 * DAY)
+        assert (await manager.sweep()).expired == 1
+        files = [path for path in home.workspace.rglob("*") if path.is_file()]
+        assert [path.name for path in files if b"xylophonist" in path.read_bytes()] == []
+
+
+async def test_what_a_sweep_could_not_empty_the_next_one_does(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [StoreUnavailable("not now"), False, True]
+    asked: list[object] = []
+
+    async def purge() -> bool:
+        asked.append(answer := answers[len(asked)])
+        if isinstance(answer, Exception):
+            raise answer
+        return bool(answer)
+
+    monkeypatch.setattr(home.store, "purge", purge)
+    async with home.open(archive_expired=False) as manager:
+        await say(manager)
+        await home.clock.advance(31 * DAY)
+        assert [(await manager.sweep()).expired for _ in range(5)] == [1, 0, 0, 0, 0]
+        assert asked == answers
 
 
 # --- wrong clocks ----------------------------------------------------------------------------------------------------
