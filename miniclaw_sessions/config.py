@@ -372,8 +372,11 @@ def _converted(name: str, value: Any, source: str, *, is_text: bool) -> Any:
     except UnicodeEncodeError:
         raise ConfigError(f"{name} is {show_value(value)} ({source}), which is not valid UTF-8") from None
     except msgspec.ValidationError as error:  # its text may repeat the value
-        choices = get_args(kind) if get_origin(kind) is Literal else ()
-        wrong = f"it must be {', '.join(choices[:-1])} or {choices[-1]}" if choices else _cut(str(error))
+        is_list = get_origin(kind) is tuple
+        one = get_args(kind)[0] if is_list else kind
+        choices = get_args(one) if get_origin(one) is Literal else ()
+        allowed = f"{', '.join(choices[:-1])} or {choices[-1]}" if choices else ""
+        wrong = f"{'each' if is_list else 'it'} must be {allowed}" if allowed else _cut(str(error))
         raise ConfigError(f"{name} is {show_value(value)} ({source}), which is wrong: {wrong}") from None
 
 

@@ -213,7 +213,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreFull(StoreUnavailable):
-    """The disk or its quota is full; appends are refused until space returns."""
+    """The disk or its quota is full; what was accepted is saved when space returns, and nothing more is accepted."""
 
 
 class UnsavedLimit(StoreUnavailable):

@@ -156,6 +156,13 @@ def test_a_dry_run_reports_and_makes_nothing(cli: Cli) -> None:
     assert session_ids(cli) == set()
 
 
+def test_a_format_that_there_is_not_is_refused_with_those_that_there_are(cli: Cli) -> None:
+    said = cli("import", str(PI), "--format", "nonsense")
+    assert said.status == 2
+    assert "'nonsense' is not one of 'jsonl', 'pi'" in said.error
+    assert "Value error" not in said.error
+
+
 def test_a_format_that_is_named_is_the_one_that_counts(cli: Cli) -> None:
     result = cli("import", str(PI), "--format", "nanobot", "--json")
     assert result.status == 1

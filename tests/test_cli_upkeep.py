@@ -79,6 +79,7 @@ def test_a_damaged_backup_is_told_by_its_status_and_not_restored(
         file.write(b" ")
     found = filled("backup", "--verify", str(target), "--json")
     assert (found.status, len(found.document["problems"])) == (1, 1)
+    assert "\ndamaged, with 1 problem: 3 sessions" in filled("backup", "--verify", str(target)).out
     other = Cli(tmp_path / "other", monkeypatch)
     assert "is damaged" in other("restore", str(target)).error
     assert other("restore", str(target), "--damaged").status == 0
@@ -114,6 +115,41 @@ def test_what_has_expired_is_listed_swept_and_brought_back(filled: Cli) -> None:
     assert filled("unarchive", "telegram_old", "--json").document["session_id"] == "telegram_old"
     assert filled("export", "telegram_old", "--format", "openai").out == said
     assert "nothing to restore" in filled("unarchive", "telegram_old").error
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_what_has_expired_is_deleted_by_its_id(filled: Cli, *, everywhere: bool) -> None:
+    assert filled("sweep", "--json").document["sessions"] == ["telegram_old"]
+    said = b"long ago"
+    assert any(said in path.read_bytes() for path in (filled.workspace / "archive").iterdir())
+    assert "add --yes" in filled("delete", "telegram_old").error
+    assert "no session" in filled("delete", "telegram_ol", "--yes").error
+    options = ["--yes", *(["--everywhere"] if everywhere else [])]
+    deleted = filled("delete", "telegram_old", *options, "--json").document
+    assert deleted == {"deleted": True, "session_id": "telegram_old", "remains": []}
+    assert list((filled.workspace / "archive").iterdir()) == []
+    files = [path for path in filled.workspace.rglob("*") if path.is_file()]
+    assert not everywhere or [path.name for path in files if said in path.read_bytes()] == []
+    assert "no session" in filled("delete", "telegram_old", *options).error
+    assert ids(filled) == {"telegram_1", "telegram_2"}
+
+
+def test_an_expired_session_is_meant_before_one_whose_id_begins_like_it(filled: Cli, tmp_path: Path) -> None:
+    (tmp_path / "another.jsonl").write_text(filled("export", "telegram_1").out)
+    assert filled("import", "--as", "telegram_old2", str(tmp_path / "another.jsonl")).status == 0
+    assert filled("sweep", "--json").document["sessions"] == ["telegram_old"]
+    assert filled("delete", "telegram_old", "--yes", "--json").document["session_id"] == "telegram_old"
+    assert "telegram_old2" in ids(filled)
+
+
+def test_what_was_typed_is_named_as_what_remains(filled: Cli) -> None:
+    typed = Path("~/.miniclaw/chat_history").expanduser()
+    typed.parent.mkdir(exist_ok=True)
+    typed.write_text("+hello\n")
+    (sentence,) = filled("delete", "telegram_1", "--yes", "--everywhere", "--json").document["remains"]
+    assert str(typed) in sentence
+    assert f"remains: {typed}" in filled("delete", "telegram_2", "--yes", "--everywhere").err
+    assert "remains" not in filled("delete", "telegram_old", "--yes").err
 
 
 def test_what_was_lost_is_told_until_it_is_acknowledged(filled: Cli) -> None:

@@ -155,6 +155,13 @@ def test_a_wrong_value_in_the_environment_is_refused_by_its_name(variable: str, 
         load_settings(environ={variable: value})
 
 
+@pytest.mark.parametrize("line", ["tools = ['hammer']", "tools = ['time', 'hammer']"])
+def test_a_tool_that_there_is_not_is_refused_with_those_that_there_are(file: Path, line: str) -> None:
+    file.write_text(f"[model]\n{line}\n")
+    with pytest.raises(ConfigError, match=r"hammer.*each must be time or calculator"):
+        load_settings(file)
+
+
 def test_a_wrong_flag_is_refused_by_its_name() -> None:
     with pytest.raises(ConfigError, match=r"sessions\.window is 1 \(--window\)"):
         load_settings(overrides={"sessions.window": 1})

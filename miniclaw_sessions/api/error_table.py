@@ -18,7 +18,13 @@ OUR_FAULT = 500
 MODELS_FAULT = 502
 UNREACHABLE = 503
 _LATER = (503, 507)
-_NOT_NOW = "the message store cannot be reached or written now; nothing is lost, try again later"
+_NOT_NOW = (
+    "the message store cannot be reached or written now; nothing is lost, try again later with the same Idempotency-Key"
+)
+_NO_SPACE = (
+    "the disk is full; what was sent may have been accepted, and is saved when there is space again: "
+    "send it again then, with the same Idempotency-Key"
+)
 
 STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     # class: (status, the sentence for strangers; None: the error's own)
@@ -44,7 +50,7 @@ STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.TurnCutOff: (503, None),
     errors.SessionDeleted: (410, None),
     errors.ManagerClosed: (503, "the daemon is stopping"),
-    errors.StoreFull: (507, "the disk is full; appends are refused until space returns"),
+    errors.StoreFull: (507, _NO_SPACE),
     errors.UnsavedLimit: (503, "too much is waiting to be saved; try again later"),
     errors.StoreUnavailable: (503, _NOT_NOW),
     errors.StoreConflict: (409, "another process appended to this session at the same time; try again"),

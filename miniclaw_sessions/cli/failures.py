@@ -32,11 +32,13 @@ def sentence(error: Exception) -> str:
         if said := getattr(error, "provider_message", None):
             text += f": {said}"  # the provider's own sentence, for the person who asked
         if getattr(error, "status", None) == _UNAUTHORIZED:
-            text = "the daemon asks for its token: --token-file names the file that holds it"
+            refused = "refuses this token" if "not the daemon's token" in text else "asks for its token"
+            text = f"the daemon {refused}: --token-file names the file that holds it"
     elif isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "miniclaw-sessions"
-        text = f"{error.format_message()} ({path} --help explains)"
+        wrong = error.format_message().replace(": Value error, ", ": ", 1)
+        text = f"{wrong} ({path} --help explains)"
     elif isinstance(error, typer.Abort):
         text = "nothing was done"
     elif isinstance(error, OSError) and error.strerror:

@@ -47,7 +47,7 @@ async def backup(
     if invocation.as_json:
         invocation.print_json(made)
     else:
-        _tell_backup(invocation, made, "verified" if verify else "backed up")
+        _tell_backup(invocation, made, ("damaged" if made.problems else "verified") if verify else "backed up")
     if made.problems:
         raise typer.Exit(1)
 

@@ -182,7 +182,7 @@ def _from_query(name: str, text: str, kind: Any) -> Any:
     try:
         return msgspec.convert(text, kind)  # a text is a text, also where it spells null or a number
     except msgspec.ValidationError:
-        is_plain = re.fullmatch("[0-9]{1,16}|true|false", text) is not None  # not 1e3, nor digits of other scripts
+        is_plain = re.fullmatch("-?[0-9]{1,16}|true|false", text) is not None  # not 1e3, nor digits of other scripts
         return shaped(text, kind, strict=not is_plain, name=name)
 
 

@@ -60,6 +60,14 @@ async def test_a_query_parameter_that_comes_twice_is_refused(served: Any) -> Non
     assert (reply.status_code, reply.json()["error"]["param"]) == (422, "limit")
 
 
+async def test_a_number_below_its_bound_is_refused_with_the_bound(served: Any) -> None:
+    await served.unix.post(f"{ONE}/messages", json=user("x"))
+    for query, least in (("limit=-1", 1), ("limit=0", 1), ("before=-5", 0)):
+        reply = await served.unix.get(f"{ONE}/messages?{query}")
+        assert reply.status_code == 422
+        assert f">= {least}" in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("path", sorted({one.path for one in OPERATIONS}))
 async def test_allow_names_every_method_of_a_path(served: Any, path: str) -> None:
     methods = {one.method for one in OPERATIONS if one.path == path}

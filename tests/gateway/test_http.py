@@ -285,6 +285,8 @@ async def test_a_store_that_fails_refuses_messages_and_goes_on_reading(
         assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
         assert "/secret" not in reply.text
         assert int(reply.headers["retry-after"]) > 0
+        assert "refused" not in reply.text
+        assert "with the same Idempotency-Key" in reply.text
     health = await served.unix.get("/health")
     assert (health.status_code, health.json()["status"]) == (503, "failing")
     assert (await served.unix.get(path)).json()["messages"][0]["content"] == "saved"
