@@ -20,7 +20,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "list": ("sessions", "List the sessions, the most recently used first."),
     "show": ("sessions", "Show a session."),
     "rename": ("sessions", "Give a session another title."),
-    "delete": ("sessions", "Delete a session with its transcript and its quarantined copies, for good."),
+    "delete": ("sessions", "Delete a session with its transcript, its archived and its quarantined copies, for good."),
     "stats": ("sessions", "Show the numbers of the daemon, or of the files if no daemon runs."),
     "check": ("sessions", "Compare every snapshot with the store."),
     "stop": ("upkeep", "End the answer that is under way in a session, whoever asked for it."),
