@@ -16,16 +16,21 @@ from msgspec import Meta
 from miniclaw_sessions.api.error_table import RequestError
 from miniclaw_sessions.api.operation import PIECE_BYTES, Stream, Upload, operation
 from miniclaw_sessions.api.service import Nothing
-from miniclaw_sessions.api.sessions import ONE
+from miniclaw_sessions.api.sessions import ONE, session_reply
 from miniclaw_sessions.api.shapes import FindingRow, FormatRow, FormatsReply, ImportReply
 from miniclaw_sessions.errors import ImportRefused
+from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.keys import MAX_SESSION_ID_LENGTH, SessionKey
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
     from miniclaw_sessions.formats.codec import Format
+    from miniclaw_sessions.session import Session
 
 DEFAULT_FORMAT = "jsonl"
+JSON = "json"
+"""For programs such as jq; it is only written."""
+
 UNNAMED = "upload"
 """What an import is called that names neither itself nor its session."""
 
@@ -97,12 +102,26 @@ class ExportSession(msgspec.Struct, frozen=True):
 
 @operation("GET", f"{ONE}/export", ExportSession, Stream, patient=True)
 async def export_session(context: Context, request: ExportSession) -> Stream:
-    """A session as a file."""
+    """A session as a file; in the format `json`, one document of the session and its entries as they are stored."""
     session = await context.find(request.session_id)
+    if request.format == JSON:
+        return Stream(_as_json(context, session), _TYPES[".json"], file_name=file_name(session.session_id, ".json"))
     form = _format_to_write(request.format)
     name = file_name(session.session_id, form.suffix)
     media_type = _TYPES.get(form.suffix, "application/octet-stream")
     return Stream(_written(context, session.session_id, form), media_type, file_name=name)
+
+
+async def _as_json(context: Context, session: Session) -> AsyncGenerator[bytes, None]:
+    chunk = bytearray(b'{"session":' + msgspec.json.encode(session_reply(session)) + b',"entries":[')
+    separator = b""
+    async for entry in context.manager.read_transcript(session.session_id):
+        chunk += separator + encode_entry(entry)
+        separator = b","
+        if len(chunk) >= PIECE_BYTES:
+            yield bytes(chunk)
+            chunk.clear()
+    yield bytes(chunk) + b"]}\n"
 
 
 async def _written(context: Context, session_id: str, form: Format) -> AsyncGenerator[bytes, None]:

@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import aiofiles
-import msgspec
 import typer
 
 from miniclaw_sessions.cli.importing import Importing, found_files
 from miniclaw_sessions.cli.invocation import Invocation, command, write_bytes
 from miniclaw_sessions.cli.names import AnySessionId, find_session
 from miniclaw_sessions.cli.output import counted, one_line, plain_table, unwatched
-from miniclaw_sessions.cli.sessions import read_entries
 from miniclaw_sessions.errors import SessionsError
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.api.shapes import FormatRow, SessionReply
+    from miniclaw_sessions.api.shapes import FormatRow
     from miniclaw_sessions.client import ClientSession
 
 app = typer.Typer()
@@ -207,7 +205,7 @@ async def _export_all(invocation: Invocation, form: ExportFormat, directory: Pat
         async def pieces(session_id: str) -> AsyncIterator[bytes]:
             session = client.session(session_id)
             size = 0
-            async with aclosing(_rendered(session, await session.info(), form, invocation)) as chunks:
+            async with aclosing(_rendered(session, form, invocation)) as chunks:
                 async for chunk in chunks:
                     size += len(chunk)
                     yield chunk
@@ -241,34 +239,22 @@ async def _write_session(
     session: ClientSession, form: ExportFormat, output: Path | None, invocation: Invocation
 ) -> int:
     """Write one session to a file or to standard output; how many bytes."""
-    info = await session.info()
     written = 0
-    async with _sink(output) as write, aclosing(_rendered(session, info, form, invocation)) as chunks:
+    async with _sink(output) as write, aclosing(_rendered(session, form, invocation)) as chunks:
         async for chunk in chunks:
             await write(chunk)
             written += len(chunk)
     return written
 
 
-async def _rendered(
-    session: ClientSession, info: SessionReply, form: ExportFormat, invocation: Invocation
-) -> AsyncGenerator[bytes, None]:
+async def _rendered(session: ClientSession, form: ExportFormat, invocation: Invocation) -> AsyncGenerator[bytes, None]:
     """The session in the chosen form, a piece at a time."""
-    if form is not ExportFormat.JSON:
-        done = 0
-        async with aclosing(session.export(form.value)) as chunks:
-            async for chunk in chunks:
-                done += len(chunk)
-                invocation.report("exporting", done, None)
-                yield chunk
-        return
-    yield b'{"session":' + msgspec.json.encode(info) + b',"entries":['
-    separator = b""
-    async with aclosing(read_entries(session, info.entries, invocation)) as entries:
-        async for encoded in entries:
-            yield separator + encoded
-            separator = b","
-    yield b"]}\n"
+    done = 0
+    async with aclosing(session.export(form.value)) as chunks:
+        async for chunk in chunks:
+            done += len(chunk)
+            invocation.report("exporting", done, None)
+            yield chunk
 
 
 @asynccontextmanager

@@ -213,6 +213,18 @@ async def test_a_large_tree_survives_the_way_out_and_in(served: Any, name: str) 
     assert usages[0] == usages[1]
 
 
+async def test_a_session_is_exported_as_one_document_for_programs(served: Any) -> None:
+    for text in ("hello", "again"):
+        await served.unix.post("/v1/sessions/a_1/messages", json={"role": "user", "content": text})
+    reply = await served.unix.get("/v1/sessions/a_1/export", params={"format": "json"})
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "application/json")
+    assert 'filename="a_1.json"' in reply.headers["content-disposition"]
+    document = reply.json()
+    assert document["session"] == (await served.unix.get("/v1/sessions/a_1")).json()
+    assert document["entries"] == (await served.unix.get("/v1/sessions/a_1/entries")).json()["entries"]
+    assert len(document["entries"]) == 2
+
+
 async def test_the_formats_are_listed(served: Any) -> None:
     formats = (await served.unix.get("/v1/formats")).json()["formats"]
     assert [form["name"] for form in formats] == [form.name for form in FORMATS]
