@@ -32,7 +32,9 @@ def store_error(error: Exception, *, path: Path, attempted: str) -> StoreError:
     cause = _cause(error)
     what = f"cannot {attempted} {path}: {cause}"
     if is_damage(cause):
-        return StoreCorrupt(f"{what}; start again, and what can be read of it is kept")
+        return StoreCorrupt(
+            f"{what}; start again, and what can be read of it is kept; or else restore a backup made of it now"
+        )
     if _is_full(cause, path):
         return StoreFull(f"{what}; free space on its disk or quota, nothing that was acknowledged is lost")
     return StoreUnavailable(f"{what}; see that the disk works, and that the file is ours alone and writable")
