@@ -161,7 +161,7 @@ def test_numbers_are_welcome_under_any_key(service: Log) -> None:
         Secret("the secret plan"),
     ],
 )
-def test_values_that_are_not_plain_show_only_their_type(service: Log, value: object) -> None:
+def test_values_that_are_not_plain_show_only_their_type(service: Log, value: Any) -> None:
     service.log.info("something", action="flush.done", detail=value)
     assert "secret plan" not in service.stream.getvalue()
     assert "<" in json.dumps(service.records[0]["detail"])

@@ -203,8 +203,10 @@ class Dispatcher:
                     break
                 except Exception as error:  # noqa: BLE001 - a channel's own code; the others go on
                     sentence = "a channel failed and is started again"
-                    facts = {"error_type": type(error).__name__, "retry_in_s": delay}
-                    log.error(sentence, action="channel.failed", channel=channel.name, **facts)
+                    kind = type(error).__name__
+                    log.error(
+                        sentence, action="channel.failed", channel=channel.name, error_type=kind, retry_in_s=delay
+                    )
                 await anyio.sleep(delay)
                 delay = min(2 * delay, longest)
             log.info("a channel has ended", action="channel.ended", channel=channel.name)

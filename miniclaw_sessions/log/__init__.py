@@ -11,10 +11,35 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import PurePath
+from typing import Any, Protocol, cast
 
-if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger
+Plain = None | bool | int | float | str | PurePath | BaseException
+"""What a record shows; of any other value it shows the type alone."""
+
+Fact = Plain | list[str] | tuple[str, ...]
+
+
+class Logger(Protocol):
+    """What may be logged: a sentence, an action of the vocabulary, and facts that a record can show."""
+
+    def debug(self, event: str, *, action: str, **facts: Fact) -> None:
+        """For who looks for a fault."""
+
+    def info(self, event: str, *, action: str, **facts: Fact) -> None:
+        """What happens."""
+
+    def warning(self, event: str, *, action: str, **facts: Fact) -> None:
+        """What a person should know."""
+
+    def error(self, event: str, *, action: str, **facts: Fact) -> None:
+        """What a person should mend."""
+
+    def exception(self, event: str, *, action: str, **facts: Fact) -> None:
+        """An error, and where it happened."""
+
+    def critical(self, event: str, *, action: str, **facts: Fact) -> None:
+        """Why the program ends."""
 
 
 class _LazyLogger:
@@ -60,9 +85,9 @@ def _to_standard_library(name: str, method: str, event: str, **fields: Any) -> N
     logging.getLogger(name).log(logging.getLevelName(method.upper()), "%s (%s)", event, facts)
 
 
-def get_logger(name: str) -> FilteringBoundLogger:
+def get_logger(name: str) -> Logger:
     """A module's logger: structlog's where that is configured, else the standard library's.
 
     Errors of the log's stream are swallowed.
     """
-    return cast("FilteringBoundLogger", _LazyLogger(name))
+    return cast("Logger", _LazyLogger(name))
