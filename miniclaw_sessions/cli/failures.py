@@ -32,9 +32,7 @@ def sentence(error: Exception) -> str:
         if said := getattr(error, "provider_message", None):
             text += f": {said}"  # the provider's own sentence, for the person who asked
         if getattr(error, "status", None) == _UNAUTHORIZED:
-            is_wrong = "not the daemon's token" in text
-            text = "the daemon refuses this token" if is_wrong else "the daemon asks for its token"
-            text += f": --token-file names the file that holds {'the right one' if is_wrong else 'it'}"
+            text = "the daemon asks for its token, which is missing or wrong: --token-file names the file that holds it"
     elif isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "miniclaw-sessions"

@@ -49,8 +49,7 @@ def refusal(headers: RawHeaders, policy: AccessPolicy) -> RequestError | None:
     if any(origin.decode("latin-1") not in policy.origins for origin in _values(headers, b"origin")):
         return RequestError(403, "forbidden_origin", "requests from this web page are not allowed", param="Origin")
     if not _token_matches(_values(headers, b"authorization"), policy.token_digest):
-        wrong = "this is not the daemon's token; " if any(_values(headers, b"authorization")) else ""
-        sentence = f"{wrong}send the daemon's token as `Authorization: Bearer ...`"
+        sentence = "the daemon's token is missing or wrong; send it as `Authorization: Bearer ...`"
         return RequestError(401, "unauthorized", sentence, headers={"WWW-Authenticate": "Bearer"})
     return None
 

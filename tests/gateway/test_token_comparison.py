@@ -37,3 +37,4 @@ def test_an_unknown_token_and_none_get_the_same_answer() -> None:
     assert wrong is not None
     assert none is not None
     assert vars(wrong) == vars(none)
+    assert "missing or wrong" in wrong.message
