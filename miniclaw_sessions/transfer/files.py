@@ -70,10 +70,12 @@ def copy_files(
     """
     changed = 0
     short: list[tuple[str, bytes]] = []
+    used: dict[str, int] = {}  # when the session was last used
     for name in names:
         try:
             if source.path.name == SESSIONS:
                 data = source.read(name, limit=_ANY_SIZE)
+                used[name] = source.modified_ns(name)
                 resealed = None if sealing is None else resealed_snapshot(sealing, data, source.path / name, problems)
                 short.append((name, data if resealed is None else resealed))
                 changed += resealed is not None
@@ -81,7 +83,6 @@ def copy_files(
                 changed += _copy_long(source, name, target, sealing, problems)
         except (FileNotFoundError, NotRegular):
             continue
-    used = {name: source.modified_ns(name) for name, _ in short}  # which is when the session was last used
     for failure in target.create([(name, partial(bytes, data)) for name, data in short], modified_ns=used):
         if failure is not None:
             raise failure

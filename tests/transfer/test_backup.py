@@ -156,6 +156,30 @@ async def test_a_session_that_is_deleted_meanwhile_does_not_come_back(
     assert set(await restored_home(home).said(None)) == {"telegram_0", "telegram_2"}
 
 
+async def test_a_file_that_goes_while_it_is_copied_is_left_out(
+    tmp_path: Path, backup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "w", "sqlite:")
+    async with home.open(None) as manager:
+        await home.say(manager, 1)
+        await home.say(manager, 2)
+        await manager.flush()
+        read = Directory.read
+
+        def read_and_remove(directory: Directory, name: str, **options: Any) -> bytes:
+            data = read(directory, name, **options)
+            if name == "telegram_1.json":
+                (directory.path / name).unlink()
+            return data
+
+        monkeypatch.setattr(Directory, "read", read_and_remove)
+        await back_up(manager, backup)
+        monkeypatch.undo()
+    await restored(home, backup)
+    said = await restored_home(home).said(None)
+    assert {session_id: len(texts) for session_id, texts in said.items()} == {"telegram_1": 6, "telegram_2": 6}
+
+
 @pytest.mark.parametrize(("store", "kind"), [("sqlite:", SQLiteStore), ("jsonl:", JSONLStore)])
 async def test_a_session_that_is_replaced_meanwhile_is_backed_up_as_one_of_both(
     tmp_path: Path, backup: Path, monkeypatch: pytest.MonkeyPatch, store: str, kind: type[Store]
