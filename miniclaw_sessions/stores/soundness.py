@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable
+
 from miniclaw_sessions.encryption import is_sealed
-from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.errors import InvalidMessage, StoreCorrupt
 from miniclaw_sessions.stores.base import StoredEntry, StoredHead, decode_stored
 from miniclaw_sessions.stores.reading import Readable, read_all
 
@@ -74,3 +76,18 @@ async def check_transcript(store: Readable, stored: StoredHead) -> list[str]:
     if stored.head.key.session_id != session_id:
         return [f"session {session_id}: its channel and chat id make {stored.head.key.session_id}", *check.problems]
     return check.problems
+
+
+async def check_transcripts(store: Readable, heads: AsyncIterator[StoredHead], own: Awaitable[list[str]]) -> list[str]:
+    """What the database itself finds, then what is wrong with each session; where it cannot be read, that is told."""
+    problems: list[str] = []
+    try:
+        problems += await own
+    except StoreCorrupt as error:
+        problems.append(str(error))
+    try:
+        async for stored in heads:
+            problems += await check_transcript(store, stored)
+    except StoreCorrupt as error:
+        problems += [str(error)] if str(error) not in problems else []
+    return problems

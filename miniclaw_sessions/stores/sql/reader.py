@@ -24,7 +24,7 @@ from miniclaw_sessions.errors import SchemaTooNew, StoreCorrupt, StoreUnavailabl
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.base import SessionHead, StoredEntry, StoredHead
 from miniclaw_sessions.stores.reading import ReadOnlyStore, find_by_reading
-from miniclaw_sessions.stores.soundness import check_transcript
+from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.sql.checksums import entry_of_row, unreadable
 from miniclaw_sessions.stores.sql.failures import is_damage
 from miniclaw_sessions.stores.sql.files import connect, database_files, version_in
@@ -125,17 +125,8 @@ class SQLiteReader(ReadOnlyStore):
 
     async def check(self) -> list[str]:
         """SQLite's own checks, then every session's entries."""
-        problems: list[str] = []
-        try:
-            problems += await self._read(_check_database if self._is_current else _check_integrity)
-        except StoreCorrupt as error:
-            problems.append(str(error))
-        try:
-            async for stored in self.heads():
-                problems += await check_transcript(self, stored)
-        except StoreCorrupt as error:
-            problems += [str(error)] if str(error) not in problems else []
-        return problems
+        own = self._read(_check_database if self._is_current else _check_integrity)
+        return await check_transcripts(self, self.heads(), own)
 
     # --- in a thread -------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from miniclaw_sessions.errors import SchemaTooNew, StoreConflict, StoreCorrupt, 
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
 from miniclaw_sessions.stores.reading import find_by_reading
-from miniclaw_sessions.stores.soundness import check_transcript
+from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.sql import statements
 from miniclaw_sessions.stores.sql.checksums import unreadable
 from miniclaw_sessions.stores.sql.failures import is_full, store_error
@@ -212,17 +212,7 @@ class SQLiteStore(Store):
 
     async def check(self) -> list[str]:
         """SQLite's own checks, then every session's entries."""
-        problems: list[str] = []
-        try:
-            problems += await self._read(statements.check_database)
-        except StoreCorrupt as error:
-            problems.append(str(error))
-        try:
-            async for stored in self._all_heads():
-                problems += await check_transcript(self, stored)
-        except StoreCorrupt as error:
-            problems += [str(error)] if str(error) not in problems else []
-        return problems
+        return await check_transcripts(self, self._all_heads(), self._read(statements.check_database))
 
     async def _entries(
         self,
