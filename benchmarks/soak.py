@@ -79,7 +79,7 @@ class Report(msgspec.Struct, kw_only=True, frozen=True):
     slowest_start_s: float
     refused: dict[str, int]
     interrupted: int
-    recognised: int
+    recognized: int
     looks: int
     longest_wait_s: float
     growth: list[Growth]
@@ -184,7 +184,7 @@ class Soak:
             slowest_start_s=round(max(disturber.starts), 3),
             refused={str(status): number for status, number in sorted(book.refused.items())},
             interrupted=book.interrupted,
-            recognised=book.recognised,
+            recognized=book.recognized,
             looks=book.looks,
             longest_wait_s=round(book.longest_wait_s, 3),
             growth=[growth(name, self.samples) for name in QUANTITIES],
@@ -212,7 +212,7 @@ def table_of_what_happened(report: Report) -> Table:
         "starts that failed then": f"{report.failed_starts_on_full_disk:,}",
         "requests told to come later": f"{refused:,}",
         "requests cut off by a kill": f"{report.interrupted:,}",
-        "sent again and recognised": f"{report.recognised:,}",
+        "sent again and recognized": f"{report.recognized:,}",
         "longest wait for an acknowledgement": f"{report.longest_wait_s:.1f} s",
         "looks of the reader": f"{report.looks:,}",
     }

@@ -50,7 +50,7 @@ class Book:
         acknowledged: the number of its last acknowledged message, for each writer.
         refused: replies that said "not now", by status.
         interrupted: requests whose connection ended before the reply.
-        recognised: messages that were sent again and had been stored already.
+        recognized: messages that were sent again and had been stored already.
         latencies: seconds of each acknowledged request since they were last taken.
         longest_wait_s: the longest that a writer waited for one acknowledgement, outages included.
         looks: how often a window or a transcript was compared.
@@ -61,7 +61,7 @@ class Book:
         self.acknowledged = [0] * writers
         self.refused: Counter[int] = Counter()
         self.interrupted = 0
-        self.recognised = 0
+        self.recognized = 0
         self.latencies: list[float] = []
         self.longest_wait_s = 0.0
         self.looks = 0
@@ -133,7 +133,7 @@ class Writer:
         if reply.status != CREATED:
             self._book.problems.append(f"w{self._number}: message {number} was answered with {reply.status}")
             return
-        self._book.recognised += sum(entry["duplicate"] for entry in orjson.loads(reply.body)["entries"])
+        self._book.recognized += sum(entry["duplicate"] for entry in orjson.loads(reply.body)["entries"])
         self._book.acknowledged[self._number] = number
         self._book.longest_wait_s = max(self._book.longest_wait_s, time.perf_counter() - began)
 

@@ -121,8 +121,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         reply_timeout_s: seconds for one reply of the model, however busily it comes.
         max_reply_bytes: how large one reply may be.
         context_window: how many tokens the model takes; 0: unknown, and it is sent the window of messages.
-        reserve_tokens: how many of them stay free for the reply; beyond that the older part is summarised.
-        keep_tokens: about how much of the newest part is not summarised.
+        reserve_tokens: how many of them stay free for the reply; beyond that the older part is summarized.
+        keep_tokens: about how much of the newest part is not summarized.
     """
 
     provider: Literal["openai", "openai-responses", "anthropic", "google"] = "openai"
@@ -222,7 +222,7 @@ class Secret:
         return "***"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Secret is not serialised")
+        raise TypeError("a Secret is not serialized")
 
 
 # --- loading ---------------------------------------------------------------------------------------------------------

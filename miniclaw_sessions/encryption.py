@@ -126,7 +126,7 @@ class KeyRing:
         return f"<KeyRing {', '.join(self.ids)}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("keys are not serialised")
+        raise TypeError("keys are not serialized")
 
     @property
     def ids(self) -> list[str]:

@@ -261,8 +261,8 @@ def test_a_compaction_in_ones_own_words(cli: Cli) -> None:
     assert compaction["first_kept_entry_id"] == entry_id(cli, "Thank you.")
 
 
-def test_nothing_to_summarise_is_no_failure(cli: Cli) -> None:
-    assert cli("compact", "telegram_2").out == "skipped: there is nothing to summarise now\n"
+def test_nothing_to_summarize_is_no_failure(cli: Cli) -> None:
+    assert cli("compact", "telegram_2").out == "skipped: there is nothing to summarize now\n"
 
 
 def test_a_summary_that_cannot_be_made_ends_with_1_and_changes_nothing(

@@ -265,7 +265,7 @@ def test_a_secret_shows_itself_only_when_asked() -> None:
     assert not [text for text in shown if "hunter2" in text]
 
 
-def test_a_secret_cannot_be_serialised() -> None:
+def test_a_secret_cannot_be_serialized() -> None:
     with pytest.raises(TypeError):
         pickle.dumps(Secret("hunter2"))
     with pytest.raises(TypeError):

@@ -20,7 +20,7 @@ class Assistant:
     Args:
         agent: who answers.
         settings: `context_window`, `reserve_tokens` and `keep_tokens` of these. With a `context_window` of 0, the size
-            is unknown: the model is sent the window of messages, and nothing is summarised.
+            is unknown: the model is sent the window of messages, and nothing is summarized.
 
     Raises:
         ConfigError: the reserve leaves nothing of the context.
@@ -90,7 +90,7 @@ class Assistant:
     def _advised(error: ContextOverflow) -> ContextOverflow:
         advised = ContextOverflow(
             "the conversation is larger than the model takes; set model.context_window, so that its older part "
-            "is summarised in time"
+            "is summarized in time"
         )
         advised.messages, advised.usage = error.messages, error.usage
         return advised

@@ -58,7 +58,7 @@ class PendingCall(msgspec.Struct, frozen=True):
 
 
 class SessionCompacted(msgspec.Struct, frozen=True, tag=True):
-    """The older part of the conversation was to be summarised, because it grew too large for the model."""
+    """The older part of the conversation was to be summarized, because it grew too large for the model."""
 
     outcome: CompactionOutcome
 

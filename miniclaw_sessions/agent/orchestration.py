@@ -143,7 +143,7 @@ class AgentSession:
 
         Args:
             entry_id: where the conversation goes on.
-            summarize: let the model summarise what is left behind, and tell it on the new branch. Where that fails,
+            summarize: let the model summarize what is left behind, and tell it on the new branch. Where that fails,
                 the conversation goes back without a summary.
 
         Raises:
@@ -197,7 +197,7 @@ class AgentSession:
     async def before_request(self, turn: Turn) -> CompactionOutcome | None:
         """Compact where the next request would come too near the model's limit; once in a turn where that fails."""
         if turn.staged:
-            await turn.save()  # what is only staged could not be summarised
+            await turn.save()  # what is only staged could not be summarized
         if turn is self._failed_in or await self.context_tokens() <= self.limit:
             return None
         outcome = await self._compact_in_turn("threshold", self.keep_tokens)

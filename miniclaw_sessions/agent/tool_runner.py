@@ -35,7 +35,7 @@ class SuspendTurn(Exception):
 
     Args:
         reason: what is waited for.
-        data: whatever is needed to recognise the answer; JSON.
+        data: whatever is needed to recognize the answer; JSON.
     """
 
     def __init__(self, reason: str = "", data: Mapping[str, Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What handlers work with: the manager, who answers chats, who summarises, and what is remembered between requests."""
+"""What handlers work with: the manager, who answers chats, who summarizes, and what is remembered between requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Context:
 
     Attributes:
         manager: whose sessions they are; or who reads them, where they are only read.
-        summarizer: who summarises where nobody brings a summary; None: nobody.
+        summarizer: who summarizes where nobody brings a summary; None: nobody.
         chats: who answers; None: nobody.
         started: the monotonic second at which it was made.
         problems: what is wrong beside the manager, such as with the sockets; one sentence each.

@@ -187,7 +187,7 @@ async def compact_session(context: Context, request: CompactRequest) -> Compacti
     if wanted.first_kept_entry_id is not None or wanted.tokens_before is not None:
         raise invalid("this goes with a summary; send one", param="summary")
     if context.summarizer is None:
-        raise RequestError(422, "no_model", "there is no model that could summarise; send a summary", param="summary")
+        raise RequestError(422, "no_model", "there is no model that could summarize; send a summary", param="summary")
     outcome = await session.compact(context.summarizer, keep_tokens=wanted.keep_tokens)
     return CompactionReply(**msgspec.to_builtins(outcome))
 

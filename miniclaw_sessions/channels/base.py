@@ -31,7 +31,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         chat_id: which chat.
         message: what was said; None: nothing was, and the turn that was left unanswered is to go on.
-        message_id: the sender's or the network's own id of the message, by which a repeated delivery is recognised;
+        message_id: the sender's or the network's own id of the message, by which a repeated delivery is recognized;
             None: there is none, and each delivery is a message of its own.
         sender: who said it.
         channel: in which channel's sessions the chat is kept; empty: in those of the channel that hands it over.

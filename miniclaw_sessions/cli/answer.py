@@ -51,7 +51,7 @@ class Answer:
     def _tell(self, event: ChatEvent) -> None:
         match event.kind:
             case "compacted" if event.data["status"] == "done":
-                self._note("(the older part of this conversation was summarised)", "dim")
+                self._note("(the older part of this conversation was summarized)", "dim")
             case "tool_started":
                 arguments = one_line(event.data.get("arguments", ""))
                 shown = arguments if len(arguments) <= _MAX_ARGUMENTS else f"{arguments[:_MAX_ARGUMENTS]}..."

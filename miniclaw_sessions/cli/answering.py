@@ -1,4 +1,4 @@
-"""Who answers and summarises in a workspace that this process holds: the settings' model, opened when first asked."""
+"""Who answers and summarizes in a workspace that this process holds: the settings' model, opened when first asked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from miniclaw_sessions.session import Session
 
 
 def answer_with(client: Client, settings: Settings, stack: AsyncExitStack) -> None:
-    """Let the settings' model answer and summarise for a client of this process; it is closed with the stack."""
+    """Let the settings' model answer and summarize for a client of this process; it is closed with the stack."""
     if isinstance(client.transport, LocalTransport):
         chats = _Chats(client.transport.context, settings.model, stack)
         client.transport.context.chats = chats

@@ -30,7 +30,7 @@ _STAGES = {
     "flushing": "Saving sessions",
     "reading": "Reading entries",
     "forking": "Copying the session",
-    "compacting": "Summarising",
+    "compacting": "Summarizing",
     "importing": "Importing",
     "exporting": "Writing",
     "backing up": "Backing up",

@@ -253,7 +253,7 @@ async def fork(
 @command(
     app,
     examples={
-        "compact telegram_123": "the configured model summarises all but the newest part",
+        "compact telegram_123": "the configured model summarizes all but the newest part",
         "compact telegram_123 --summary 'We chose SQLite.' --keep-from start": "your own words",
     },
 )

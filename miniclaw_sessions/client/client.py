@@ -210,7 +210,7 @@ class Client:
             chunks: its bytes.
             name: what the file is called, without its suffix.
             session_id: the new session's id; by default what the file says.
-            form: the name of its format; by default it is recognised.
+            form: the name of its format; by default it is recognized.
             dry_run: only read it, and report.
 
         Raises:

@@ -73,7 +73,7 @@ async def connect(  # noqa: PLR0913 - each can be left out
         on_progress: same.
         on_waiting: told the process id of whoever holds the workspace and does not answer yet, when that is waited for.
         chats: who answers in a workspace that is opened here.
-        summarizer: who summarises there.
+        summarizer: who summarizes there.
 
     Raises:
         Unreachable: nobody answers, and it was not to be opened here.

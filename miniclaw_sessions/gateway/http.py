@@ -48,7 +48,7 @@ def make_app(
         dispatcher: takes what is said in chats.
         settings: sizes and times; an answer that nobody waits for any more goes on for `model.timeout_s`.
         policy: what requests by TCP must show; None refuses all of them.
-        summarizer: who summarises for compactions.
+        summarizer: who summarizes for compactions.
     """
     requests, delay = RequestCounts(), LoopDelay()
     registry = make_registry(manager.statistics, requests, delay)

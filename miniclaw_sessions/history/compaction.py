@@ -1,7 +1,7 @@
 """Where it is safe to cut, when a summary is to stand for the beginning of a branch (document 003, section 8.2).
 
 Compacting needs three steps, of which the middle one is not ours: `plan_compaction` chooses the cut, the caller lets a
-model summarise what stands before it, and `check_cut` is asked once more before the compaction entry is logged,
+model summarize what stands before it, and `check_cut` is asked once more before the compaction entry is logged,
 because time has passed meanwhile. Nothing here changes a history.
 
 A cut comes before an entry, which becomes the first that is kept. It may come before everything but a tool result, and
@@ -47,14 +47,14 @@ _CAME_TO_NOTHING = frozenset({"aborted", "error"})
 
 
 class SummaryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be summarised, and what is kept.
+    """What is to be summarized, and what is kept.
 
     Attributes:
         first_kept_entry_id: the entry before which the cut comes; None: it comes behind everything.
-        messages: what is to be summarised, oldest first, without the turn that is cut. The previous compaction's
+        messages: what is to be summarized, oldest first, without the turn that is cut. The previous compaction's
             summary and messages come first, because the new compaction replaces them.
-        turn_prefix: the beginning of the turn that the cut splits; it follows `messages` and is to be summarised,
-            too. Empty when the cut splits no turn, or one whose beginning was summarised before.
+        turn_prefix: the beginning of the turn that the cut splits; it follows `messages` and is to be summarized,
+            too. Empty when the cut splits no turn, or one whose beginning was summarized before.
         tokens_before: the size of the context now, as `tokens_of` gives it.
         tokens_kept: the size of what is kept, as it is counted; without the new summary.
     """
@@ -66,7 +66,7 @@ class SummaryPlan(msgspec.Struct, frozen=True, kw_only=True):
     tokens_kept: int
 
     @property
-    def summarised(self) -> list[Message]:
+    def summarized(self) -> list[Message]:
         """What the summary is made of: everything before the cut but the system's instructions."""
         return [message for message in (*self.messages, *self.turn_prefix) if message.role is not Role.SYSTEM]
 
@@ -83,7 +83,7 @@ class CompactionPlan(SummaryPlan, frozen=True, kw_only=True):
 
     @property
     def is_split_turn(self) -> bool:
-        """Whether a turn's beginning is summarised and its end kept."""
+        """Whether a turn's beginning is summarized and its end kept."""
         return bool(self.turn_prefix)
 
 
@@ -223,7 +223,7 @@ def plan_compaction(
 
     Args:
         path: the branch, root first, or from its newest compaction's first kept entry on; entries before that are
-            summarised already.
+            summarized already.
         keep_tokens: how much is kept at least; 0 keeps what cannot be parted from the newest message.
         count: counts one message.
 
@@ -236,14 +236,14 @@ def plan_compaction(
     if not context.has_news or _waits(context.messages):
         return None
     cut, tokens = context.cut(keep_tokens, count)
-    summarised = context.messages[:cut]
-    if not any(map(_says_something, summarised[context.first :])):
+    summarized = context.messages[:cut]
+    if not any(map(_says_something, summarized[context.first :])):
         return None
     turn = _start_of_turn(context, cut)
     return CompactionPlan(
         first_kept_entry_id=context.entry_ids[cut - context.first],
-        messages=tuple(summarised[:turn]),
-        turn_prefix=tuple(summarised[turn:]),
+        messages=tuple(summarized[:turn]),
+        turn_prefix=tuple(summarized[turn:]),
         tokens_before=_size(branch, count),
         tokens_kept=tokens,
     )
@@ -305,7 +305,7 @@ class _Context:
 
 
 def _says_something(message: Message) -> bool:
-    """Whether there is anything to summarise in a message; in a result there is nothing without its call."""
+    """Whether there is anything to summarize in a message; in a result there is nothing without its call."""
     return message.role is not Role.SYSTEM and len(build_context((_USER, message))) > 1
 
 

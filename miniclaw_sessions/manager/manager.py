@@ -475,7 +475,7 @@ class SessionManager(SessionReader):
         Args:
             path: the file.
             key: the new session's key; by default what the file says, or else `import` and the file's own id.
-            form: its format (`formats.registry`); by default it is recognised.
+            form: its format (`formats.registry`); by default it is recognized.
             dry_run: only read it, and report.
             on_progress: told how many bytes are done; by default the manager's own.
 

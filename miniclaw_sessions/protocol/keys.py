@@ -4,7 +4,7 @@
 `telegram` + `123456789` stays `telegram_123456789`, while the underscore in channel `a_b` becomes `%5F`. The same text
 is the file stem, the log field, the HTTP path segment and the argument on the command line. It is ASCII, holds no
 slash, never begins with a dot or a dash, and has at most 200 characters: a longer one ends in `~` and a SHA-256 of the
-whole. Ids are compared code point by code point, never normalised (rule S3).
+whole. Ids are compared code point by code point, never normalized (rule S3).
 """
 
 from __future__ import annotations

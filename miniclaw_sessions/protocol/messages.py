@@ -115,7 +115,7 @@ class ToolCall(Value, frozen=True, gc=False):
     """A model's request to run a tool.
 
     `arguments` is the model's own JSON text, verbatim: it is never parsed and written again. `output` holds a
-    serialised function response where a source keeps it on the call (document 002).
+    serialized function response where a source keeps it on the call (document 002).
     """
 
     id: str

@@ -89,7 +89,7 @@ def respond(messages: Sequence[Message], tools: Collection[str] = ()) -> Message
     if context and context[-1].is_tool_result:
         return _answer(_report(context))
     if context and context[-1].is_user and context[-1].text == INSTRUCTION:
-        return _answer(_summarise(context[:-1]))
+        return _answer(_summarize(context[:-1]))
     return _respond_to_question(context, tools)
 
 
@@ -158,10 +158,10 @@ _RECALLS: list[tuple[re.Pattern[str], Callable[[Sequence[str], Sequence[Message]
 ]
 
 
-# --- summarising -----------------------------------------------------------------------------------------------------
+# --- summarizing -----------------------------------------------------------------------------------------------------
 
 
-def _summarise(context: Iterable[Message]) -> str:
+def _summarize(context: Iterable[Message]) -> str:
     """The beginning of every user's message, a line each; a former summary's lines come first."""
     lines = [line for message in context if message.is_user for line in _summary_lines(message.text)]
     if len(lines) > _FIRST_LINES + _LAST_LINES:

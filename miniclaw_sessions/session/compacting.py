@@ -1,4 +1,4 @@
-"""Compaction of a live session: plan, let the caller's coroutine summarise, append, or say why not.
+"""Compaction of a live session: plan, let the caller's coroutine summarize, append, or say why not.
 
 The summary is made without any lock: a model takes its time, and the conversation goes on. What was said meanwhile is
 kept. Whatever goes wrong changes nothing: the old history is readable before, during and after.
@@ -37,7 +37,7 @@ SUMMARY_TIMEOUT_S = 300.0
 log = get_logger(__name__)
 
 Summarizer = Callable[[Sequence[Message]], Awaitable[str | Message | Sequence[Message]]]
-"""Summarises messages, oldest first: a text, or the messages that are to stand for them (document 001)."""
+"""Summarizes messages, oldest first: a text, or the messages that are to stand for them (document 001)."""
 
 
 class CompactionStatus(StrEnum):
@@ -45,7 +45,7 @@ class CompactionStatus(StrEnum):
 
     DONE = "done"
     SKIPPED = "skipped"
-    """There was nothing to summarise."""
+    """There was nothing to summarize."""
 
     FAILED = "failed"
     """The summary could not be made, took too long, or was empty."""
@@ -73,7 +73,7 @@ async def compact(  # noqa: PLR0913 - what may be chosen, each with a default at
     reason: str,
     timeout_s: float,
 ) -> CompactionOutcome:
-    """Summarise the older part of a session's branch.
+    """Summarize the older part of a session's branch.
 
     Args:
         journal: whose branch.
@@ -89,7 +89,7 @@ async def compact(  # noqa: PLR0913 - what may be chosen, each with a default at
         SessionDeleted, UnsavedLimit, InvalidMessage: the compaction was not accepted.
     """
     if not journal.home.store.keeps_entries:
-        detail = "the store `none:` keeps no transcript: what was summarised would be lost"
+        detail = "the store `none:` keeps no transcript: what was summarized would be lost"
         return CompactionOutcome(status=CompactionStatus.SKIPPED, detail=detail)
     branch = await journal.reader.branch()
     plan: SummaryPlan | None
@@ -98,10 +98,10 @@ async def compact(  # noqa: PLR0913 - what may be chosen, each with a default at
     else:
         plan = plan_compaction_of_all(branch.entries, count=count)
     if plan is None:
-        return CompactionOutcome(status=CompactionStatus.SKIPPED, detail="there is nothing to summarise now")
+        return CompactionOutcome(status=CompactionStatus.SKIPPED, detail="there is nothing to summarize now")
     try:
         with anyio.fail_after(timeout_s):
-            summary = _as_messages(await summarizer(plan.summarised))
+            summary = _as_messages(await summarizer(plan.summarized))
     except Exception as error:  # noqa: BLE001 - the caller's coroutine: whatever it raises, nothing has changed
         return _failed(journal, plan, f"the summary could not be made: {type(error).__name__}")
     if not any(message.text.strip() for message in summary):

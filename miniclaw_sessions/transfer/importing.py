@@ -1,7 +1,7 @@
 """Taking in a session file of any known format, as a stream: a transcript may be larger than the memory.
 
 The beginning of the file tells its format; a file that is none is refused untouched. The entries become a new session
-that nobody sees until it is complete. What had to be repaired or left out is reported, and never costs its neighbors.
+that nobody sees until it is complete. What had to be repaired or left out is reported, and never costs its neighbours.
 """
 
 from __future__ import annotations

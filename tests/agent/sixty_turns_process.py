@@ -172,10 +172,10 @@ class _Watched:
         self.name, self.model = provider.name, provider.model
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
-        summarises = messages[-1].text == INSTRUCTION
-        self._note("to summarise" if summarises else "asked")
+        summarizes = messages[-1].text == INSTRUCTION
+        self._note("to summarize" if summarizes else "asked")
         async with aclosing(self._provider.generate(messages, tools)) as answered:
             async for event in answered:
-                kinds = ("summarised", "summarising") if summarises else ("replied", "said")
+                kinds = ("summarized", "summarizing") if summarizes else ("replied", "said")
                 self._note(kinds[not isinstance(event, Reply)])
                 yield event

@@ -71,7 +71,7 @@ class SmallModel(ScriptedProvider):
 
     @property
     def asked(self) -> list[list[Message]]:
-        """The contexts that were to be answered, without those that were to be summarised."""
+        """The contexts that were to be answered, without those that were to be summarized."""
         return [context for context in self.contexts if context[-1].text != INSTRUCTION]
 
 

@@ -77,7 +77,7 @@ async def test_an_overflow_without_a_known_context_says_which_setting_helps(mana
         await assistant.answer(session, Message.user("hello"))
 
 
-async def test_an_overflow_with_a_known_context_is_summarised_and_asked_again(manager: SessionManager) -> None:
+async def test_an_overflow_with_a_known_context_is_summarized_and_asked_again(manager: SessionManager) -> None:
     large = "Well. " * 300
     provider = ScriptedProvider([large, "short", ContextOverflow("too large"), "A summary.", "fits"])
     assistant = Assistant(Agent(provider), ModelSettings(context_window=100_000, keep_tokens=10))

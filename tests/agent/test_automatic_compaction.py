@@ -164,7 +164,7 @@ async def test_a_summary_that_fails_lets_the_turn_go_on_and_is_not_tried_at_ever
 ) -> None:
     tried = 0
 
-    async def summarise(messages: Sequence[Message]) -> Any:
+    async def summarize(messages: Sequence[Message]) -> Any:
         nonlocal tried
         tried += 1
         return await fails(messages)
@@ -178,7 +178,7 @@ async def test_a_summary_that_fails_lets_the_turn_go_on_and_is_not_tried_at_ever
         session,
         window=1000,
         tools=[tool("echo", echo)],
-        summarizer=summarise,
+        summarizer=summarize,
         compaction_timeout_s=0.01,
     )
     for turn in range(3):
@@ -240,7 +240,7 @@ async def test_an_overflow_with_nothing_to_compact_reaches_the_reader(session: S
 
 @pytest.mark.parametrize("characters_per_token", [4, 1.5, 1])
 @pytest.mark.parametrize("messages", [40, 400])
-async def test_a_history_that_no_request_can_hold_is_summarised_in_portions(
+async def test_a_history_that_no_request_can_hold_is_summarized_in_portions(
     session: Session, characters_per_token: float, messages: int
 ) -> None:
     """An imported session, or one that is given a smaller model: the summary's own request overflows as well."""

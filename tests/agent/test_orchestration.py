@@ -166,7 +166,7 @@ async def test_a_branch_is_left_although_its_summary_fails(
     assert texts(session) == ["a", "1"]
 
 
-async def test_nothing_is_summarised_where_nothing_is_left(session: Session) -> None:
+async def test_nothing_is_summarized_where_nothing_is_left(session: Session) -> None:
     provider = ScriptedProvider(["1"])
     agent_session = small(provider, session, window=10_000)
     await agent_session.branch(None, summarize=True)

@@ -46,9 +46,9 @@ DEATHS = {
     "tool": 16,  # its calls are saved, and run
     "result": 16,  # some of them have ended
     "answered": 3,  # the reply is acknowledged
-    "to summarise": 1,
-    "summarising": 4,
-    "summarised": 1,  # and not saved
+    "to summarize": 1,
+    "summarizing": 4,
+    "summarized": 1,  # and not saved
     "compacted": 1,
     "": 90,  # from outside, after so many notes
 }
@@ -60,9 +60,9 @@ PLACES = {
     "replied": "step",
     "tool": "tools",
     "result": "tools",
-    "to summarise": "compaction",
-    "summarising": "compaction",
-    "summarised": "compaction",
+    "to summarize": "compaction",
+    "summarizing": "compaction",
+    "summarized": "compaction",
     "compacted": "request",
 }
 """Where in a turn a process was that gave no further note; after any other note it is between two turns."""

@@ -34,7 +34,7 @@ async def session(tmp_path: Path) -> AsyncIterator[Session]:
         yield await manager.get_or_create("telegram", "1")
 
 
-async def summarise(provider: Provider, *messages: Message) -> str:
+async def summarize(provider: Provider, *messages: Message) -> str:
     summary = await summarizer_of(provider)(messages)
     assert isinstance(summary, str)
     return summary
@@ -46,7 +46,7 @@ async def summarise(provider: Provider, *messages: Message) -> str:
 async def test_the_model_sees_the_conversation_between_prompt_and_instruction_and_no_tools() -> None:
     model = ScriptedProvider(["  They talked. \n"])
     said = [Message.user("Hello"), Message.assistant("Hi")]
-    assert await summarise(model, *said) == "They talked."
+    assert await summarize(model, *said) == "They talked."
     assert model.contexts == [[Message.system(SYSTEM_PROMPT), *said, Message.user(INSTRUCTION)]]
     assert model.tools == []
     assert model.closed == 1
@@ -54,10 +54,10 @@ async def test_the_model_sees_the_conversation_between_prompt_and_instruction_an
 
 async def test_another_system_prompt_takes_the_place_of_ours_and_an_empty_one_is_left_out() -> None:
     model = ScriptedProvider(["one", "two"])
-    await summarizer_of(model, system_prompt="Summarise in German.")([Message.user("Hallo")])
+    await summarizer_of(model, system_prompt="Summarize in German.")([Message.user("Hallo")])
     await summarizer_of(model, system_prompt="")([Message.user("Hallo")])
     first, second = model.contexts
-    assert first[0] == Message.system("Summarise in German.")
+    assert first[0] == Message.system("Summarize in German.")
     assert [message.role for message in second] == [Role.USER, Role.USER]
 
 
@@ -65,7 +65,7 @@ async def test_a_history_that_was_cut_anywhere_is_made_legal() -> None:
     model = ScriptedProvider(["done"])
     orphan, open_call = Message.tool_result(CALL, "3 hits"), Message.assistant("", (CALL,))
     former = Message(Role.COMPACTION_SUMMARY, "Ada looks for a bug.")
-    await summarise(model, former, orphan, Message.user("Search again"), open_call)
+    await summarize(model, former, orphan, Message.user("Search again"), open_call)
     (context,) = model.contexts
     assert is_legal(context) == []
     assert "Ada looks for a bug." in context[1].text
@@ -79,7 +79,7 @@ async def test_a_history_that_was_cut_anywhere_is_made_legal() -> None:
 async def test_a_summary_that_was_cut_off_is_none(stop_reason: str) -> None:
     half = msgspec.structs.replace(Message.assistant("The user wants"), stop_reason=stop_reason)
     with pytest.raises(ModelError, match="cut off"):
-        await summarise(ScriptedProvider([half]), Message.user("x"))
+        await summarize(ScriptedProvider([half]), Message.user("x"))
 
 
 async def test_a_model_that_ends_without_a_reply_has_given_none() -> None:
@@ -91,7 +91,7 @@ async def test_a_model_that_ends_without_a_reply_has_given_none() -> None:
             yield TextDelta("The user")
 
     with pytest.raises(ModelError, match="silent/none ended without a reply"):
-        await summarise(Silent(), Message.user("x"))
+        await summarize(Silent(), Message.user("x"))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def offline_summary(*messages: Message) -> str:
 
 async def test_the_offline_responder_lists_what_the_user_said_and_says_what_it_is() -> None:
     said = [Message.user("My name\n is Ada"), Message.assistant("Hi"), Message.user("y" * 500), Message.user(" ")]
-    summary = await summarise(OfflineProvider(), *said)
+    summary = await summarize(OfflineProvider(), *said)
     assert summary.splitlines() == [
         "(offline) Summary made without a model, of what the user said:",
         "- My name is Ada",
@@ -160,7 +160,7 @@ async def test_a_fact_is_still_recalled_after_two_compactions(session: Session) 
         assert answer in respond([*session.messages(), Message.user(question)]).text
 
 
-def test_a_long_conversation_keeps_its_beginning_and_its_end_however_often_it_is_summarised() -> None:
+def test_a_long_conversation_keeps_its_beginning_and_its_end_however_often_it_is_summarized() -> None:
     summary = offline_summary(*(Message.user(f"message {number}") for number in range(1000)))
     for _ in range(3):
         lines = summary.splitlines()[1:]
@@ -182,4 +182,4 @@ def test_an_offline_summary_is_deterministic_short_and_never_empty(texts: list[s
 
 
 def test_a_question_about_summaries_is_answered_like_any_other() -> None:
-    assert "You said" in respond([Message.user("Summarise the conversation above, please")]).text
+    assert "You said" in respond([Message.user("Summarize the conversation above, please")]).text

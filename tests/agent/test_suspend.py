@@ -205,13 +205,13 @@ async def test_an_answer_that_cannot_be_stored_is_refused_and_another_one_taken(
 
 
 async def test_a_session_is_not_compacted_while_a_call_waits(session: Session) -> None:
-    async def summarise(_: object) -> str:
+    async def summarize(_: object) -> str:
         return "They said hello."
 
     await suspended(session, "ask")
-    assert (await session.compact(summarise)).status is CompactionStatus.SKIPPED
+    assert (await session.compact(summarize)).status is CompactionStatus.SKIPPED
     await read(Agent(ScriptedProvider(["done"]), tools=TOOLS).resume(session, results={"call_0": "yes"}))
-    assert (await session.compact(summarise)).status is CompactionStatus.DONE
+    assert (await session.compact(summarize)).status is CompactionStatus.DONE
 
 
 async def test_sixty_calls_of_which_one_waits_fit_no_window_and_are_all_there(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_at_a_terminal_a_summary_is_mentioned_and_a_message_is_edited_in_place(
         for number in range(6):
             terminal.type(f"My name is Ada{number}. {'Well. ' * 20}\n")
             if number == 5:
-                terminal.expect("\x1b[2m(the older part of this conversation was summarised)")
+                terminal.expect("\x1b[2m(the older part of this conversation was summarized)")
             terminal.expect("you like.")
             terminal.expect("you>")
         terminal.type("What is my name?\n")

@@ -24,7 +24,7 @@ def session_settings() -> SessionSettings:
 
 @pytest.fixture
 def model() -> ScriptedProvider:
-    """Who answers and summarises."""
+    """Who answers and summarizes."""
     return ScriptedProvider(["a summary", "another summary"])
 
 

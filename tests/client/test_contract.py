@@ -373,7 +373,7 @@ async def test_a_fork_has_everything_and_a_repeated_one_is_the_same(client: Clie
     assert len(await client.list()) == 4
 
 
-async def test_a_model_summarises_where_nobody_brings_a_summary(client: Client) -> None:
+async def test_a_model_summarizes_where_nobody_brings_a_summary(client: Client) -> None:
     session = await a_chat(client, *("word " * 50 for _ in range(10)))
     outcome = await session.compact(keep_tokens=0)
     assert outcome.status == "done"

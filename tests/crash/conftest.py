@@ -58,7 +58,7 @@ def space(_space: MountSpace | str) -> MountSpace:
 
 @pytest.fixture
 def filesystem(space: MountSpace, request: pytest.FixtureRequest) -> Iterator[LoopFilesystem]:
-    """A file system whose power can be cut, of the kind that the test is parametrised with."""
+    """A file system whose power can be cut, of the kind that the test is parametrized with."""
     reason = reason_not_to_mount(request.param)
     if reason is not None:
         pytest.skip(f"{TIER_MOUNTS}: {reason}")

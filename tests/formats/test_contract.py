@@ -457,7 +457,7 @@ def test_a_document_with_nothing_in_it_is_refused(example: Example, document: An
 
 @one_document
 @pytest.mark.parametrize("bad", [7, None, [], "secret", {"secret": 2**70}, {"type": "x", "deep": {"secret": [2**70]}}])
-def test_a_bad_message_is_set_aside_with_its_place_and_its_neighbors_are_taken(example: Example, bad: Any) -> None:
+def test_a_bad_message_is_set_aside_with_its_place_and_its_neighbours_are_taken(example: Example, bad: Any) -> None:
     (document,) = example.pieces
     field = next(name for name, value in document.items() if isinstance(value, list))
     messages = document[field]

@@ -395,7 +395,7 @@ def test_file_store_torn_append_recovery() -> None:
     ],
     ids=lambda line: str(line)[:60],
 )
-def test_a_bad_line_in_the_middle_is_set_aside_and_its_neighbors_are_taken(line: Any) -> None:
+def test_a_bad_line_in_the_middle_is_set_aside_and_its_neighbours_are_taken(line: Any) -> None:
     session = read(HEADER, HELLO, line, WEATHER)
     assert session.outcomes == [(3, Outcome.SET_ASIDE)]
     assert session.findings[0].raw == orjson.dumps(line)

@@ -1,4 +1,4 @@
-"""Damaged files of document 003 cost what was hit: their neighbors are taken, their trees are sound."""
+"""Damaged files of document 003 cost what was hit: their neighbours are taken, their trees are sound."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ BAD_LINES = [b"[" * 1_000_000, *(json.dumps(bad).encode() for bad in BAD_ENTRIES
 
 
 @pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: repr(line[-60:]))
-def test_a_bad_line_is_set_aside_and_its_neighbors_are_taken(line: bytes) -> None:
+def test_a_bad_line_is_set_aside_and_its_neighbours_are_taken(line: bytes) -> None:
     damaged = read(HEADER, GOOD, line, said("after", "good"))
     assert [e.id for e in damaged.entries] == ["good", "after"]
     assert damaged.outcomes == [(3, Outcome.SET_ASIDE)]

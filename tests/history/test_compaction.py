@@ -286,7 +286,7 @@ def test_an_empty_branch_has_no_tokens() -> None:
 
 
 def test_no_valid_cut_gives_start() -> None:
-    """Which means that nothing is summarised, and so there is no plan."""
+    """Which means that nothing is summarized, and so there is no plan."""
     assert plan_compaction(path_of(Message.assistant("a"))) is None
     assert plan_compaction(path_of(Message.assistant("a")), keep_tokens=0) is None
     assert plan_compaction(path_of(result("a"), result("b")), keep_tokens=0) is None
@@ -334,7 +334,7 @@ def test_kept_messages_stay_when_they_still_fit() -> None:
     assert plan_compaction(path) is None
 
 
-def test_kept_messages_are_summarised_when_the_budget_moves_past_them() -> None:
+def test_kept_messages_are_summarized_when_the_budget_moves_past_them() -> None:
     turns = [long(Message.user(""), 100), long(Message.assistant(), 100)]
     path = path_of(USER, DONE, *turns, *turns, compaction("e2", "First summary"), *turns)
     plan = planned(path, 100)
@@ -356,7 +356,7 @@ def test_a_path_may_begin_where_its_newest_compaction_does() -> None:
     assert planned(path[2:], 3) == planned(path, 3)
 
 
-def test_the_messages_of_a_compaction_are_summarised_again() -> None:
+def test_the_messages_of_a_compaction_are_summarized_again() -> None:
     path = path_of(USER, compaction(None, "", (DONE, USER)), DONE, USER, DONE)
     assert planned(path, 2).messages == (DONE, USER, DONE)
 
@@ -373,7 +373,7 @@ def test_a_compaction_that_keeps_what_is_not_there_keeps_what_follows_it() -> No
     assert planned(path, 2).messages == (Message(Role.COMPACTION_SUMMARY, "summary", NOW), USER, DONE)
 
 
-def test_a_turn_whose_beginning_was_summarised_is_not_split_again() -> None:
+def test_a_turn_whose_beginning_was_summarized_is_not_split_again() -> None:
     path = path_of(USER, DONE, DONE, DONE, compaction("e1"), DONE)
     plan = planned(path, 1)
     assert plan.first_kept_entry_id == "e5"
@@ -528,7 +528,7 @@ def test_an_entry_that_is_not_on_the_branch_cannot_be_kept() -> None:
         check_cut([], "e0")
 
 
-def test_an_entry_that_was_summarised_before_cannot_be_kept() -> None:
+def test_an_entry_that_was_summarized_before_cannot_be_kept() -> None:
     path = path_of(USER, DONE, USER, DONE, compaction("e2"), USER, DONE)
     check_cut(path, "e2")
     with pytest.raises(UnsafeCompaction, match=r"'e1'.*compaction e4 stands for it already"):
@@ -693,7 +693,7 @@ def test_a_plan_carried_out_leaves_nothing_to_compact(path: list[Entry], keep_to
 
 
 @given(paths, budgets)
-def test_what_is_summarised_does_not_change_a_plan(path: list[Entry], keep_tokens: int) -> None:
+def test_what_is_summarized_does_not_change_a_plan(path: list[Entry], keep_tokens: int) -> None:
     """A path may begin with the newest compaction's first kept entry: what stands before it does not matter."""
     of_all = plan_compaction(path, keep_tokens=keep_tokens)
     assert plan_compaction(resolve(path).entries, keep_tokens=keep_tokens) == of_all

@@ -122,7 +122,7 @@ async def test_the_next_summary_is_made_of_the_former_one_too(session: Session) 
     assert session.event_count == 5
 
 
-async def test_instructions_are_not_summarised_away(session: Session) -> None:
+async def test_instructions_are_not_summarized_away(session: Session) -> None:
     await session.tree.append_message(Message.system("be kind"))
     await say(session, "a", "b")
     for _ in range(2):
@@ -164,9 +164,9 @@ async def test_one_message_may_be_the_summary(session: Session) -> None:
 # --- skipped, failed -------------------------------------------------------------------------------------------------
 
 
-async def test_there_is_nothing_to_summarise(session: Session) -> None:
+async def test_there_is_nothing_to_summarize(session: Session) -> None:
     async def never(_: Sequence[Message]) -> str:
-        raise AssertionError("there is something to summarise")
+        raise AssertionError("there is something to summarize")
 
     assert (await session.compact(never)).status is SKIPPED
     await say(session, "a")
@@ -309,8 +309,8 @@ async def test_what_is_said_at_the_last_moment_is_kept_too(session: Session, rou
         outcome = await session.compact(summarize)
     assert outcome.status is DONE
     context = await told_by(session)
-    summarised = 3 if context[0] == "summary of 3" else 2
-    assert context == [f"summary of {summarised}", "late"][: 4 - summarised]
+    summarized = 3 if context[0] == "summary of 3" else 2
+    assert context == [f"summary of {summarized}", "late"][: 4 - summarized]
 
 
 async def test_a_call_that_was_begun_meanwhile_keeps_the_compaction_off(session: Session) -> None:
@@ -326,7 +326,7 @@ async def test_a_call_that_was_begun_meanwhile_keeps_the_compaction_off(session:
 
 
 @pytest.mark.parametrize("keep_tokens", [0, 1])
-async def test_a_branch_that_was_left_meanwhile_is_not_summarised_for_another(
+async def test_a_branch_that_was_left_meanwhile_is_not_summarized_for_another(
     session: Session, keep_tokens: int
 ) -> None:
     ids = await say(session, "a", "b", "c")

@@ -296,7 +296,7 @@ async def test_a_label_takes_no_part_in_the_context_and_neither_does_the_name(se
 # --- defects of the systems that it comes from -----------------------------------------------------------------------
 
 
-async def test_o2_a_compaction_hides_what_it_summarises_and_nothing_more(session: Session) -> None:
+async def test_o2_a_compaction_hides_what_it_summarizes_and_nothing_more(session: Session) -> None:
     texts = list(map(str, range(10)))
     ids = await say(session, *texts)
     await session.tree.append_compaction("first half", ids[5])

@@ -25,7 +25,7 @@ _COPY = SessionKey("copy", "1")
 
 
 class ImportReader(Reader):
-    """A file of some format; most are recognised, some are read as another format than they are."""
+    """A file of some format; most are recognized, some are read as another format than they are."""
 
     name: ClassVar[str] = "imports"
     share: ClassVar[int] = 14_000
