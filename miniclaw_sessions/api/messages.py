@@ -51,7 +51,6 @@ from miniclaw_sessions.protocol.messages import Message, Usage
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
     from miniclaw_sessions.session import Session
-    from miniclaw_sessions.session.unit import Unit
     from miniclaw_sessions.stores.base import StoredEntry
 
 MAX_PAGE = 1000
@@ -233,18 +232,6 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     if_sequence: Sequence_ | None = None
     idempotency_key: str | None = None
 
-    async def save(self, session: Session, unit: Unit) -> None:
-        """Let the session accept a unit, if it is as expected, and wait for the acknowledgement.
-
-        An empty unit is what was appended before: only that is waited for.
-
-        Raises:
-            LeafMoved: the session is not as expected; nothing was appended.
-        """
-        if len(unit):
-            unit.accept(if_leaf=self.if_leaf, if_sequence=self.if_sequence)
-        await session.saved()
-
 
 class AddMessages(Expected, frozen=True, kw_only=True):
     """A message; or `messages`, a list of them. A key stands for the whole request."""
@@ -257,13 +244,11 @@ async def add_messages(context: Context, request: AddMessages) -> AppendedReply:
     """Append one message or several as a unit, and reply when they are acknowledged; the session is made if needed."""
     incoming = incoming_messages(request.body, checked_idempotency_key(request.idempotency_key))
     session = await context.find_or_create(request.session_id)
-    session.journal.home.committer.check_store()
-    unit = session.unit()
-    await unit.look_up(key for _, key in incoming if key is not None)
     last = session.last_sequence
     messages, keys = zip(*incoming, strict=True)
-    entries = unit.add_messages(messages, idempotency_keys=keys)
-    await request.save(session, unit)
+    entries = await session.add_messages(
+        messages, idempotency_keys=keys, if_leaf=request.if_leaf, if_sequence=request.if_sequence
+    )
     return AppendedReply(entries=_appended(entries, last), leaf_id=session.leaf_id)
 
 
@@ -287,16 +272,10 @@ async def save_turn(context: Context, request: SaveTurnRequest) -> TurnReply:
     messages, usage = _turn(request.body)
     key = checked_idempotency_key(request.idempotency_key)
     session = await context.find_or_create(request.session_id)
-    session.journal.home.committer.check_store()
-    known = None if key is None else await session.journal.find_by_key(key)
-    unit = session.unit()
-    if known is None:
-        if usage is not None and all(message.usage is None for message in messages):
-            messages[-1] = msgspec.structs.replace(messages[-1], usage=usage)
-        for place, message in enumerate(messages):
-            unit.add_message(message, idempotency_key=None if place else key, continues=place > 0)
-    await request.save(session, unit)
-    return TurnReply(entries=len(messages), leaf_id=session.leaf_id, duplicate=known is not None)
+    entries = await session.save_turn(
+        messages, usage, idempotency_key=key, if_leaf=request.if_leaf, if_sequence=request.if_sequence
+    )
+    return TurnReply(entries=len(messages), leaf_id=session.leaf_id, duplicate=not entries)
 
 
 def _turn(body: SaveTurn) -> tuple[list[Message], Usage | None]:
@@ -323,7 +302,6 @@ async def append_entries(context: Context, request: AppendEntries) -> EntriesApp
         if isinstance(label, NewLabel):
             await session.tree.get_entry(label.target_id)
     made = [_made(one) for one in wanted]
-    session.journal.home.committer.check_store()
     if key is not None and (known := await session.journal.find_by_key(key)) is not None:
         await session.saved()
         first = await session.tree.get_entry(known.id)
@@ -336,7 +314,7 @@ async def append_entries(context: Context, request: AppendEntries) -> EntriesApp
             key = None
         else:
             unit.add(kind, **fields)
-    await request.save(session, unit)
+    await unit.save(if_leaf=request.if_leaf, if_sequence=request.if_sequence)
     return _entries_appended(session, [(one.id, one.sequence) for one in unit.entries], duplicate=False)
 
 

@@ -207,11 +207,24 @@ class Session:
         return entry
 
     async def add_messages(
-        self, messages: Sequence[Message | Mapping[str, Any]], *, idempotency_keys: Sequence[str | None] = ()
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        idempotency_keys: Sequence[str | None] = (),
+        if_leaf: str | None = None,
+        if_sequence: int | None = None,
     ) -> list[MessageEntry]:
         """`extend`, and return when all of it is acknowledged.
 
+        Args:
+            messages: in order.
+            idempotency_keys: one for each message, or none at all; a message whose key is known is not appended again.
+            if_leaf: only if this entry is the leaf; the empty text stands for the root. None: whatever it is.
+            if_sequence: only if this is the session's last sequence number. None: whatever it is.
+
         Raises:
+            LeafMoved: the leaf or the last sequence is another one than was demanded, and not all keys were known;
+                nothing was accepted.
             StoreFull, StoreUnavailable: as for `add_message`.
             InvalidMessage, UnsavedLimit, SessionDeleted: as for `append`.
         """
@@ -219,8 +232,7 @@ class Session:
         unit = self.unit()
         await unit.look_up(key for key in idempotency_keys if key is not None)
         entries = unit.add_messages(messages, idempotency_keys=idempotency_keys)
-        unit.accept()
-        await self.saved()
+        await unit.save(if_leaf=if_leaf, if_sequence=if_sequence)
         return entries
 
     async def save_turn(
@@ -229,7 +241,9 @@ class Session:
         usage: Usage | None = None,
         *,
         idempotency_key: str | None = None,
-    ) -> None:
+        if_leaf: str | None = None,
+        if_sequence: int | None = None,
+    ) -> list[MessageEntry]:
         """Append a turn's messages as one unit, and return when they are acknowledged (document 001).
 
         Args:
@@ -237,9 +251,15 @@ class Session:
             usage: what the turn cost; it stands with the last message, unless messages bring their own usage.
             idempotency_key: the sender's own id of the turn; one whose key is known is not saved again, so that a call
                 that raised StoreUnavailable can be repeated.
+            if_leaf: only if this entry is the leaf, as for `add_messages`; a turn that is known demands nothing.
+            if_sequence: only if this is the session's last sequence number.
+
+        Returns:
+            The entries; none where the turn was saved before.
 
         Raises:
             InvalidMessage: there are no messages, and there is a usage, which could stand nowhere.
+            LeafMoved: the leaf or the last sequence is another one than was demanded; nothing was accepted.
             StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `add_message`; nothing, or
                 all, was accepted.
         """
@@ -249,11 +269,14 @@ class Session:
             raise InvalidMessage("a turn without messages has nothing that its usage could stand with; add a message")
         if usage is not None and all(message.usage is None for message in turn):
             turn[-1] = msgspec.structs.replace(turn[-1], usage=usage)
-        known = None if idempotency_key is None else await self.journal.find_by_key(idempotency_key)
-        if known is None:
+        unit, entries = self.unit(), []
+        if idempotency_key is None or await self.journal.find_by_key(idempotency_key) is None:
             keys = [idempotency_key if place == 0 else None for place in range(len(turn))]
-            self.extend(turn, idempotency_keys=keys, continues=[place > 0 for place in range(len(turn))])
-        await self.saved()
+            entries = unit.add_messages(
+                turn, idempotency_keys=keys, continues=[place > 0 for place in range(len(turn))]
+            )
+        await unit.save(if_leaf=if_leaf, if_sequence=if_sequence)
+        return entries
 
     def unit(self) -> Unit:
         """Entries of any kind that are to be accepted all together or not at all: add them, then `save` the unit."""

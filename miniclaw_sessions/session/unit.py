@@ -195,11 +195,14 @@ class Unit:
     async def save(self, *, if_leaf: str | None = None, if_sequence: int | None = None) -> list[Entry]:
         """`accept`, and return when the entries are acknowledged: the store has committed them.
 
+        Where there is nothing to accept, because it all was before, that is waited for, and nothing else is demanded.
+
         Raises:
             LeafMoved: as for `accept`.
             StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.add_message`.
         """
         self.journal.home.committer.check_store()
-        entries = self.accept(if_leaf=if_leaf, if_sequence=if_sequence)
+        if self._entries:
+            self.accept(if_leaf=if_leaf, if_sequence=if_sequence)
         await self.journal.saved()
-        return entries
+        return self.entries

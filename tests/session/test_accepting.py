@@ -16,6 +16,7 @@ import pytest
 from miniclaw_sessions.api.error_table import as_request_error
 from miniclaw_sessions.errors import (
     InvalidMessage,
+    LeafMoved,
     SessionsError,
     StoreUnavailable,
     TranscriptNotKept,
@@ -187,6 +188,21 @@ async def test_a_turn_that_was_repeated_after_an_error_is_there_once(bench: Benc
             await until_it_works(bench, partial(session.save_turn, turn, Usage(1, 2), idempotency_key="turn 1"))
         assert texts_of(session.messages()) == ["q", "a"]
         assert (session.event_count, session.total_usage.output_tokens) == (1, 2)
+
+
+async def test_what_is_appended_together_can_demand_where_it_goes(session: Session) -> None:
+    said = [Message.user("one"), Message.assistant("two")]
+    turn = await session.save_turn(said, Usage(3, 4), idempotency_key="t", if_leaf="", if_sequence=0)
+    assert [entry.sequence for entry in turn] == [1, 2]
+    with pytest.raises(LeafMoved):
+        await session.save_turn(said, idempotency_key="u", if_sequence=0)
+    with pytest.raises(LeafMoved):
+        await session.add_messages(said, if_leaf=turn[0].id)
+    more = await session.add_messages(said, idempotency_keys=["a", "b"], if_leaf=turn[1].id, if_sequence=2)
+    assert await session.save_turn(said, idempotency_key="t", if_leaf="") == []  # it was there before
+    again = await session.add_messages(said, idempotency_keys=["a", "b"], if_leaf=turn[1].id)
+    assert [entry.id for entry in again] == [entry.id for entry in more]
+    assert session.last_sequence == 4
 
 
 async def test_a_fork_that_failed_leaves_nothing_and_can_be_repeated(bench: Bench) -> None:
