@@ -28,16 +28,20 @@ Each message says what was attempted, on what, and what to do next. None of them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 
 class SessionsError(Exception):
     """The root of everything raised on purpose by miniclaw_sessions."""
 
 
-def first_cause(error: Exception) -> Exception:
+@overload
+def first_cause(error: Exception) -> Exception: ...
+@overload
+def first_cause(error: BaseException) -> BaseException: ...
+def first_cause(error: BaseException) -> BaseException:
     """The error itself, or the first one of a group, as task groups raise them."""
-    while isinstance(error, ExceptionGroup):
+    while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 

@@ -13,6 +13,8 @@ from typing import ParamSpec, TypeVar
 
 import anyio
 
+from miniclaw_sessions.errors import first_cause
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -31,9 +33,7 @@ def in_own_task(work: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(run, name=work.__qualname__)
         except BaseExceptionGroup as group:
-            error: BaseException = group
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
+            error = first_cause(group)
             raise error from error.__cause__
         return outcome[0]
 

@@ -18,14 +18,13 @@ from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular, remove_tree
+from miniclaw_sessions.disk import Directory, DirectoryLock, remove_tree
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import (
     ConfigError,
     DirectoryInUse,
     StoreCorrupt,
     StoreError,
-    StoreUnavailable,
 )
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.persistence.losses import Losses
@@ -39,6 +38,7 @@ from miniclaw_sessions.stores import open_store
 from miniclaw_sessions.stores.base import Store
 from miniclaw_sessions.stores.copying import copy_store
 from miniclaw_sessions.stores.encrypted import encrypted
+from miniclaw_sessions.stores.reading import read_through
 from miniclaw_sessions.stores.wrapping import WrappingStore
 
 LOOK_AGAIN_S = 0.1
@@ -47,9 +47,8 @@ LOOK_AGAIN_S = 0.1
 SNAPSHOT_REST = 2 << 20
 """Bytes that a session file takes at the most beside its messages, metadata and compaction."""
 
-_READ_AHEAD_BYTES = 1 << 20
 _SALVAGE = ".salvage"
-_PAGE_BYTES = 4096
+_BEGINNING = 1 << 20
 
 log = get_logger(__name__)
 
@@ -182,7 +181,7 @@ class Workspace:
         try:
             return await self._recover(stack)
         except StoreCorrupt:
-            await to_thread.run_sync(lambda: _read_through(self._new_store().files))
+            await to_thread.run_sync(lambda: read_through(self._new_store().files))
         try:  # again, for SQLite calls a read that the disk refused damage, and the disk may have thought better of it
             return await self._recover(stack)
         except StoreCorrupt as error:
@@ -227,12 +226,12 @@ class Workspace:
         path = self.path / _SALVAGE
         if not await to_thread.run_sync(path.exists):
             return
-        from miniclaw_sessions.stores.sql.salvage import Salvage, fill_up  # noqa: PLC0415 - hardly ever needed
+        from miniclaw_sessions.stores.sql.salvage import Salvage, make_readable  # noqa: PLC0415 - hardly ever needed
 
         while isinstance(store, WrappingStore):
             store = store.inner
         try:
-            await to_thread.run_sync(fill_up, path / _SALVAGE)
+            await to_thread.run_sync(make_readable, path / _SALVAGE)
             async with Salvage(path / _SALVAGE) as rest:
                 copied = await copy_store(rest, store)
         except (StoreError, OSError) as error:
@@ -307,29 +306,9 @@ def open_snapshots(
 
 
 def _holds_anything(database: Path) -> bool:
-    """Whether the first page of a database file, without which no row can be found, is more than NULs."""
+    """Whether a database file begins with anything but NULs."""
     with Directory(database.parent, is_ours=False) as directory, open(directory.open_file(database.name), "rb") as data:
-        return any(data.read(_PAGE_BYTES))
-
-
-def _read_through(files: Sequence[Path]) -> None:
-    """Read every byte: what cannot be read is not damaged as far as can be told, and must not be set aside (R20).
-
-    Raises:
-        StoreUnavailable: a file cannot be read; nothing was changed.
-    """
-    for file in files:
-        try:
-            with Directory(file.parent, is_ours=False) as directory, open(directory.open_file(file.name), "rb") as data:
-                while data.read(_READ_AHEAD_BYTES):
-                    pass
-        except (FileNotFoundError, NotRegular):
-            continue
-        except OSError as error:
-            raise StoreUnavailable(
-                f"cannot read {file}: {error.strerror}. It is not damaged as far as can be told, and nothing was "
-                "changed; mend its permissions or the disk and start again."
-            ) from error
+        return any(data.read(_BEGINNING))
 
 
 async def _close_shielded(stack: AsyncExitStack) -> None:

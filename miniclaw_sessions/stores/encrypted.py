@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from miniclaw_sessions.encryption import DamagedSeal, KeyRing, is_sealed, of_entry
-from miniclaw_sessions.errors import InvalidMessage, KeyMismatch, StoreCorrupt, StoreError
+from miniclaw_sessions.errors import InvalidMessage, StoreError
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, damaged, idempotency_key_in, is_damaged
-from miniclaw_sessions.stores.reading import read_all
-from miniclaw_sessions.stores.soundness import TranscriptCheck
+from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.wrapping import WrappingStore
 
 
@@ -64,23 +63,7 @@ class EncryptedStore(WrappingStore):
 
     async def check(self) -> list[str]:
         """What the inner store finds, and every entry: whether it opens, and is sound within."""
-        problems = await self._store.check()
-        try:
-            async for stored_head in self._store.heads():
-                problems += await self._check_session(stored_head.head.session_id)
-        except StoreCorrupt as error:
-            problems += [str(error)] if str(error) not in problems else []
-        return problems
-
-    async def _check_session(self, session_id: str) -> list[str]:
-        check = TranscriptCheck(session_id, opens_seals=True)
-        problems = []
-        async for stored in read_all(self._store, session_id):
-            try:
-                check.feed(open_entry(self._keys, session_id, stored))
-            except KeyMismatch as error:
-                problems.append(str(error))
-        return problems or check.problems
+        return await check_transcripts(self, self.heads(), self._store.check(), opens_seals=True)
 
     def _sealed(self, item: Append) -> Append:
         sealed = [seal_entry(self._keys, item.head.session_id, stored) for stored in item.entries]

@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 from miniclaw_sessions.errors import StoreConflict, StoreError
 from miniclaw_sessions.stores.appending import entries_to_add
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead, is_damaged
-from miniclaw_sessions.stores.soundness import TranscriptCheck
+from miniclaw_sessions.stores.soundness import check_transcripts, nothing_else
 
 _sequence = attrgetter("sequence")
 
@@ -107,13 +107,7 @@ class MemoryStore(Store):
     async def check(self) -> list[str]:
         """Every transcript is numbered without gaps, its ids are unique and its entries readable."""
         await checkpoint()
-        problems = []
-        for session_id in sorted(self._sessions):
-            check = TranscriptCheck(session_id)
-            for entry in self._entries(session_id):
-                check.feed(entry)
-            problems += check.problems
-        return problems
+        return await check_transcripts(self, self.heads(), nothing_else())
 
     def _entries(self, session_id: str) -> list[StoredEntry]:
         transcript = self._sessions.get(session_id)

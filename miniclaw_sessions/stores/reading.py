@@ -1,16 +1,20 @@
-"""Reading a transcript of any length, a page at a time; and what a store refuses that is only read."""
+"""Reading a transcript of any length, a page at a time; the store's files; what a store refuses that is only read."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import ClassVar, NoReturn, Protocol
 
+from miniclaw_sessions.disk import Directory, NotRegular
 from miniclaw_sessions.errors import StoreError, StoreUnavailable
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry
 
 PAGE = 500
 """How many entries are read from a store at a time."""
+
+_BLOCK = 1 << 20
 
 
 class Readable(Protocol):
@@ -35,6 +39,29 @@ async def find_by_reading(store: Readable, session_id: str, entry_id: str) -> St
         if stored.entry_id == entry_id:
             return stored
     return None
+
+
+def read_through(files: Sequence[Path]) -> None:
+    """Read every byte: what the disk refuses is not damaged as far as can be told, and must not be set aside (R20).
+
+    Raises:
+        StoreUnavailable: a file cannot be read; nothing was changed.
+    """
+    for file in files:
+        try:
+            with (
+                Directory(file.parent, is_ours=False) as directory,
+                os.fdopen(directory.open_file(file.name), "rb") as data,
+            ):
+                while data.read(_BLOCK):
+                    pass
+        except (FileNotFoundError, NotRegular):
+            continue
+        except OSError as error:
+            raise StoreUnavailable(
+                f"cannot read {file}: {error.strerror}. It is not damaged as far as can be told, and nothing was "
+                "changed; mend its permissions or the disk and start again."
+            ) from error
 
 
 class ReadOnlyStore(Store):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable
 
 from miniclaw_sessions.encryption import is_sealed
-from miniclaw_sessions.errors import InvalidMessage, StoreCorrupt
+from miniclaw_sessions.errors import InvalidMessage, KeyMismatch, StoreCorrupt
 from miniclaw_sessions.stores.base import StoredEntry, StoredHead, decode_stored
 from miniclaw_sessions.stores.reading import Readable, read_all
 
@@ -63,23 +63,17 @@ class TranscriptCheck:
             self._gaps.clear()
 
 
-async def check_transcript(store: Readable, stored: StoredHead) -> list[str]:
-    """What is wrong with one session: its name, and its entries one after the other.
+async def check_transcripts(
+    store: Readable, heads: AsyncIterator[StoredHead], own: Awaitable[list[str]], *, opens_seals: bool = False
+) -> list[str]:
+    """What is wrong with a store as a whole, then with each session; where it cannot be read, that is said.
 
-    Raises:
-        StoreError: they cannot be read.
+    Args:
+        store: whose entries are read.
+        heads: the sessions.
+        own: finds what is wrong with the store as a whole.
+        opens_seals: as for `TranscriptCheck`.
     """
-    session_id = stored.head.session_id
-    check = TranscriptCheck(session_id)
-    async for entry in read_all(store, session_id):
-        check.feed(entry)
-    if stored.head.key.session_id != session_id:
-        return [f"session {session_id}: its channel and chat id make {stored.head.key.session_id}", *check.problems]
-    return check.problems
-
-
-async def check_transcripts(store: Readable, heads: AsyncIterator[StoredHead], own: Awaitable[list[str]]) -> list[str]:
-    """What the database itself finds, then what is wrong with each session; where it cannot be read, that is told."""
     problems: list[str] = []
     try:
         problems += await own
@@ -87,7 +81,26 @@ async def check_transcripts(store: Readable, heads: AsyncIterator[StoredHead], o
         problems.append(str(error))
     try:
         async for stored in heads:
-            problems += await check_transcript(store, stored)
+            problems += await _check_transcript(store, stored, opens_seals=opens_seals)
     except StoreCorrupt as error:
-        problems += [str(error)] if str(error) not in problems else []
-    return problems
+        problems.append(str(error))
+    return list(dict.fromkeys(problems))
+
+
+async def nothing_else() -> list[str]:
+    """A store as a whole, with which nothing can be wrong."""
+    return []
+
+
+async def _check_transcript(store: Readable, stored: StoredHead, *, opens_seals: bool) -> list[str]:
+    """What is wrong with one session: its name, and its entries one after the other."""
+    session_id = stored.head.session_id
+    check = TranscriptCheck(session_id, opens_seals=opens_seals)
+    try:
+        async for entry in read_all(store, session_id):
+            check.feed(entry)
+    except KeyMismatch as error:
+        return [str(error)]
+    if stored.head.key.session_id != session_id:
+        return [f"session {session_id}: its channel and chat id make {stored.head.key.session_id}", *check.problems]
+    return check.problems

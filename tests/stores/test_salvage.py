@@ -12,7 +12,7 @@ from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.stores.base import Append, StoredEntry
 from miniclaw_sessions.stores.copying import copy_store
 from miniclaw_sessions.stores.memory import MemoryStore
-from miniclaw_sessions.stores.sql.salvage import Salvage, fill_up
+from miniclaw_sessions.stores.sql.salvage import Salvage, make_readable
 from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.testing import sample_entries, sample_head
 from tests.persistence.encrypted_homes import OLD_KEY, Home
@@ -62,7 +62,7 @@ async def test_a_file_that_ends_too_early_costs_only_its_end(tmp_path: Path) -> 
     path = tmp_path / "sessions.db"
     whole = await filled(path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 4 // PAGE * PAGE])
-    fill_up(path)
+    make_readable(path)
     rest = await salvaged(path)
     assert all(entry in whole[session_id] for session_id, entries in rest.items() for entry in entries)
     assert sum(map(len, rest.values())) > sum(map(len, whole.values())) // 4

@@ -15,6 +15,9 @@ _DAMAGED = frozenset(
         sqlite3.SQLITE_CONSTRAINT,  # by what is stored: an append that breaks one is dealt with where it happens
     }
 )
+_CONTRADICTIONS = ("no such", "unsupported file format")
+"""What SQLite says where the schema contradicts itself, or the file's header."""
+
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PROBE_BYTES = 64 * 1024
 
@@ -62,7 +65,7 @@ def is_damage(cause: BaseException | None) -> bool:
     code = _code(cause)
     if code is None:  # Python's own complaints that stored text, or SQLite's error about it, is not UTF-8
         return isinstance(cause, sqlite3.OperationalError | UnicodeDecodeError)
-    if code == sqlite3.SQLITE_ERROR and "no such" in str(cause):  # the schema is there, and contradicts itself
+    if code == sqlite3.SQLITE_ERROR and any(sign in str(cause) for sign in _CONTRADICTIONS):
         return True
     return code in _DAMAGED
 

@@ -25,7 +25,11 @@ WAL_LIMIT_BYTES = 64 * 1024 * 1024
 BUSY_TIMEOUT_S = 5.0
 """How long to wait for another program's transaction before giving up."""
 
-_PAGE_BYTES = 4096
+_TABLES = {"alembic_version", "sessions", "entries", "places", "placed"}
+_ENOUGH = 4
+"""Of our tables, of which damage may have taken the name of one: a database that has so many is no other program's."""
+
+PAGE_BYTES = 4096
 _PLENTY = 10
 _PATIENCE_MS = 1000
 _MODE = 0o600
@@ -87,12 +91,16 @@ def version_in(connection: sqlite3.Connection, path: Path) -> str | None:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not tables:
         return None
-    if "alembic_version" not in tables or "entries" not in tables:
+    if len(tables & _TABLES) < _ENOUGH:
         raise ConfigError(f"cannot open {path} as a store: it is another program's database; choose another path")
-    row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    if row is None or not isinstance(row[0], str) or not re.fullmatch(r"\d{4}", row[0]):
+    versions: set[str] = set()
+    if {"alembic_version", "entries"} <= tables:
+        for source in ("NOT INDEXED", "INDEXED BY sqlite_autoindex_alembic_version_1"):
+            found = connection.execute(f"SELECT version_num FROM alembic_version {source} WHERE version_num > ''")  # noqa: S608
+            versions.update(str(version) for (version,) in found)
+    if len(versions) != 1 or not re.fullmatch(r"\d{4}", version := versions.pop()):
         raise StoreCorrupt(f"cannot open {path}: it is damaged, it does not say which version of the schema it has")
-    return row[0]
+    return version
 
 
 def connect(path: Path, *, writing: bool) -> sqlite3.Connection:
@@ -127,7 +135,7 @@ def _text(data: bytes) -> str:
 
 
 def _set_up_writing(connection: sqlite3.Connection, path: Path) -> None:
-    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise StoreUnavailable(
@@ -136,7 +144,7 @@ def _set_up_writing(connection: sqlite3.Connection, path: Path) -> None:
         )
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA secure_delete = ON")
-    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // _PAGE_BYTES}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // PAGE_BYTES}")
     connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
 
 

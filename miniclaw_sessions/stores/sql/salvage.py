@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from anyio import to_thread
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
 
 from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import InvalidMessage, StoreUnavailable
@@ -25,9 +29,12 @@ from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.base import SessionHead, StoredEntry, StoredHead
 from miniclaw_sessions.stores.sql.checksums import is_sound
-from miniclaw_sessions.stores.sql.files import connect
+from miniclaw_sessions.stores.sql.files import PAGE_BYTES, connect
+from miniclaw_sessions.stores.sql.migrations import create
 
 _MOST_LOST = 1 << 30
+_LENGTH = 28
+"""Where in its first page a database says how many pages it has."""
 _SEARCHED = 1 << 32
 """Up to which number rows are looked for where nobody knows the last one."""
 
@@ -36,14 +43,47 @@ _SESSIONS = "SELECT * FROM sessions WHERE rowid >= ? ORDER BY rowid"
 _UNREADABLE = (sqlite3.Error, UnicodeError, TypeError, ValueError, OverflowError, AttributeError)
 
 
-def fill_up(path: Path) -> None:
-    """Give a copy of a database that ends too early the length that it says it has: SQLite would not read any of it."""
+def make_readable(path: Path) -> None:
+    """Give a copy of a damaged database what SQLite needs to read any of it: a first page, and its whole length.
+
+    The first page says where each table begins. Where it makes no sense, that of a new database takes its place: what
+    it says is true of every database that was not made by a version with another schema, and of any other, no row
+    agrees with its checksum.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if not _has_tables(path):
+        with tempfile.TemporaryDirectory(dir=path.parent) as place:
+            first_page = _new_database(Path(place) / "new.db")
+        with path.open("r+b") as file:
+            pages = max(file.seek(0, os.SEEK_END) // PAGE_BYTES, 1)
+            file.seek(0)
+            file.write(first_page[:_LENGTH] + pages.to_bytes(4, "big") + first_page[_LENGTH + 4 :])
     with path.open("r+b") as file:
         header = file.read(100)
-        page = int.from_bytes(header[16:18], "big")
-        length = (65_536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
+        length = PAGE_BYTES * int.from_bytes(header[_LENGTH : _LENGTH + 4], "big")
         if file.seek(0, os.SEEK_END) < length <= 2 * file.tell() + _MOST_LOST:
             file.truncate(length)
+
+
+def _has_tables(path: Path) -> bool:
+    try:
+        with closing(connect(path, writing=False)) as connection:
+            for table in ("sessions", "entries"):
+                connection.execute(f"SELECT rowid FROM {table} LIMIT 0")  # noqa: S608 - our names
+    except (sqlite3.Error, UnicodeError):
+        return False
+    return True
+
+
+def _new_database(path: Path) -> bytes:
+    """The first page of a database in which nothing is yet."""
+    path.touch()
+    engine = create_engine("sqlite://", creator=partial(connect, path, writing=True), poolclass=NullPool)
+    with engine.begin() as connection:
+        create(connection)
+    return path.read_bytes()[:PAGE_BYTES]
 
 
 class Salvage:

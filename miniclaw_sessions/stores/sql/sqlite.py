@@ -24,7 +24,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 from miniclaw_sessions.errors import SchemaTooNew, StoreConflict, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
-from miniclaw_sessions.stores.reading import find_by_reading
+from miniclaw_sessions.stores.reading import find_by_reading, read_through
 from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.sql import statements
 from miniclaw_sessions.stores.sql.checksums import unreadable
@@ -57,8 +57,6 @@ FILLED_AFTER = 64
 
 MAX_UNPLACED = 32_768
 """A longer tail than this, up to 0.1 s of work, is brought into the index by whoever writes next."""
-
-_READ_AT_ONCE = 1 << 20
 
 _REFUSED = (IntegrityError, DataError, sqlite3.IntegrityError, sqlite3.DataError, UnicodeError, OverflowError)
 """What is wrong with the rows, not with the database."""
@@ -224,7 +222,7 @@ class SQLiteStore(Store):
             return await self._read(query)
         except StoreCorrupt as error:
             if not self._is_damage_told:  # SQLite calls a read damaged, too, that the disk refused
-                await to_thread.run_sync(self._read_through)
+                await to_thread.run_sync(read_through, [self._path])
             found = await to_thread.run_sync(self._read_row_by_row, row_by_row, limiter=self._reader_turns)
             if not self._is_damage_told:
                 log.error(
@@ -279,11 +277,6 @@ class SQLiteStore(Store):
             statements.check_schema(connection)
         with self._reader() as connection:
             statements.look(connection)
-
-    def _read_through(self) -> None:
-        with self._failing("read"), self._path.open("rb") as file:
-            while file.read(_READ_AT_ONCE):
-                pass
 
     def _close(self) -> None:
         with suppress(StoreError):  # the next opening tries it again
