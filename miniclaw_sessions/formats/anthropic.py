@@ -20,13 +20,13 @@ from msgspec.structs import replace
 
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.formats.blocks import read_block, read_usage, written_part
-from miniclaw_sessions.formats.codec import kept_apart, kept_but, kept_fields, text_of
+from miniclaw_sessions.formats.codec import has_kept, kept_apart, kept_but, kept_fields, text_of
 from miniclaw_sessions.formats.images import inlined
 from miniclaw_sessions.formats.message_list import (
     NOTHING_TO_SHOW,
     MessageList,
     OneByOne,
-    all_of,
+    Request,
     message_list_format,
 )
 from miniclaw_sessions.formats.tool_calls import CallIds, arguments_object, fitting_name, in_order, taken_apart
@@ -97,10 +97,10 @@ def to_anthropic(messages: Sequence[Message]) -> dict[str, Any]:
         messages: what `build_context` returns; other roles than its four are written as the user's.
     """
     request = _Request()
-    return {"messages": all_of(request, messages), **request.beside()}
+    return {"messages": request.all_of(messages), **request.beside()}
 
 
-class _Request:
+class _Request(Request):
     def __init__(self) -> None:
         self._ids = CallIds(_ID)
         self._turn: _Turn | None = None
@@ -168,7 +168,7 @@ def _write_shown(message: Message, part: Part) -> dict[str, Any] | None:
         case ImagePart():
             return _write_image(part)
         case OtherPart(fields=fields):
-            known = KEPT in (message.extra or {}) or (
+            known = has_kept(message.extra, KEPT) or (
                 not message.is_assistant and fields.get("type") in _BLOCKS_OF_A_USER
             )
             return fields if known and isinstance(fields.get("type"), str) else None

@@ -7,11 +7,11 @@ block that has no canonical part is kept as it came, and so is every field witho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from miniclaw_sessions.formats.blocks import read_block
-from miniclaw_sessions.formats.codec import kept_apart, kept_whole, stated, text_of
+from miniclaw_sessions.formats.codec import content_of, kept_apart, kept_whole, stated, text_of
 from miniclaw_sessions.protocol.messages import Message, Part, Role, TextPart, ToolCall
 
 KEPT = "claude-code"
@@ -20,11 +20,7 @@ KEPT = "claude-code"
 
 def read_content(content: Any) -> str | tuple[Part, ...]:
     """Content as text or parts; what is neither is kept as a part of our own."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    return tuple(read_part(block) for block in (content if isinstance(content, list) else [content]))
+    return content_of(content, read_part)
 
 
 def read_part(block: Any) -> Part:
@@ -60,8 +56,4 @@ def read_result(block: Mapping[str, Any]) -> Message:
 
 def as_text(blocks: str | Sequence[Part]) -> str:
     """The text of content, its parts on lines of their own."""
-    return blocks if isinstance(blocks, str) else "\n".join(_texts(blocks))
-
-
-def _texts(parts: Iterable[Part]) -> Iterable[str]:
-    return (part.text for part in parts if isinstance(part, TextPart))
+    return blocks if isinstance(blocks, str) else "\n".join(part.text for part in blocks if isinstance(part, TextPart))

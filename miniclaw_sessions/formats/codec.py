@@ -17,7 +17,7 @@ import msgspec
 
 from miniclaw_sessions.protocol.encoding import instant
 from miniclaw_sessions.protocol.entries import Entry, EntryBase
-from miniclaw_sessions.protocol.messages import Message, OtherPart
+from miniclaw_sessions.protocol.messages import Message, OtherPart, Part, Role, TextPart
 
 E = TypeVar("E", bound=EntryBase)
 T = TypeVar("T")
@@ -227,6 +227,11 @@ def kept_fields(extra: Mapping[str, Any] | None, under: str) -> Mapping[str, Any
     return kept if isinstance(kept, dict) else {}
 
 
+def has_kept(extra: Mapping[str, Any] | None, under: str) -> bool:
+    """Whether `keeping` kept something there, if only that it was there: the mark of the format."""
+    return isinstance((extra or {}).get(under), dict)
+
+
 def kept_but(extra: Mapping[str, Any] | None, under: str, *known: str) -> dict[str, Any]:
     """What `keeping` kept, without the fields of these names, which the codec writes itself, or not at all."""
     return without(kept_fields(extra, under), *known)
@@ -237,6 +242,32 @@ def kept_whole(piece: Any, under: str, name: str) -> OtherPart:
     kind = piece.get("type") if isinstance(piece, dict) else None
     is_another = isinstance(kind, str) and kind not in ("text", "image", "thinking", under)
     return OtherPart(piece if is_another else {"type": under, name: piece})
+
+
+def content_of(content: Any, part_of: Callable[[Any], Part]) -> str | tuple[Part, ...]:
+    """Content from JSON as text or parts: nothing is the empty text, and what is no list is the only part."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return tuple(map(part_of, content if isinstance(content, list) else [content]))
+
+
+def plain(parts: tuple[Part, ...]) -> str | tuple[Part, ...]:
+    """Parts as text where they are nothing else: none, or a single text with nothing kept."""
+    match parts:
+        case ():
+            return ""
+        case (TextPart(text=text, extra=None),):
+            return text
+        case _:
+            return parts
+
+
+def role_named(text: str, others: Mapping[str, Role] = {}) -> Role:
+    """The role of this name, one of the format's own or of ours; `Role.OTHER` for one that nobody knows."""
+    try:
+        return others.get(text) or Role(text)
+    except ValueError:
+        return Role.OTHER
 
 
 def without(fields: Mapping[Any, Any], *names: str) -> dict[str, Any]:

@@ -12,7 +12,16 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from miniclaw_sessions.formats.codec import count_of, kept_apart, kept_whole, stated, text_of, without
+from miniclaw_sessions.formats.codec import (
+    content_of,
+    count_of,
+    kept_apart,
+    kept_whole,
+    role_named,
+    stated,
+    text_of,
+    without,
+)
 from miniclaw_sessions.formats.images import image_at
 from miniclaw_sessions.formats.tool_calls import arguments_text
 from miniclaw_sessions.protocol.messages import (
@@ -53,7 +62,7 @@ class _Reply:
         kind = item["type"]
         if kind == "message":
             self.has_text = True
-            content = _content(item.get("content"))
+            content = content_of(item.get("content"), _part)
             self.parts += (TextPart(content),) if isinstance(content, str) else content
             self.kept |= without(stated(item), "type", "role", "content")
         elif kind == "reasoning":
@@ -146,28 +155,13 @@ def _message(item: Mapping[str, Any], timestamp: datetime | None) -> Message | N
     role_text = item.get("role")
     if not isinstance(role_text, str) or not role_text:
         return None
-    role = _role(role_text)
+    role = role_named(role_text, _ROLES)
     extra = kept_apart(stated(item), ("type", "role", "content"), KEPT) or {}
     if role_text == "developer":
         extra.setdefault(KEPT, {})["role"] = role_text
-    if role is None:
+    if role is Role.OTHER and role_text != Role.OTHER:
         extra["role"] = role_text
-    return Message(role or Role.OTHER, _content(item.get("content")), timestamp=timestamp, extra=extra or None)
-
-
-def _role(text: str) -> Role | None:
-    try:
-        return _ROLES.get(text) or Role(text)
-    except ValueError:
-        return None
-
-
-def _content(content: Any) -> str | tuple[Part, ...]:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    return tuple(_part(part) for part in (content if isinstance(content, list) else [content]))
+    return Message(role, content_of(item.get("content"), _part), timestamp=timestamp, extra=extra or None)
 
 
 def _part(part: Any) -> Part:
@@ -227,7 +221,7 @@ def _result(item: Mapping[str, Any], timestamp: datetime | None) -> Message:
         is_error, output = output.get("success") is False, output["content"]
     return Message(
         Role.TOOL_RESULT,
-        _content(output),
+        content_of(output, _part),
         timestamp=timestamp,
         tool_call_id=text_of(item, "call_id"),
         name=text_of(item, "name"),

@@ -15,7 +15,7 @@ import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.formats.blocks import COUNTS, read_block, written_part
-from miniclaw_sessions.formats.codec import kept_apart, kept_fields, without
+from miniclaw_sessions.formats.codec import kept_apart, kept_fields, role_named, without
 from miniclaw_sessions.formats.tool_calls import NOT_AN_OBJECT, arguments_text, in_order, in_pieces, taken_apart
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.protocol.encoding import parse_json
@@ -71,7 +71,7 @@ def _is_result(block: Any) -> bool:
 def _read_piece(role_text: str, blocks: list[Any], kept: dict[str, Any]) -> Message:
     if blocks and _is_result(blocks[0]):
         return _read_result(blocks[0], {**kept, "role": role_text})
-    role = _role_of(role_text)
+    role = role_named(role_text, _ALIASES)
     if _ROLES.get(role) != role_text:
         kept = {**kept, "role": role_text}
     extra: dict[str, Any] = {KEPT: kept} if kept else {}
@@ -84,13 +84,6 @@ def _read_piece(role_text: str, blocks: list[Any], kept: dict[str, Any]) -> Mess
     elif len(parts) == 1 and isinstance(parts[0], TextPart) and parts[0].text and parts[0].extra is None:
         content = parts[0].text
     return Message(role, content, tool_calls=calls, extra=extra or None)
-
-
-def _role_of(text: str) -> Role:
-    try:
-        return _ALIASES.get(text) or Role(text)
-    except ValueError:
-        return Role.OTHER
 
 
 def _read_block(block: Any) -> Part | ToolCall:
@@ -163,7 +156,7 @@ def _told(message: Message) -> Iterable[Message]:
 def _written(message: Message) -> dict[str, Any]:
     kept = kept_fields(message.extra, KEPT)
     role = kept.get("role")
-    if not isinstance(role, str) or not (message.is_tool_result or _role_of(role) is message.role):
+    if not isinstance(role, str) or not (message.is_tool_result or role_named(role, _ALIASES) is message.role):
         role = _ROLES.get(message.role, "user")
     if message.is_tool_result and message.tool_calls and not kept:
         blocks = [_written_output(message, call) for call in message.tool_calls]

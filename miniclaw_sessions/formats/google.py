@@ -19,13 +19,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.codec import count_of, keeping, kept_but, kept_fields, taken, text_of, without
+from miniclaw_sessions.formats.codec import count_of, has_kept, keeping, kept_but, kept_fields, taken, text_of, without
 from miniclaw_sessions.formats.images import inlined
 from miniclaw_sessions.formats.message_list import (
     IMAGES_OF_RESULTS,
     NOTHING_TO_SHOW,
     MessageList,
-    all_of,
+    MessageReader,
+    Request,
     message_list_format,
 )
 from miniclaw_sessions.formats.tool_calls import (
@@ -86,10 +87,10 @@ def to_google(messages: Sequence[Message], *, stand_in: str | None = None) -> di
             `SKIP_VALIDATION` is what its documentation gives for calls of other models; older models need none.
     """
     request = _Request(stand_in)
-    return {"contents": all_of(request, messages), **request.beside()}
+    return {"contents": request.all_of(messages), **request.beside()}
 
 
-class _Request:
+class _Request(Request):
     def __init__(self, stand_in: str | None = None) -> None:
         self._stand_in = stand_in
         self._calls = _Calls()
@@ -181,12 +182,12 @@ def _write_piece(message: Message, piece: Part | ToolCall, calls: _Calls) -> dic
         case TextPart():
             part = _write_text(piece)
             return part if piece.text or "thought_signature" in part else None  # empty text is refused
-        case ThinkingPart() if message.is_assistant and KEPT in (piece.extra or {}):
+        case ThinkingPart() if message.is_assistant and has_kept(piece.extra, KEPT):
             signed = {} if piece.signature is None else {"thought_signature": piece.signature}
             return {**kept_fields(piece.extra, KEPT), "text": piece.thinking, "thought": True, **signed}
         case ImagePart():
             return _write_image(piece)
-        case OtherPart(fields=fields) if KEPT in (message.extra or {}):
+        case OtherPart(fields=fields) if has_kept(message.extra, KEPT):
             return fields
         case _:
             return None
@@ -304,16 +305,12 @@ def _system_content(instruction: Any) -> dict[str, Any]:
     return {"role": "system", "parts": parts}
 
 
-class _ContentReader:
+class _ContentReader(MessageReader):
     """Reads contents one after the other; knows which calls wait for a response."""
 
     def __init__(self) -> None:
         self._calls = 0
         self._waiting: list[ToolCall] = []
-
-    def finish(self) -> Iterable[Message]:
-        """There is nothing more."""
-        return ()
 
     def feed(self, content: Mapping[str, Any]) -> list[Message]:
         """The messages of one content."""

@@ -36,18 +36,18 @@ class MessageReader(Protocol):
 
     def finish(self) -> Iterable[Message]:
         """There is nothing more."""
-        ...
+        return ()
 
 
-class OneByOne:
+class OneByOne(MessageReader):
     """A reader for services whose messages do not depend on each other."""
 
     def __init__(self, read: Callable[[Mapping[str, Any]], Iterable[Message]]) -> None:
-        self.feed = read
+        self._read = read
 
-    def finish(self) -> Iterable[Message]:
-        """There is nothing more."""
-        return ()
+    def feed(self, fields: Mapping[str, Any]) -> Iterable[Message]:
+        """The next one."""
+        return self._read(fields)
 
 
 class MessageList(msgspec.Struct, frozen=True):
@@ -154,16 +154,15 @@ class Request(Protocol):
 
     def end(self) -> Iterable[dict[str, Any]]:
         """The rest of them."""
-        ...
+        return ()
 
     def beside(self) -> dict[str, Any]:
         """What stands beside the messages, known at the end: the system's."""
-        ...
+        return {}
 
-
-def all_of(request: Request, messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """The request's messages for a whole context."""
-    return [*(written for message in messages for written in request.add(message)), *request.end()]
+    def all_of(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
+        """The request's messages for a whole context."""
+        return [*(written for message in messages for written in self.add(message)), *self.end()]
 
 
 class RequestWriter:
@@ -186,10 +185,8 @@ class RequestWriter:
     def begin(self) -> bytes:
         """The header."""
         header = {name: value for name, value in self._header.items() if name not in (self._field, *_BESIDE)}
-        return b"{\n" + b"".join(_indented(name, value) + b",\n" for name, value in header.items()) + self._opening()
-
-    def _opening(self) -> bytes:
-        return b'  "%s": [' % self._field.encode()
+        fields = b"".join(_indented(name, value) + b",\n" for name, value in header.items())
+        return b'{\n%s  "%s": [' % (fields, self._field.encode())
 
     def feed(self, message: Message) -> bytes:
         """One more message."""

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.codec import keeping, kept_but, kept_fields, without
+from miniclaw_sessions.formats.codec import has_kept, keeping, kept_but, kept_fields, role_named, without
 from miniclaw_sessions.formats.images import NOT_SHOWABLE, address_of, image_at, is_showable
 from miniclaw_sessions.formats.message_list import (
     IMAGES_OF_RESULTS,
     MessageList,
     OneByOne,
-    all_of,
+    Request,
     message_list_format,
 )
 from miniclaw_sessions.formats.tool_calls import fitting_id, fitting_name
@@ -57,10 +57,10 @@ def to_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
     Args:
         messages: what `build_context` returns; other roles than its four are written as the user's.
     """
-    return all_of(_Request(), messages)
+    return _Request().all_of(messages)
 
 
-class _Request:
+class _Request(Request):
     def __init__(self) -> None:
         self._images: list[ImagePart] = []
 
@@ -73,9 +73,6 @@ class _Request:
     def end(self) -> list[dict[str, Any]]:
         images, self._images = self._images, []
         return [_shown_by_user(images)] if images else []
-
-    def beside(self) -> dict[str, Any]:
-        return {}
 
 
 def _write(message: Message) -> dict[str, Any]:
@@ -115,7 +112,7 @@ def _write_part(part: Part) -> dict[str, Any] | None:
 
 def _write_image(part: ImagePart) -> dict[str, Any]:
     url = address_of(part)
-    if not is_showable(url) and not isinstance((part.extra or {}).get(KEPT), dict):
+    if not is_showable(url) and not has_kept(part.extra, KEPT):
         return {"type": "text", "text": NOT_SHOWABLE}
     return {"type": "image_url", "image_url": {**kept_fields(part.extra, KEPT), "url": url}}
 
@@ -157,7 +154,7 @@ def _read(fields: Mapping[str, Any]) -> Message:
     role_text = fields.get("role")
     if not isinstance(role_text, str) or role_text in ("", Role.OTHER):
         raise InvalidMessage('a chat-completions message needs a "role"')
-    role = _read_role(role_text)
+    role = role_named(role_text, {"developer": Role.SYSTEM})
     unknown = without(fields, *_FIELDS)
     if role_text == "developer":
         unknown["role"] = role_text
@@ -172,15 +169,6 @@ def _read(fields: Mapping[str, Any]) -> Message:
         name=_text_or_none(fields, "name"),
         extra={**({KEPT: unknown} if unknown else {}), **({"role": role_text} if role is Role.OTHER else {})} or None,
     )
-
-
-def _read_role(text: str) -> Role:
-    if text == "developer":
-        return Role.SYSTEM
-    try:
-        return Role(text)
-    except ValueError:
-        return Role.OTHER
 
 
 def _read_content(content: Any) -> str | tuple[Part, ...]:

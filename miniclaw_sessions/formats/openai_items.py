@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.codec import keeping, kept_but, kept_fields, without
+from miniclaw_sessions.formats.codec import has_kept, keeping, kept_but, kept_fields, without
 from miniclaw_sessions.formats.images import NOT_SHOWABLE, address_of, image_at, is_showable
-from miniclaw_sessions.formats.message_list import NOTHING_TO_SHOW, MessageList, all_of, message_list_format
+from miniclaw_sessions.formats.message_list import NOTHING_TO_SHOW, MessageList, Request, message_list_format
 from miniclaw_sessions.formats.tool_calls import CallIds, fitting_name, in_order, taken_apart
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
@@ -65,10 +65,10 @@ def to_items(messages: Sequence[Message], *, for_request: bool = False) -> list[
         for_request: whether to leave out reasoning that nothing of the model's follows, as it ends a response that was
             cut off. The service gives such reasoning and refuses it; by default what it gave comes back whole.
     """
-    return all_of(ItemsRequest(for_request=for_request), messages)
+    return ItemsRequest(for_request=for_request).all_of(messages)
 
 
-class ItemsRequest:
+class ItemsRequest(Request):
     """`to_items`, message by message."""
 
     def __init__(self, *, for_request: bool = True) -> None:
@@ -94,14 +94,6 @@ class ItemsRequest:
         reasoning, self._reasoning = self._reasoning, []
         return [*reasoning, item] if _is_made_by_model(item) else [item]
 
-    def end(self) -> list[dict[str, Any]]:
-        """The items behind the last message: none."""
-        return []
-
-    def beside(self) -> dict[str, Any]:
-        """What a request has beside its items: nothing."""
-        return {}
-
 
 def _write_said(message: Message) -> list[dict[str, Any]]:
     """The user's or the system's message; a whole item that stands for one is that item."""
@@ -116,7 +108,7 @@ def _write_said(message: Message) -> list[dict[str, Any]]:
     if kept.get("type") == "message":
         fields["type"] = "message"
     content = _write_content(message)
-    if content or _is_ours(message):
+    if content or has_kept(message.extra, KEPT):
         return [{**fields, "role": role, "content": content}]
     return [{"role": role, "content": NOTHING_TO_SHOW}] if role == "user" else []
 
@@ -147,7 +139,7 @@ def _write_input(part: Part) -> dict[str, Any] | None:
 
 def _write_image(part: ImagePart) -> dict[str, Any]:
     url = address_of(part)
-    if _is_ours(part):
+    if has_kept(part.extra, KEPT):
         return {**kept_fields(part.extra, KEPT), "type": "input_image", "image_url": url}
     if not is_showable(url):
         return {"type": "input_text", "text": NOT_SHOWABLE}
@@ -158,7 +150,7 @@ def _write_result(message: Message, ids: CallIds) -> dict[str, Any]:
     return {
         **kept_fields(message.extra, KEPT),
         "type": "function_call_output",
-        "call_id": message.tool_call_id if _is_ours(message) else ids.of_result(message.tool_call_id or ""),
+        "call_id": message.tool_call_id if has_kept(message.extra, KEPT) else ids.of_result(message.tool_call_id or ""),
         "output": _write_content(message),
     }
 
@@ -180,15 +172,15 @@ class _Reply:
 
     def _write(self, piece: Part | ToolCall) -> None:
         match piece:
-            case TextPart() if _is_ours(piece):
+            case TextPart() if has_kept(piece.extra, KEPT):
                 self._content(_write_output(piece), kept_fields(piece.extra, KEPT).get(_BEGINS))
             case OtherPart(fields={"type": "openai_content", "content": dict(content), **rest}):
                 self._content(content, rest.get(_BEGINS))
-            case TextPart() if piece.text.strip() or _is_ours(self._message):
+            case TextPart() if piece.text.strip() or has_kept(self._message.extra, KEPT):
                 self._text(piece.text)
             case ToolCall():
                 self._item(_write_call(piece, self._ids))
-            case ThinkingPart() if _is_ours(piece):
+            case ThinkingPart() if has_kept(piece.extra, KEPT):
                 self._item(_write_reasoning(piece))
             case OtherPart(fields={"type": "openai_item", "item": dict(item)}) if not _would_command(item):
                 self._item(item)
@@ -223,7 +215,7 @@ def _write_output(part: TextPart) -> dict[str, Any]:
 
 def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
     fields = {**kept_fields(call.extra, KEPT), "type": "function_call"}
-    if _is_ours(call):
+    if has_kept(call.extra, KEPT):
         ids.keep(call.id)
         return {**fields, "call_id": call.id, "name": call.name, "arguments": call.arguments}
     arguments = call.arguments if call.arguments.strip() else "{}"
@@ -234,10 +226,6 @@ def _write_call(call: ToolCall, ids: CallIds) -> dict[str, Any]:
 def _write_reasoning(part: ThinkingPart) -> dict[str, Any]:
     encrypted = {} if part.signature is None else {"encrypted_content": part.signature}
     return {**kept_fields(part.extra, KEPT), **encrypted, "type": "reasoning"}
-
-
-def _is_ours(value: Message | TextPart | ImagePart | ThinkingPart | ToolCall) -> bool:
-    return isinstance((value.extra or {}).get(KEPT), dict)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

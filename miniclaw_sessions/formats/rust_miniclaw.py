@@ -16,7 +16,7 @@ import msgspec
 
 from miniclaw_sessions.errors import ImportRefused, InvalidMessage
 from miniclaw_sessions.formats.codec import Chain, Finding, Format, Outcome, Sample, SessionFacts, moment_of
-from miniclaw_sessions.formats.message_list import RequestWriter
+from miniclaw_sessions.formats.message_list import Request, RequestWriter
 from miniclaw_sessions.formats.snapshot import OWN_FIELDS
 from miniclaw_sessions.history.state import SCHEMA_VERSION
 from miniclaw_sessions.protocol.encoding import check_json, in_utc, message_from_dict
@@ -155,7 +155,7 @@ def _with_idempotency_keys(entries: Sequence[Entry], keys: Mapping[str, Any]) ->
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-class _Request:
+class _Request(Request):
     """The file with the Rust original's exact keys; it holds text only, and no names, errors, usage or thinking."""
 
     def __init__(self, created_at: datetime) -> None:
@@ -169,12 +169,6 @@ class _Request:
         if message.tool_call_id is not None:
             fields["tool_call_id"] = message.tool_call_id
         return [fields]
-
-    def end(self) -> list[dict[str, Any]]:
-        return []
-
-    def beside(self) -> dict[str, Any]:
-        return {}
 
 
 def _writer(facts: SessionFacts) -> RequestWriter:

@@ -20,7 +20,7 @@ from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.formats.anthropic import from_anthropic, to_anthropic
 from miniclaw_sessions.formats.tool_calls import arguments_object
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.providers.service import ServiceOptions, ServiceProvider, missing, plain
+from miniclaw_sessions.providers.service import ServiceOptions, ServiceProvider, missing, plain_reply
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -228,7 +228,7 @@ class _Assembly:
         blocks = [self._block(index) for index in sorted(self._blocks)]
         (message,) = from_anthropic([{**self._reply, "content": blocks, "usage": self._usage}])
         calls = [index for index in sorted(self._blocks) if self._blocks[index].get("type") == "tool_use"]
-        return plain(_with_arguments(message, [self._arguments.get(index, "") for index in calls]))
+        return plain_reply(_with_arguments(message, [self._arguments.get(index, "") for index in calls]))
 
     def _block(self, index: int) -> dict[str, Any]:
         """The block; what the service itself calls has its arguments as an object."""

@@ -20,7 +20,7 @@ from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.formats.google import SKIP_VALIDATION, from_google_reply, to_google
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.providers.service import ServiceOptions, ServiceProvider, missing, plain
+from miniclaw_sessions.providers.service import ServiceOptions, ServiceProvider, missing, plain_reply
 
 if TYPE_CHECKING:
     from google.genai import Client
@@ -204,4 +204,4 @@ class _Assembly:
         """The whole reply."""
         candidate = {"content": {"role": "model", "parts": self._parts}, "finish_reason": self._finish_reason}
         (message,) = from_google_reply({"model_version": model, **self._reply, "candidates": [candidate]})
-        return plain(message)
+        return plain_reply(message)

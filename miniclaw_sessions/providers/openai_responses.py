@@ -17,7 +17,7 @@ from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.formats.openai_items import from_response, to_items
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.providers.openai import OpenAIClientProvider, function_of
-from miniclaw_sessions.providers.service import ServiceOptions, plain
+from miniclaw_sessions.providers.service import ServiceOptions, plain_reply
 
 if TYPE_CHECKING:
     from openai import AsyncStream
@@ -119,4 +119,4 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
         messages = from_response(response) or [Message(Role.ASSISTANT)]
         if len(messages) > 1 or not messages[0].is_assistant:
             raise ModelError(f"{self._host} sent a reply with items that no model makes")
-        return plain(messages[0])
+        return plain_reply(messages[0])

@@ -22,6 +22,7 @@ from miniclaw_sessions.agent.provider import ModelEvent
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.config import Secret
 from miniclaw_sessions.errors import ConfigError, ContextOverflow, ModelError
+from miniclaw_sessions.formats.codec import plain
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall
@@ -297,12 +298,7 @@ def missing(package: str, extra: str) -> ConfigError:
     return ConfigError(f"the {package} package is missing: pip install 'miniclaw-sessions[{extra}]'")
 
 
-def plain(message: Message) -> Message:
+def plain_reply(message: Message) -> Message:
     """The reply with its content as text where it is nothing else, as every other message has it."""
-    match message.content:
-        case ():
-            return msgspec.structs.replace(message, content="")
-        case (TextPart(text=text, extra=None),):
-            return msgspec.structs.replace(message, content=text)
-        case _:
-            return message
+    content = message.content if isinstance(message.content, str) else plain(message.content)
+    return msgspec.structs.replace(message, content=content)

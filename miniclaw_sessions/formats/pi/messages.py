@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from miniclaw_sessions.formats.codec import kept_fields
+from miniclaw_sessions.formats.codec import kept_fields, plain, role_named
 from miniclaw_sessions.formats.pi.parts import read_content, write_parts
 from miniclaw_sessions.formats.pi.shapes import (
     KEPT,
@@ -22,7 +22,7 @@ from miniclaw_sessions.formats.pi.shapes import (
     to_milliseconds,
     with_own,
 )
-from miniclaw_sessions.protocol.messages import Message, Role, TextPart, Usage
+from miniclaw_sessions.protocol.messages import Message, Role, Usage
 
 _ROLES = {
     Role.USER: "user",
@@ -122,7 +122,7 @@ def read_message(fields: Any, moment: datetime) -> Message:
         if isinstance(own.get(attribute), str):
             found[attribute] = own[attribute]
     if own.get("plain") is True:
-        found["content"] = _as_text(found["content"])
+        found["content"] = plain(found["content"])  # it was text with us before it became a list for pi
     top = {name: rest.pop(name) for name in BASH_FIELDS if name in rest} if role is Role.BASH_EXECUTION else {}
     is_unusual = role in _IN_PARTS and not isinstance(fields.get("content"), list)
     kept = _shape(role).keep(fields, rest, **({"list": False} if is_unusual else {}))
@@ -134,19 +134,12 @@ def _take_role(rest: dict[str, Any]) -> tuple[Role, dict[str, Any]]:
     text = rest.get("role")
     if not isinstance(text, str) or not text:
         raise Unusable("its message has no role")
-    role = _role_of(text)
+    role = role_named(text, _ROLES_BACK)
     if text in _ROLES_BACK:
         del rest["role"]
     elif role is Role.OTHER and text != role.value:
         return role, {"role": rest.pop("role")}
     return role, {}
-
-
-def _role_of(text: str) -> Role:
-    try:
-        return _ROLES_BACK.get(text) or Role(text)
-    except ValueError:
-        return Role.OTHER
 
 
 def _take_rest(role: Role, rest: dict[str, Any], found: dict[str, Any], moment: datetime) -> None:
@@ -158,17 +151,6 @@ def _take_rest(role: Role, rest: dict[str, Any], found: dict[str, Any], moment: 
     if (said := from_milliseconds(rest.get("timestamp"))) is not None:
         del rest["timestamp"]
         found["timestamp"] = moment if to_milliseconds(moment) == to_milliseconds(said) else said
-
-
-def _as_text(content: Any) -> Any:
-    """Content that was text with us before it became a list for pi."""
-    match content:
-        case ():
-            return ""
-        case (TextPart(text=text, extra=None),):
-            return text
-        case _:
-            return content
 
 
 def _read_usage(fields: dict[str, Any]) -> Usage:
@@ -225,7 +207,7 @@ def _shape(role: Role) -> Shape:
 
 def _role_text(message: Message) -> str:
     for text in (message.role_text, kept_fields(message.extra, KEPT).get("role")):
-        if isinstance(text, str) and _role_of(text) is message.role:
+        if isinstance(text, str) and role_named(text, _ROLES_BACK) is message.role:
             return text
     return _ROLES[message.role]
 

@@ -6,13 +6,12 @@ Arguments are an object in pi and the model's own text with us: the text is kept
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.codec import kept_fields
+from miniclaw_sessions.formats.codec import kept_fields, without
 from miniclaw_sessions.formats.pi.shapes import FORM, KEPT, Shape, Unusable, take_own, with_own
 from miniclaw_sessions.formats.tool_calls import in_order, taken_apart
 from miniclaw_sessions.protocol.encoding import MAX_DEPTH, check_json, parse_json
@@ -53,7 +52,7 @@ def _read_item(item: Any) -> Part | ToolCall:
         case {"type": "thinking", "thinking": str(thinking)}:
             return _read_thinking(item, thinking)
         case {"type": "image", "data": str(data), "mimeType": str(media_type)}:
-            rest = _rest(item, "type", "data", "mimeType")
+            rest = without(item, "type", "data", "mimeType")
             url = take_own(rest).get("url")
             return ImagePart(media_type, data, url if isinstance(url, str) else None, _IMAGE.keep(item, rest))
         case {"type": "toolCall", "id": str(call_id), "name": str(name)}:
@@ -67,7 +66,7 @@ def _read_item(item: Any) -> Part | ToolCall:
 def _read_text(item: dict[str, Any], text: str) -> TextPart | ImagePart:
     if len(item) == 2:  # noqa: PLR2004 - a type and a text: nearly all parts
         return TextPart(text, _TEXT.keep(item, {}))
-    rest = _rest(item, "type", "text")
+    rest = without(item, "type", "text")
     match take_own(rest).get("image"):
         case {"media_type": str(media_type), "url": str() | None as url}:
             return ImagePart(media_type, url=url)
@@ -75,14 +74,14 @@ def _read_text(item: dict[str, Any], text: str) -> TextPart | ImagePart:
 
 
 def _read_thinking(item: dict[str, Any], thinking: str) -> ThinkingPart:
-    rest = _rest(item, "type", "thinking")
+    rest = without(item, "type", "thinking")
     signature = rest.pop("thinkingSignature") if isinstance(rest.get("thinkingSignature"), str) else None
     redacted = rest.get("redacted") is True and rest.pop("redacted")
     return ThinkingPart(thinking, signature, redacted, _THINKING.keep(item, rest))
 
 
 def _read_call(item: dict[str, Any], call_id: str, name: str) -> ToolCall:
-    rest = _rest(item, "type", "id", "name")
+    rest = without(item, "type", "id", "name")
     own = take_own(rest)
     arguments = own.get("arguments")
     if isinstance(rest.get("arguments"), dict):
@@ -97,10 +96,6 @@ def _read_call(item: dict[str, Any], call_id: str, name: str) -> ToolCall:
         output if isinstance(output, str) else None,
         {**partial, **(_CALL.keep(item, rest) or {})} or None,
     )
-
-
-def _rest(item: Mapping[str, Any], *taken: str) -> dict[str, Any]:
-    return {name: value for name, value in item.items() if name not in taken}
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
