@@ -61,7 +61,7 @@ from pydantic_core import to_jsonable_python
 
 from miniclaw_sessions.adapters.chats import Changes, Chat, Data, New, chats_of
 from miniclaw_sessions.adapters.histories import presented
-from miniclaw_sessions.adapters.home_loop import HomeLoop
+from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
 from miniclaw_sessions.client import Client
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved, SessionNotFound, StoreCorrupt
@@ -120,6 +120,7 @@ class MiniclawSessionService(BaseSessionService):
         self._key = key
         self._home = HomeLoop()
 
+    @at_home
     async def create_session(
         self, *, app_name: str, user_id: str, state: dict[str, Any] | None = None, session_id: str | None = None
     ) -> AdkSession:
@@ -128,26 +129,52 @@ class MiniclawSessionService(BaseSessionService):
         Raises:
             AlreadyExistsError: there is one with this id.
         """
-        return await self._home.run(lambda: self._create(app_name, user_id, state or {}, session_id))
+        session_id = (session_id or "").strip() or self._chats.clock.new_id()
+        session = await self._chats.get_or_create(self._key(app_name, user_id, session_id))
+        if (await session.state()).metadata.get(KEPT) is not None:
+            raise AlreadyExistsError(f"Session with id {session_id} already exists.")
+        await self._share(app_name, user_id, state or {})
+        created = self._chats.clock.now().timestamp()
+        own = {"app_name": app_name, "user_id": user_id, "id": session_id, "created": created}
+        await session.append([Changes({KEPT: own, **_metadata(_scoped(state or {}, ""))})])
+        return await self._loaded(session, own, [])
 
+    @at_home
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> AdkSession | None:
         """A session with its events, all or the newest; None if there is none."""
-        return await self._home.run(lambda: self._get(app_name, user_id, session_id, config or GetSessionConfig()))
+        try:
+            session = await self._chats.use(self._key(app_name, user_id, session_id.strip()))
+        except SessionNotFound:
+            return None
+        own = (await session.state()).metadata.get(KEPT)
+        if own is None:
+            return None
+        return await self._loaded(session, own, await self._events(session, config or GetSessionConfig()))
 
+    @at_home
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
         """All sessions of an app, or of one of its users, with their states and without events, the latest last."""
-        return await self._home.run(lambda: self._list(app_name, user_id))
+        found: list[AdkSession] = []
+        for one in await self._chats.ids():
+            with suppress(SessionNotFound):
+                session = await self._chats.find(one)
+                own = (await session.state()).metadata.get(KEPT)
+                if own is not None and own["app_name"] == app_name and user_id in (None, own["user_id"]):
+                    found.append(await self._loaded(session, own, []))
+        found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
+        return ListSessionsResponse(sessions=found)
 
+    @at_home
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
         """Delete a session with everything in it; what is shared with others stays."""
-        key = self._key(app_name, user_id, session_id.strip())
-        await self._home.run(lambda: self._chats.delete(key.session_id))
+        await self._chats.delete(self._key(app_name, user_id, session_id.strip()).session_id)
 
+    @at_home
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """What the sessions of a user share, without the prefix `user:`."""
-        return await self._home.run(lambda: self._shared(_user_key(app_name, user_id)))
+        return await self._shared(_user_key(app_name, user_id))
 
     async def append_event(self, session: AdkSession, event: Event) -> Event:
         """Append an event and apply its state, and return when both are acknowledged. A partial event is not stored.
@@ -162,39 +189,12 @@ class MiniclawSessionService(BaseSessionService):
             return event
         self._apply_temp_state(session, event)
         event = self._trim_temp_delta_state(event)
-        if await self._home.run(lambda: self._append(session, event)):
+        if await self._append(session, event):
             session.last_update_time = event.timestamp
             return self._commit_event_to_session(session, event)
         return event
 
-    # --- on the sessions' own loop -----------------------------------------------------------------------------------
-
-    async def _create(
-        self, app_name: str, user_id: str, state: Mapping[str, Any], session_id: str | None
-    ) -> AdkSession:
-        session_id = (session_id or "").strip() or self._chats.clock.new_id()
-        session = await self._chats.get_or_create(self._key(app_name, user_id, session_id))
-        if (await session.state()).metadata.get(KEPT) is not None:
-            raise AlreadyExistsError(f"Session with id {session_id} already exists.")
-        await self._share(app_name, user_id, state)
-        own = {
-            "app_name": app_name,
-            "user_id": user_id,
-            "id": session_id,
-            "created": self._chats.clock.now().timestamp(),
-        }
-        await session.append([Changes({KEPT: own, **_metadata(_scoped(state, ""))})])
-        return await self._loaded(session, own, [])
-
-    async def _get(self, app_name: str, user_id: str, session_id: str, config: GetSessionConfig) -> AdkSession | None:
-        try:
-            session = await self._chats.use(self._key(app_name, user_id, session_id.strip()))
-        except SessionNotFound:
-            return None
-        own = (await session.state()).metadata.get(KEPT)
-        if own is None:
-            return None
-        return await self._loaded(session, own, await self._events(session, config))
+    # --- a session of theirs -----------------------------------------------------------------------------------------
 
     async def _loaded(self, session: Chat, own: Mapping[str, Any], events: list[Event]) -> AdkSession:
         newest = await _newest(session)
@@ -232,17 +232,7 @@ class MiniclawSessionService(BaseSessionService):
                 shared = await self._chats.get_or_create(key)
                 await shared.append([Changes(_metadata(delta))])
 
-    async def _list(self, app_name: str, user_id: str | None) -> ListSessionsResponse:
-        found: list[AdkSession] = []
-        for one in await self._chats.ids():
-            with suppress(SessionNotFound):
-                session = await self._chats.find(one)
-                own = (await session.state()).metadata.get(KEPT)
-                if own is not None and own["app_name"] == app_name and user_id in (None, own["user_id"]):
-                    found.append(await self._loaded(session, own, []))
-        found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
-        return ListSessionsResponse(sessions=found)
-
+    @at_home
     async def _append(self, known: AdkSession, event: Event) -> bool:
         """Append an event, unless it is the newest already; whether it was appended."""
         try:

@@ -13,22 +13,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from miniclaw_sessions.formats.codec import has_kept
+from miniclaw_sessions.formats.images import NOT_SHOWABLE, is_showable
 from miniclaw_sessions.formats.tool_calls import CallIds, fitting_name
 from miniclaw_sessions.history.context import NO_RESULT, legal
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, TextPart, ToolCall
 from miniclaw_sessions.session import Session
 
-_BEFORE = Message.user(
-    "(what was said before)"
-)  # so that the others' messages do not look like a beginning; never sent
-
+BEFORE = Message.user("(what was said before)")
+"""Stands in front of what others said, so that it is not taken for a beginning; never sent."""
 
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _LONGEST_NAME = 64
 _SHOWN_TYPES = frozenset({"", "image/png", "image/jpeg", "image/gif", "image/webp"})
-_SHOWN_URL = re.compile(r"https?://\S|data:image/(png|jpeg|gif|webp);base64,")
-_NOT_SHOWN = TextPart("(an image that cannot be shown here)")
+_NOT_SHOWN = TextPart(NOT_SHOWABLE)
 
 
 async def read_messages(session: Session) -> list[Message]:
@@ -50,11 +49,6 @@ def newest_entries(session: Session) -> list[MessageEntry]:
     while start and (start == len(entries) or entries[start].parent_id == entries[start - 1].id):
         start -= 1
     return [entry for entry in entries[start:] if entry.sequence >= session.journal.kept_from]
-
-
-def is_own(message: Message, name: str) -> bool:
-    """Whether the framework that keeps its fields under this name wrote the message."""
-    return isinstance((message.extra or {}).get(name), dict)
 
 
 def presented(messages: Iterable[Message], name: str, *, is_beginning: bool = True) -> list[Message]:
@@ -89,7 +83,7 @@ def traced(
         where it was made up.
     """
     history = list(messages)
-    own = {id(message) for message in history if is_own(message, name)}
+    own = {id(message) for message in history if has_kept(message.extra, name)}
     given = _History(is_beginning=is_beginning)
     given.ids.reserve(used_ids)
     given.ids.reserve(call.id for message in history if id(message) in own for call in message.tool_calls or ())
@@ -155,7 +149,7 @@ class _History:
         """Make legal what others wrote behind calls that still wait: they are answered by it, or told to be missing."""
         if not self._others:
             return
-        before = [] if self._is_beginning and not self.shown else [_BEFORE]
+        before = [] if self._is_beginning and not self.shown else [BEFORE]
         if calls := tuple(ToolCall(call.id, call.name) for call in self._waiting.values() if call.id and call.name):
             before.append(Message.assistant("", calls))
         behind = len(before)
@@ -189,7 +183,7 @@ def _shows(part: Part) -> bool:
     if not isinstance(part, ImagePart):
         return True
     if part.data is None:
-        return _SHOWN_URL.match(part.url or "") is not None
+        return is_showable(part.url or "")
     try:
         return part.media_type in _SHOWN_TYPES and base64.b64decode(part.data, validate=True) != b""
     except ValueError:

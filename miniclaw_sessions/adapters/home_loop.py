@@ -64,7 +64,7 @@ class HomeLoop:
 class HasHome(Protocol):
     """An object whose calls are brought to a loop."""
 
-    home: HomeLoop
+    _home: HomeLoop
 
 
 S = TypeVar("S", bound=HasHome)
@@ -76,17 +76,20 @@ def at_home(method: _Async[S, P, T]) -> _Async[S, P, T]:
 
     @wraps(method)
     async def awaited(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.home.run(lambda: method(self, *args, **kwargs))
+        return await self._home.run(lambda: method(self, *args, **kwargs))
 
     return awaited
 
 
 def waiting(method: _Async[S, P, T]) -> Callable[Concatenate[S, P], T]:
-    """The same method for synchronous callers on other threads: it blocks until the call on the home loop is done."""
+    """The same method for synchronous callers on other threads: it blocks until the call on the home loop is done.
+
+    As a decorator it makes a method that is written as a coroutine, and called like a function.
+    """
 
     @wraps(method)
     def waited(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.home.wait(lambda: method(self, *args, **kwargs))
+        return self._home.wait(lambda: method(self, *args, **kwargs))
 
     return waited
 

@@ -51,10 +51,11 @@ from pydantic_core import PydanticSerializationError
 
 from miniclaw_sessions.adapters.chats import chat_of
 from miniclaw_sessions.adapters.histories import traced
-from miniclaw_sessions.adapters.home_loop import HomeLoop
+from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
 from miniclaw_sessions.client import ClientSession
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.codec import kept_fields
+from miniclaw_sessions.formats.codec import has_kept, kept_fields
+from miniclaw_sessions.formats.images import address_of, image_at
 from miniclaw_sessions.formats.tool_calls import arguments_object, arguments_text
 from miniclaw_sessions.protocol.encoding import parse_json
 from miniclaw_sessions.protocol.messages import (
@@ -77,7 +78,6 @@ WHOLE_BLOCK = "langchain_block"
 """The type of a part that is a content block without a canonical form; its field `block` holds it, verbatim."""
 
 _NAME = re.compile(r"[^\s<|\\/>]{1,64}")  # services refuse any other name, and with it the whole request
-_DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 _STRING = "str"  # kept as the `type` of a text that stood in a list of blocks without being one
 _ROLES = {Role.USER: "human", Role.SYSTEM: "system", Role.ASSISTANT: "ai", Role.TOOL_RESULT: "tool"}
 _CHAT_ROLES = {
@@ -113,7 +113,7 @@ class MiniclawChatMessageHistory(BaseChatMessageHistory):
         """The conversation; on the session's own event loop, its window, which a client does not have."""
         if not self._home.is_elsewhere and isinstance(self.session, Session):
             return to_langchain(self.session.messages(), open_calls=self._open_calls)
-        return self._home.wait(self._read)
+        return self._home.wait(self.aget_messages)
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Append messages, all or none; on the session's own event loop they are accepted, elsewhere acknowledged.
@@ -142,13 +142,14 @@ class MiniclawChatMessageHistory(BaseChatMessageHistory):
         else:
             self._home.wait(self._chat.clear)
 
+    @at_home
     async def aget_messages(self) -> list[BaseMessage]:
         """The conversation, oldest first, behind the summary of what was compacted.
 
         Raises:
             StoreUnavailable: the store cannot be read.
         """
-        return await self._home.run(self._read)
+        return to_langchain(await self._chat.messages(), open_calls=self._open_calls)
 
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Append messages, all or none, and return when they are acknowledged: the store has committed them.
@@ -156,16 +157,14 @@ class MiniclawChatMessageHistory(BaseChatMessageHistory):
         Raises:
             InvalidMessage, StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for `add_messages`.
         """
-        canonical = from_langchain(messages)
-        await self._home.run(lambda: self._add(canonical))
+        await self._add(from_langchain(messages))
 
+    @at_home
     async def aclear(self) -> None:
         """Start over, acknowledged. The transcript keeps what was said. Raises as `clear` does."""
-        await self._home.run(self._chat.clear)
+        await self._chat.clear()
 
-    async def _read(self) -> list[BaseMessage]:
-        return to_langchain(await self._chat.messages(), open_calls=self._open_calls)
-
+    @at_home
     async def _add(self, messages: Sequence[Message]) -> None:
         if messages:
             await self._chat.append(messages)
@@ -283,18 +282,12 @@ def _part(block: Any) -> Part | None:
         case {"type": "image", "url": str(url), **rest}:
             part = ImagePart(url=url, extra={KEPT: rest})
         case {"type": "image_url", "image_url": {"url": str(url), **image}}:
-            part = _image_of_openai(url, {**block, "image_url": image})
+            part = image_at(url, {KEPT: {**block, "image_url": image}})
         case {"type": "reasoning", "reasoning": str(text), **rest}:
             part = ThinkingPart(text, extra={KEPT: rest})
         case {"type": "thinking", "thinking": str(text), "signature": str(signature), **rest}:
             part = ThinkingPart(text, signature, extra={KEPT: {"type": "thinking", **rest}})
     return part
-
-
-def _image_of_openai(url: str, kept: dict[str, Any]) -> ImagePart:
-    if inline := _DATA_URL.fullmatch(url):
-        return ImagePart(inline[1], inline[2], extra={KEPT: kept})
-    return ImagePart(url=url, extra={KEPT: kept})
 
 
 # --- to LangChain ----------------------------------------------------------------------------------------------------
@@ -379,7 +372,7 @@ def _write_block(part: Part) -> Any:
             return text if kept.get("type") == _STRING else {"type": "text", "text": text, **kept}
         case ImagePart():
             return _write_image(part, kept)
-        case ThinkingPart(thinking=text, signature=signature) if _is_ours(part):
+        case ThinkingPart(thinking=text, signature=signature) if has_kept(part.extra, KEPT):
             if kept.get("type") == "thinking":
                 return {"thinking": text, "signature": signature, **kept}
             return {"type": "reasoning", "reasoning": text, **kept}
@@ -389,14 +382,9 @@ def _write_block(part: Part) -> Any:
             return None
 
 
-def _is_ours(part: ThinkingPart) -> bool:
-    return isinstance((part.extra or {}).get(KEPT), dict)
-
-
 def _write_image(part: ImagePart, kept: Mapping[str, Any]) -> dict[str, Any]:
     if kept.get("type") == "image_url":
-        url = part.url if part.data is None else f"data:{part.media_type};base64,{part.data}"
-        return {**kept, "image_url": {"url": url, **kept["image_url"]}}
+        return {**kept, "image_url": {"url": address_of(part), **kept["image_url"]}}
     if part.data is not None:
         return {"type": "image", "base64": part.data, "mime_type": part.media_type or "image/png", **kept}
     return {"type": "image", "url": part.url or "", **kept}

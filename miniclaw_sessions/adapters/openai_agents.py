@@ -36,7 +36,7 @@ from agents.memory.session_settings import SessionSettings, coerce_session_setti
 
 from miniclaw_sessions.adapters.chats import chat_of
 from miniclaw_sessions.adapters.histories import presented
-from miniclaw_sessions.adapters.home_loop import HomeLoop
+from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
 from miniclaw_sessions.client import ClientSession
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved
 from miniclaw_sessions.formats.codec import kept_fields
@@ -84,6 +84,7 @@ class MiniclawSession:
         self._home = HomeLoop()
         self._changing = anyio.Lock()  # one pop at a time: each looks at the newest item and takes that one
 
+    @at_home
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """The conversation's items, oldest first; with a limit, the newest of them.
 
@@ -91,8 +92,9 @@ class MiniclawSession:
             StoreUnavailable: the store cannot be read.
         """
         wanted = resolve_session_limit(limit, self.session_settings)
-        return cast("list[TResponseInputItem]", await self._home.run(lambda: self._read(wanted)))
+        return cast("list[TResponseInputItem]", await self._read(wanted))
 
+    @at_home
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Append items, all or none, and return when they are acknowledged: the store has committed them.
 
@@ -100,14 +102,10 @@ class MiniclawSession:
             TypeError, ValueError: an item is not JSON.
             StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.add_messages`.
         """
-        messages = _to_messages(cast("list[Any]", items))
-
-        async def add() -> None:
+        if messages := _to_messages(cast("list[Any]", items)):
             await self._chat.append(messages)
 
-        if messages:
-            await self._home.run(add)
-
+    @at_home
     async def pop_item(self) -> TResponseInputItem | None:
         """Take the newest item from the conversation; None if there is none. The transcript keeps it.
 
@@ -117,15 +115,20 @@ class MiniclawSession:
         Raises:
             StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted, TurnInProgress: as for `Session.branch`.
         """
-        return cast("TResponseInputItem | None", await self._home.run(self._pop))
+        taken = None
+        async with self._changing:
+            with anyio.CancelScope(shield=True):
+                taken = await self._take_newest_in_peace()
+        return cast("TResponseInputItem | None", taken)
 
+    @at_home
     async def clear_session(self) -> None:
         """Start over without items, acknowledged. The transcript keeps them.
 
         Raises:
             StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.saved` and `Session.clear`.
         """
-        await self._home.run(self._chat.clear)
+        await self._chat.clear()
 
     async def _read(self, limit: int | None) -> list[dict[str, Any]]:
         if limit is None:
@@ -136,13 +139,6 @@ class MiniclawSession:
         if len(items) <= limit:  # also where they are just enough: what answers the first call may stand before it
             items = _to_items(presented(await self._chat.messages(), KEPT))
         return items[-limit:]
-
-    async def _pop(self) -> dict[str, Any] | None:
-        taken = None
-        async with self._changing:
-            with anyio.CancelScope(shield=True):
-                taken = await self._take_newest_in_peace()
-        return taken
 
     async def _take_newest_in_peace(self) -> dict[str, Any] | None:
         """Again and again, until nobody says anything in between: other objects may stand for the same session."""

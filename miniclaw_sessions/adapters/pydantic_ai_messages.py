@@ -24,8 +24,9 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.usage import RequestUsage
 
-from miniclaw_sessions.adapters.histories import is_own, presented
-from miniclaw_sessions.formats.codec import kept_fields
+from miniclaw_sessions.adapters.histories import presented
+from miniclaw_sessions.formats.codec import has_kept, kept_fields
+from miniclaw_sessions.formats.message_list import NOTHING_TO_SHOW
 from miniclaw_sessions.formats.tool_calls import arguments_object, arguments_text, in_order, taken_apart
 from miniclaw_sessions.protocol.encoding import instant, parse_json
 from miniclaw_sessions.protocol.messages import (
@@ -50,7 +51,6 @@ or `whole` (a part without a canonical form); parts and calls have the fields of
 WHOLE_PART = "pydantic_ai_part"
 """The type of a part that has no canonical form; its field `part` holds it, verbatim."""
 
-_NOTHING_TO_SHOW = "(a message without anything that can be shown here)"
 _FINISH_REASONS = frozenset(get_args(FinishReason))
 _RETURNED_AS_JSON = "json"  # kept where a tool returned a value and not text, which is its JSON then
 _ARGUMENTS = "args"  # kept on a call whose arguments were not text: `object` or `none`
@@ -260,7 +260,7 @@ def _grouped(messages: Iterable[Message]) -> Iterator[list[Message]]:
     request: list[Message] = []
     for message in messages:
         begins = "request" in kept_fields(message.extra, KEPT)
-        if request and is_own(request[-1], KEPT) != is_own(message, KEPT):
+        if request and has_kept(request[-1].extra, KEPT) != has_kept(message.extra, KEPT):
             begins = True
         if request and (message.is_assistant or begins):
             yield request
@@ -286,7 +286,7 @@ def _write_said(message: Message) -> list[dict[str, Any]]:
     kept = kept_fields(message.extra, KEPT)
     if "whole" in kept:
         return [kept["whole"]]
-    if "part" in kept or not is_own(message, KEPT):
+    if "part" in kept or not has_kept(message.extra, KEPT):
         return [{**_plain_said(message), **kept.get("part", {})}]
     return []  # a request without parts
 
@@ -335,9 +335,9 @@ def _write_usage(usage: Usage | None) -> dict[str, Any]:
 
 def _write_pieces(message: Message) -> list[dict[str, Any]]:
     pieces = [written for piece in in_order(message) if (written := _write_piece(piece)) is not None]
-    if pieces or is_own(message, KEPT):
+    if pieces or has_kept(message.extra, KEPT):
         return pieces
-    return [{"part_kind": "text", "content": _NOTHING_TO_SHOW}]
+    return [{"part_kind": "text", "content": NOTHING_TO_SHOW}]
 
 
 def _write_piece(piece: Part | ToolCall) -> dict[str, Any] | None:
@@ -347,7 +347,7 @@ def _write_piece(piece: Part | ToolCall) -> dict[str, Any] | None:
         case TextPart(text=text):
             text_field = "transcript" if kept.get("part_kind") == "speech" else "content"
             return {"part_kind": "text", text_field: text, **kept}
-        case ThinkingPart(thinking=text, signature=signature, extra=extra) if KEPT in (extra or {}):
+        case ThinkingPart(thinking=text, signature=signature) if has_kept(piece.extra, KEPT):
             signed = {} if signature is None else {"signature": signature}
             return {"part_kind": "thinking", "content": text, **signed, **kept}
         case ToolCall():
@@ -364,7 +364,7 @@ def _write_call(call: ToolCall, kept: Mapping[str, Any]) -> dict[str, Any]:
         return {**fields, _ARGUMENTS: None}
     if kept.get(_ARGUMENTS) == "object":
         return {**fields, _ARGUMENTS: arguments_object(call.arguments)}
-    if isinstance((call.extra or {}).get(KEPT), dict) or call.arguments.lstrip().startswith("{"):
+    if has_kept(call.extra, KEPT) or call.arguments.lstrip().startswith("{"):
         return {**fields, _ARGUMENTS: call.arguments}
     return {**fields, _ARGUMENTS: arguments_object(call.arguments)}
 

@@ -48,10 +48,10 @@ nobody is on any more: the conversation goes on without what was redacted, and t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from anyio.from_thread import start_blocking_portal
@@ -63,7 +63,7 @@ from strands.types.session import SessionAgent, SessionMessage
 
 from miniclaw_sessions.adapters.chats import Changes, Chat, Data, New, chats_of
 from miniclaw_sessions.adapters.histories import Shown, traced
-from miniclaw_sessions.adapters.home_loop import HomeLoop
+from miniclaw_sessions.adapters.home_loop import HomeLoop, waiting
 from miniclaw_sessions.adapters.strands_messages import KEPT, from_strands, to_strands
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
 from miniclaw_sessions.client import Client, connect
@@ -87,13 +87,12 @@ BY_OTHERS = "miniclaw-sessions:"
 
 _AGENT_OF, _ID, _OF = "agent", "message_id", "of"  # what a message's `extra` says beside its verbatim fields
 
-T = TypeVar("T")
-
 
 class MiniclawSessionRepository(SessionRepository):
     """The sessions of a manager, or of a client, as Strands wants them.
 
-    Made on the manager's event loop, and called from other threads; `opened` sees to both.
+    Made on the manager's event loop, and called from other threads; `opened` sees to both. Each method is written as a
+    coroutine, which runs on that loop while its caller waits.
 
     Args:
         manager: the sessions; of a client (`miniclaw_sessions.client.connect`), a daemon may hold them.
@@ -144,194 +143,176 @@ class MiniclawSessionRepository(SessionRepository):
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    def create_session(self, session: StrandsSession, **kwargs: Any) -> StrandsSession:  # noqa: ARG002 - Strands'
+    @waiting
+    async def create_session(self, /, session: StrandsSession, **kwargs: Any) -> StrandsSession:
         """Make a session, or take up one of ours that Strands did not know.
 
         Raises:
             SessionException: there is one with this id.
         """
+        own = await self._chats.get_or_create(SessionKey.of(self.channel, session.session_id))
+        if KEPT in (await own.state()).metadata:
+            raise SessionException(f"Session {session.session_id} already exists")
+        await own.append([Changes({KEPT: session.to_dict()})])
+        return session
 
-        async def create() -> StrandsSession:
-            own = await self._chats.get_or_create(SessionKey.of(self.channel, session.session_id))
-            if KEPT in (await own.state()).metadata:
-                raise SessionException(f"Session {session.session_id} already exists")
-            await own.append([Changes({KEPT: session.to_dict()})])
-            return session
-
-        return self._home.wait(create)
-
-    def read_session(self, session_id: str, **kwargs: Any) -> StrandsSession | None:  # noqa: ARG002 - Strands'
+    @waiting
+    async def read_session(self, /, session_id: str, **kwargs: Any) -> StrandsSession | None:
         """A session; None if there is none."""
+        session = await self._find(session_id)
+        return None if session is None else StrandsSession.from_dict((await session.state()).metadata[KEPT])
 
-        async def read() -> StrandsSession | None:
-            session = await self._find(session_id)
-            return None if session is None else StrandsSession.from_dict((await session.state()).metadata[KEPT])
-
-        return self._home.wait(read)
-
-    def delete_session(self, session_id: str, **kwargs: Any) -> None:  # noqa: ARG002 - Strands'
+    @waiting
+    async def delete_session(self, /, session_id: str, **kwargs: Any) -> None:
         """Delete a session with everything in it.
 
         Raises:
             SessionException: there is none.
         """
-        key = SessionKey.of(self.channel, session_id)
-        if not self._home.wait(lambda: self._chats.delete(key.session_id)):
+        if not await self._chats.delete(SessionKey.of(self.channel, session_id).session_id):
             raise SessionException(f"Session {session_id} does not exist")
 
     # --- agents ------------------------------------------------------------------------------------------------------
 
-    def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:  # noqa: ARG002 - Strands'
+    @waiting
+    async def create_agent(self, /, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
         """Store a new agent's state.
 
         Raises:
             SessionException: there is no such session.
         """
-        fields = session_agent.to_dict()
-        self._in(session_id, lambda session: self._keep(session, AGENT, session_agent.agent_id, fields))
+        await self._write(session_id, AGENT, session_agent.agent_id, session_agent.to_dict())
 
-    def read_agent(self, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:  # noqa: ARG002 - Strands'
+    @waiting
+    async def read_agent(self, /, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:
         """An agent's newest state on the current branch; None if there is none."""
-        fields = self._read(session_id, AGENT, agent_id)
+        fields = await self._read(session_id, AGENT, agent_id)
         return None if fields is None else SessionAgent.from_dict(fields)
 
-    def update_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:  # noqa: ARG002 - Strands'
+    @waiting
+    async def update_agent(self, /, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
         """Store an agent's state.
 
         Raises:
             SessionException: there is no such agent.
         """
-        before = self.read_agent(session_id, session_agent.agent_id)
+        before = await self._read(session_id, AGENT, session_agent.agent_id)
         if before is None:
             raise SessionException(f"Agent {session_agent.agent_id} in session {session_id} does not exist")
-        session_agent.created_at = before.created_at
-        self.create_agent(session_id, session_agent)
+        session_agent.created_at = SessionAgent.from_dict(before).created_at
+        await self._write(session_id, AGENT, session_agent.agent_id, session_agent.to_dict())
 
-    def create_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:  # noqa: ARG002 - Strands'
+    @waiting
+    async def create_multi_agent(self, /, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
         """Store the state of a new multi-agent system.
 
         Raises:
             SessionException: there is no such session.
         """
-        state = multi_agent.serialize_state()
-        self._in(session_id, lambda session: self._keep(session, MULTI_AGENT, multi_agent.id, state))
+        await self._write(session_id, MULTI_AGENT, multi_agent.id, multi_agent.serialize_state())
 
-    def read_multi_agent(self, session_id: str, multi_agent_id: str, **kwargs: Any) -> dict[str, Any] | None:  # noqa: ARG002 - Strands'
+    @waiting
+    async def read_multi_agent(self, /, session_id: str, multi_agent_id: str, **kwargs: Any) -> dict[str, Any] | None:
         """The newest state of a multi-agent system on the current branch; None if there is none."""
-        return self._read(session_id, MULTI_AGENT, multi_agent_id)
+        return await self._read(session_id, MULTI_AGENT, multi_agent_id)
 
-    def update_multi_agent(self, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:  # noqa: ARG002 - Strands'
+    @waiting
+    async def update_multi_agent(self, /, session_id: str, multi_agent: MultiAgentBase, **kwargs: Any) -> None:
         """Store the state of a multi-agent system.
 
         Raises:
             SessionException: there is no such system.
         """
-        if self.read_multi_agent(session_id, multi_agent.id) is None:
+        if await self._read(session_id, MULTI_AGENT, multi_agent.id) is None:
             raise SessionException(f"MultiAgent state {multi_agent.id} in session {session_id} does not exist")
-        self.create_multi_agent(session_id, multi_agent)
+        await self._write(session_id, MULTI_AGENT, multi_agent.id, multi_agent.serialize_state())
 
-    async def _keep(self, session: Chat, kind: str, name: str, fields: Mapping[str, Any]) -> None:
+    async def _write(self, session_id: str, kind: str, name: str, fields: Mapping[str, Any]) -> None:
+        session = await self._existing(session_id)
         await session.append([Data(kind, {"name": name, **kept_verbatim(fields)})])
 
-    def _read(self, session_id: str, kind: str, name: str) -> dict[str, Any] | None:
-        async def read() -> dict[str, Any] | None:
-            session = await self._find(session_id)
-            if session is None:
-                return None
-            async for entry in session.walk():
-                if isinstance(entry, Custom) and entry.custom_type == kind and entry.data.get("name") == name:
-                    return verbatim(entry.data)
+    async def _read(self, session_id: str, kind: str, name: str) -> dict[str, Any] | None:
+        session = await self._find(session_id)
+        if session is None:
             return None
-
-        return self._home.wait(read)
+        async for entry in session.walk():
+            if isinstance(entry, Custom) and entry.custom_type == kind and entry.data.get("name") == name:
+                return verbatim(entry.data)
+        return None
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def create_message(self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any) -> None:  # noqa: ARG002 - Strands'
+    @waiting
+    async def create_message(
+        self, /, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any
+    ) -> None:
         """Append a message, unless it is from the session's own history.
 
         Raises:
             SessionException: there is no such session.
         """
-
-        async def create(session: Chat) -> None:
+        if not str(session_message.message.get("tracking_id")).startswith(BY_OTHERS):
+            session = await self._existing(session_id)
             await session.append(_entries(agent_id, session_message))
 
-        if not str(session_message.message.get("tracking_id")).startswith(BY_OTHERS):
-            self._in(session_id, create)
-
-    def read_message(
-        self,
-        session_id: str,
-        agent_id: str,
-        message_id: int,
-        **kwargs: Any,  # noqa: ARG002 - Strands'
-    ) -> SessionMessage | None:
+    def read_message(self, session_id: str, agent_id: str, message_id: int, **kwargs: Any) -> SessionMessage | None:
         """One message of an agent's list; None if there is none."""
         found = self.list_messages(session_id, agent_id)
         return next((message for message in found if message.message_id == message_id), None)
 
-    def update_message(self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any) -> None:  # noqa: ARG002 - Strands'
+    @waiting
+    async def update_message(
+        self, /, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any
+    ) -> None:
         """Let a message say something else: the session goes back before it, and repeats what came after.
 
         Raises:
             SessionException: there is no such message.
         """
+        session = await self._existing(session_id)
+        leaf_id = (await session.state()).leaf_id
+        later: list[MessageEntry | Custom] = []
+        async for entry in session.walk():
+            if isinstance(entry, MessageEntry) and _is_of(entry, agent_id, session_message.message_id):
+                break
+            if isinstance(entry, MessageEntry | Custom):
+                later.append(entry)
+        else:
+            raise SessionException(f"Message {session_message.message_id} does not exist")
+        before = _fields_of(entry)
+        session_message.created_at = before.get("created_at", session_message.created_at)
+        while later and isinstance(later[-1], MessageEntry) and _OF in _kept(later[-1]):
+            later.pop()  # the further results of the same message
+        again = [_again(repeated) for repeated in reversed(later)]
+        await session.go_to(entry.parent_id)
+        try:
+            await session.append([*_entries(agent_id, session_message), *again])
+        except InvalidMessage:  # nothing is left behind for it
+            await session.go_to(leaf_id)
+            raise
 
-        async def update(session: Chat) -> None:
-            leaf_id = (await session.state()).leaf_id
-            later: list[MessageEntry | Custom] = []
-            async for entry in session.walk():
-                if isinstance(entry, MessageEntry) and _is_of(entry, agent_id, session_message.message_id):
-                    break
-                if isinstance(entry, MessageEntry | Custom):
-                    later.append(entry)
-            else:
-                raise SessionException(f"Message {session_message.message_id} does not exist")
-            before = _fields_of(entry)
-            session_message.created_at = before.get("created_at", session_message.created_at)
-            while later and isinstance(later[-1], MessageEntry) and _OF in _kept(later[-1]):
-                later.pop()  # the further results of the same message
-            again = [_again(repeated) for repeated in reversed(later)]
-            await session.go_to(entry.parent_id)
-            try:
-                await session.append([*_entries(agent_id, session_message), *again])
-            except InvalidMessage:  # nothing is left behind for it
-                await session.go_to(leaf_id)
-                raise
-
-        self._in(session_id, update)
-
-    def list_messages(
-        self,
-        session_id: str,
-        agent_id: str,
-        limit: int | None = None,
-        offset: int = 0,
-        **kwargs: Any,  # noqa: ARG002 - Strands'
+    @waiting
+    async def list_messages(
+        self, /, session_id: str, agent_id: str, limit: int | None = None, offset: int = 0, **kwargs: Any
     ) -> list[SessionMessage]:
         """An agent's messages on the current branch, oldest first, made legal where others said them."""
-
-        async def read() -> list[SessionMessage]:
-            try:
-                session = await self._chats.find(SessionKey.of(self.channel, session_id).session_id)
-            except SessionNotFound:
-                return []
-            entries = [
-                entry
-                async for entry in session.walk()
-                if isinstance(entry, MessageEntry) and _kept(entry).get(_AGENT_OF, agent_id) == agent_id
-            ]
-            return _listed(entries[::-1])
-
-        found = self._home.wait(read)
+        try:
+            session = await self._chats.find(SessionKey.of(self.channel, session_id).session_id)
+        except SessionNotFound:
+            return []
+        entries = [
+            entry
+            async for entry in session.walk()
+            if isinstance(entry, MessageEntry) and _kept(entry).get(_AGENT_OF, agent_id) == agent_id
+        ]
+        found = _listed(entries[::-1])
         return found[offset:] if limit is None else found[offset : offset + limit]
 
     def history(self, session_id: str, agent_id: str) -> list[StrandsMessage]:
         """What an agent that is made now should know: what was said in the session by others than Strands' agents."""
         return [message.to_message() for message in self.list_messages(session_id, agent_id)]
 
-    # --- on the manager's own loop -----------------------------------------------------------------------------------
+    # --- finding -----------------------------------------------------------------------------------------------------
 
     async def _find(self, session_id: str) -> Chat | None:
         try:
@@ -340,14 +321,11 @@ class MiniclawSessionRepository(SessionRepository):
             return None
         return session if KEPT in (await session.state()).metadata else None
 
-    def _in(self, session_id: str, work: Callable[[Chat], Awaitable[T]]) -> T:
-        async def run() -> T:
-            session = await self._find(session_id)
-            if session is None:
-                raise SessionException(f"Session {session_id} does not exist")
-            return await work(session)
-
-        return self._home.wait(run)
+    async def _existing(self, session_id: str) -> Chat:
+        session = await self._find(session_id)
+        if session is None:
+            raise SessionException(f"Session {session_id} does not exist")
+        return session
 
 
 # --- a message as entries --------------------------------------------------------------------------------------------

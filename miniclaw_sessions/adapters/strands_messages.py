@@ -11,7 +11,8 @@ from typing import Any
 
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.codec import kept_fields
+from miniclaw_sessions.formats.codec import has_kept, kept_fields, plain
+from miniclaw_sessions.formats.message_list import NOTHING_TO_SHOW
 from miniclaw_sessions.formats.tool_calls import arguments_object, arguments_text, in_order, taken_apart
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
@@ -31,7 +32,6 @@ BLOCK = "strands_block"
 """The type of a part that is a content block without a canonical form, kept verbatim."""
 
 _BYTES = "__bytes_encoded__"  # how Strands marks bytes in JSON
-_NOTHING = {"text": "(a message without anything that can be shown here)"}
 
 
 # --- from Strands ----------------------------------------------------------------------------------------------------
@@ -48,11 +48,11 @@ def from_strands(message: Mapping[str, Any]) -> list[Message]:
         raise InvalidMessage('a message of Strands has a list of blocks as its "content"')
     if message.get("role") == "assistant":
         parts, calls = taken_apart([_read_block(block) for block in blocks])
-        return [Message(Role.ASSISTANT, _plain(parts), tool_calls=calls)]
+        return [Message(Role.ASSISTANT, plain(parts), tool_calls=calls)]
     results = [_read_result(block["toolResult"]) for block in blocks if _is_result(block)]
     rest = [(block, _read_block(block)) for block in blocks if not _is_result(block)]
     said = tuple(_whole(block) if isinstance(piece, ToolCall) else piece for block, piece in rest)
-    return [*results, Message(Role.USER, _plain(said))] if said or not results else results
+    return [*results, Message(Role.USER, plain(said))] if said or not results else results
 
 
 def _is_result(block: Mapping[str, Any]) -> bool:
@@ -85,7 +85,7 @@ def _read_result(result: Mapping[str, Any]) -> Message:
     parts = [_read_result_block(block) for block in blocks]
     return Message(
         Role.TOOL_RESULT,
-        _plain(tuple(parts)),
+        plain(tuple(parts)),
         tool_call_id=result["toolUseId"],
         is_error=result.get("status") == "error",
     )
@@ -96,16 +96,6 @@ def _read_result_block(block: Any) -> Part:
         return TextPart(arguments_text(block["json"]))
     piece = _read_block(block) if isinstance(block, dict) else _whole(block)
     return _whole(block) if isinstance(piece, ToolCall) else piece
-
-
-def _plain(parts: tuple[Part, ...]) -> str | tuple[Part, ...]:
-    match parts:
-        case ():
-            return ""
-        case (TextPart(text=text, extra=None),):
-            return text
-        case _:
-            return parts
 
 
 # --- to Strands ------------------------------------------------------------------------------------------------------
@@ -122,7 +112,7 @@ def to_strands(messages: Iterable[Message]) -> list[dict[str, Any]]:
             written[-1]["content"].append(_write_result(message))
         else:
             role = "assistant" if message.is_assistant else "user"
-            written.append({"role": role, "content": _write_blocks(in_order(message)) or [dict(_NOTHING)]})
+            written.append({"role": role, "content": _write_blocks(in_order(message)) or [{"text": NOTHING_TO_SHOW}]})
         answering = message.is_tool_result
     return written
 
@@ -138,7 +128,7 @@ def _write_block(piece: Part | ToolCall) -> dict[str, Any] | None:
         case ImagePart(data=str(data)):
             form = piece.media_type.partition("/")[2] or "png"
             return {"image": {"format": form, "source": {"bytes": {_BYTES: True, "data": data}}}}
-        case ThinkingPart(thinking=text, signature=signature) if KEPT in (piece.extra or {}):
+        case ThinkingPart(thinking=text, signature=signature) if has_kept(piece.extra, KEPT):
             signed = {} if signature is None else {"signature": signature}
             return {"reasoningContent": {"reasoningText": {"text": text, **signed}}}
         case ToolCall():

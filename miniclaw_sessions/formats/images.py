@@ -13,7 +13,7 @@ NOT_SHOWABLE = "(an image that cannot be shown here)"
 """What stands for an image that a service would refuse, and with it the whole request."""
 
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
-_SHOWABLE = re.compile(r"https?://|data:image/(png|jpeg|gif|webp);base64,")
+_SHOWABLE = re.compile(r"https?://\S|data:image/(png|jpeg|gif|webp);base64,")
 
 
 def image_at(url: str, extra: dict[str, Any] | None = None) -> ImagePart:

@@ -10,8 +10,9 @@ from anyio import to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniclaw_sessions.adapters.histories import is_own, newest_entries, presented, read_messages
+from miniclaw_sessions.adapters.histories import newest_entries, presented, read_messages
 from miniclaw_sessions.adapters.home_loop import HomeLoop
+from miniclaw_sessions.formats.codec import has_kept
 from miniclaw_sessions.history.context import NO_RESULT, build_context, is_legal
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, TextPart, ToolCall
 from miniclaw_sessions.session import Session
@@ -41,8 +42,8 @@ histories = st.lists(any_messages | any_messages.map(owned), max_size=8)
 @given(histories)
 def test_own_messages_stay_as_they_are_in_their_order(history: list[Message]) -> None:
     shown = presented(history, "ours")
-    own = [message for message in history if is_own(message, "ours")]
-    kept = [message for message in shown if is_own(message, "ours")]
+    own = [message for message in history if has_kept(message.extra, "ours")]
+    kept = [message for message in shown if has_kept(message.extra, "ours")]
     assert [m for m in kept if not m.is_tool_result] == [m for m in own if not m.is_tool_result]
 
 
@@ -79,7 +80,7 @@ def test_a_result_of_ones_own_answers_a_call_of_others() -> None:
     assert [message.text for message in shown] == ["hi", "", "rain", "ok"]
     assert shown[1].tool_calls is not None
     assert shown[2].tool_call_id == shown[1].tool_calls[0].id != "odd|id"
-    assert is_own(shown[2], "ours")
+    assert has_kept(shown[2].extra, "ours")
 
 
 def test_a_call_of_ones_own_is_answered_once_others_went_on() -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from miniclaw_sessions.adapters.histories import traced
+from miniclaw_sessions.adapters.histories import BEFORE, traced
 from miniclaw_sessions.adapters.langchain import KEPT, as_langchain, from_langchain
 from miniclaw_sessions.adapters.langgraph.index import Channel, Index, StoredMessage
 from miniclaw_sessions.adapters.langgraph.reading import Known, Reading, digest_of
@@ -28,7 +28,6 @@ from miniclaw_sessions.protocol.messages import Message
 _ENTRY_BYTES = 1_024
 """What an entry has beside its message, at most."""
 
-_BEGINNING = Message.user("(what was said before)")  # so that what follows is not taken for a beginning; never told
 _MISSING = "messages of a checkpoint are missing from the transcript; choose an older one by its checkpoint_id"
 
 
@@ -221,7 +220,7 @@ def _offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> 
     if not entries:
         return []
     told = _latest_exchange(before)
-    start = [_BEGINNING] if before else []
+    start = [BEFORE] if before else []
     history = [*start, *told, *(entry.message for entry in entries)]
     known = {id(message) for message in (*start, *told)}
     entry_ids = {id(entry.message): entry.id for entry in entries}

@@ -71,7 +71,7 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
         self.manager = manager
         self.channel = channel
         self.messages_channel = messages_channel
-        self.home = HomeLoop()
+        self._home = HomeLoop()
         self._chats = chats_of(manager)
         # Shared with the copies of the saver that LangGraph makes, which have another serializer.
         self._indexes, self._memory = Indexes(MAX_INDEXED), Memory(MAX_REMEMBERED_BYTES)
@@ -116,7 +116,7 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
     ) -> Iterator[CheckpointTuple]:
         """`alist`, from another thread than the sessions' own."""
         tuples = self.alist(config, filter=filter, before=before, limit=limit)
-        while (found := self.home.wait(lambda: _next_of(tuples))) is not None:
+        while (found := self._home.wait(lambda: _next_of(tuples))) is not None:
             yield found
 
     @at_home
