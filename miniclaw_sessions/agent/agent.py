@@ -15,9 +15,9 @@ ends, in every case, before the `async with` block does.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypedDict, Unpack
+from functools import partial
 
 import anyio
 
@@ -72,15 +72,6 @@ __all__ = [
 
 MAX_ITERATIONS = 200
 """How often the model is asked within one turn unless told otherwise (document 004)."""
-
-
-class _Options(TypedDict, total=False):
-    """What `run` and `resume` pass on to `answer`."""
-
-    idempotency_key: str | None
-    results: Mapping[str, Content] | None
-    unanswered: Unanswered
-    keeper: ContextKeeper | None
 
 
 class Agent:
@@ -169,7 +160,7 @@ class Agent:
             AgentError: a hook failed. These errors carry what was produced.
             TurnInProgress, DuplicateMessage, StoreError, ...: as for `Session.turn`.
         """
-        return self._run(message, session, idempotency_key=idempotency_key, keeper=keeper)
+        return _in_task(partial(self.answer, message, session=session, idempotency_key=idempotency_key, keeper=keeper))
 
     def resume(
         self,
@@ -196,7 +187,9 @@ class Agent:
         """
         if session is None and self.session is None:
             raise NothingToResume("an agent without a session has no turn that could be resumed")
-        return self._run(None, session, results=results, unanswered=unanswered, keeper=keeper)
+        return _in_task(
+            partial(self.answer, None, session=session, results=results, unanswered=unanswered, keeper=keeper)
+        )
 
     async def answer(  # noqa: PLR0913 - as for `run` and `resume`
         self,
@@ -257,29 +250,27 @@ class Agent:
         """
         return reply_of(await self.answer(message, session=session, idempotency_key=idempotency_key))
 
-    @asynccontextmanager
-    async def _run(
-        self, message: Message | None, session: Session | None, **options: Unpack[_Options]
-    ) -> AsyncGenerator[Events, None]:
-        """Run the turn in a task of its own, which ends before the block does."""
-        sender, receiver = anyio.create_memory_object_stream[AgentEvent | Exception](math.inf)
-        failure: Exception | None = None
 
-        async def run() -> None:
-            with sender:
-                try:
-                    end = await self.answer(message, session=session, tell=sender.send_nowait, **options)
-                    sender.send_nowait(end)
-                except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the reader
-                    sender.send_nowait(error)
+@asynccontextmanager
+async def _in_task(answer: Callable[..., Awaitable[TurnEnd]]) -> AsyncGenerator[Events, None]:
+    """Run a turn in a task of its own, which ends before the block does."""
+    sender, receiver = anyio.create_memory_object_stream[AgentEvent | Exception](math.inf)
+    failure: Exception | None = None
 
-        with receiver:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(run, name="agent turn")
-                try:
-                    yield Events(receiver)
-                except Exception as error:  # noqa: BLE001 - raised below: within the group it would become a group
-                    failure = error
-                tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+    async def run() -> None:
+        with sender:
+            try:
+                sender.send_nowait(await answer(tell=sender.send_nowait))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the reader
+                sender.send_nowait(error)
+
+    with receiver:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, name="agent turn")
+            try:
+                yield Events(receiver)
+            except Exception as error:  # noqa: BLE001 - raised below: within the group it would become a group
+                failure = error
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

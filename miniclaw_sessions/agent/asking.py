@@ -1,4 +1,4 @@
-"""Asking a model for one reply, within bounds: whatever it sends, it ends, and does not fill the memory."""
+"""Asking a model for one reply, within bounds, and making of it one that can be stored and answered."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.agent.provider import Provider, Reply, TextDelta
+from miniclaw_sessions.agent.tool_runner import MALFORMED
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.errors import ModelError
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.errors import InvalidMessage, ModelError
+from miniclaw_sessions.protocol.encoding import parse_json
+from miniclaw_sessions.protocol.messages import ImagePart, Message, ToolCall
 
 
 class ReplyLimits(msgspec.Struct, frozen=True):
@@ -45,7 +48,7 @@ async def ask(
     Raises:
         ModelError: the model failed, gave no reply, or went beyond the limits.
     """
-    name = f"{provider.name}/{provider.model}"
+    name = full_name(provider)
     reply: Message | None = None
     size = 0
     with anyio.move_on_after(limits.timeout_s) as scope:
@@ -69,6 +72,45 @@ async def ask(
     if reply is None or not reply.is_assistant:
         raise ModelError(f"the model {name} ended without a reply")
     return reply
+
+
+def answerable(reply: Message, provider: Provider, clock: Clock) -> Message:
+    """A reply that says or calls something, its calls such that each can be answered.
+
+    A call without a name is left out; one without an id of its own gets one. Arguments that are not JSON cannot be sent
+    again: they are kept beside, for the transcript and the tool runner.
+
+    Raises:
+        ModelError: nothing is left of it.
+    """
+    calls: list[ToolCall] = []
+    ids = {""}
+    for call in reply.tool_calls or ():
+        if not call.name:
+            continue
+        changes: dict[str, object] = {}
+        if call.id in ids:
+            changes["id"] = f"call_{clock.new_id()}"
+        if call.arguments.strip() and not _is_json(call.arguments):
+            changes |= {"arguments": "{}", "extra": {**(call.extra or {}), MALFORMED: call.arguments}}
+        calls.append(msgspec.structs.replace(call, **changes))
+        ids.add(calls[-1].id)
+    if not calls and not reply.text.strip() and not any(isinstance(part, ImagePart) for part in reply.content):
+        raise ModelError(f"the model {full_name(provider)} answered nothing; ask again")
+    return msgspec.structs.replace(reply, tool_calls=tuple(calls) or None, model=reply.model or provider.model)
+
+
+def full_name(provider: Provider) -> str:
+    """Which model of whom, for people."""
+    return f"{provider.name}/{provider.model}"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        parse_json(text.encode())
+    except (InvalidMessage, UnicodeEncodeError):
+        return False
+    return True
 
 
 def _grown(size: int, limits: ReplyLimits, name: str) -> int:

@@ -17,7 +17,7 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from miniclaw_sessions.agent.asking import ReplyLimits, ask
+from miniclaw_sessions.agent.asking import ReplyLimits, answerable, ask, full_name
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import (
     ABORTED,
@@ -32,7 +32,8 @@ from miniclaw_sessions.agent.events import (
 )
 from miniclaw_sessions.agent.hooks import Generation, Hooks
 from miniclaw_sessions.agent.provider import Provider, TextDelta
-from miniclaw_sessions.agent.tool_runner import MALFORMED, Tell, ToolRunner
+from miniclaw_sessions.agent.suspending import log_pending, pending_calls
+from miniclaw_sessions.agent.tool_runner import Tell, ToolRunner
 from miniclaw_sessions.agent.tools import Content
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import (
@@ -45,15 +46,10 @@ from miniclaw_sessions.errors import (
     SessionsError,
 )
 from miniclaw_sessions.history.pairing import open_calls
-from miniclaw_sessions.protocol.encoding import parse_json
-from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry
-from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, ToolCall, Usage
+from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.compacting import CompactionOutcome, CompactionStatus
 from miniclaw_sessions.session.turn import INTERRUPTED, Turn
-
-SUSPENDED = "agent.suspended"
-"""The `custom_type` of the entry that says which calls of a suspended turn wait, and for what."""
 
 _SPEAKERS = frozenset({Role.USER, Role.ASSISTANT, Role.TOOL_RESULT})
 _ADDABLE = frozenset(Role) - {Role.TOOL_RESULT}
@@ -214,9 +210,7 @@ class _Running:
         return still
 
     async def _suspend(self, pending: Sequence[PendingCall]) -> TurnSuspended:
-        """Log what is waited for, so that a restart knows it."""
-        calls = [{"id": one.call.id, "reason": one.reason, "data": dict(one.data)} for one in pending]
-        await self._turn.tree.append_custom_entry(SUSPENDED, {"calls": calls})
+        await log_pending(self._turn, pending)
         return TurnSuspended(tuple(pending), self.generation.usage)
 
     # --- the model ---------------------------------------------------------------------------------------------------
@@ -236,7 +230,7 @@ class _Running:
             if outcome.status is not CompactionStatus.DONE:
                 raise
             answer = await self._ask()
-        reply = self._accepted(answer)
+        reply = answerable(answer, self._job.provider, self._job.clock)
         self.generation.usage += reply.usage or Usage()
         tell(ReplyFinished(reply))
         return reply
@@ -254,33 +248,6 @@ class _Running:
         self._draft.clear()
         return await ask(job.provider, context, job.tools.tools, job.limits, on_text)
 
-    def _accepted(self, reply: Message) -> Message:
-        """A reply that says or calls something, its calls such that each can be answered."""
-        calls = self._answerable(reply.tool_calls or ())
-        if not calls and not reply.text.strip() and not _has_image(reply):
-            raise ModelError(f"the model {self._model_name} answered nothing; ask again")
-        return msgspec.structs.replace(reply, tool_calls=calls or None, model=reply.model or self._job.provider.model)
-
-    def _answerable(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
-        """The calls that name a tool, each with an id of its own and with arguments that are JSON.
-
-        Arguments that are not JSON cannot be sent again; they are kept beside, for the transcript and the tool runner.
-        """
-        answerable: list[ToolCall] = []
-        ids: set[str] = set()
-        for call in calls:
-            if not call.name:
-                continue
-            changes: dict[str, object] = {}
-            if not call.id or call.id in ids:
-                changes["id"] = f"call_{self._job.clock.new_id()}"
-            if call.arguments.strip() and not _is_json(call.arguments):
-                changes |= {"arguments": "{}", "extra": {**(call.extra or {}), MALFORMED: call.arguments}}
-            accepted = msgspec.structs.replace(call, **changes) if changes else call
-            ids.add(accepted.id)
-            answerable.append(accepted)
-        return tuple(answerable)
-
     async def _finish(self, reply: Message) -> TurnFinished:
         generation = self.generation
         generation.reply = reply
@@ -295,7 +262,7 @@ class _Running:
         try:
             self._turn.append(reply)
         except InvalidMessage as error:
-            raise ModelError(f"the reply of {self._model_name} cannot be stored: {error}") from None
+            raise ModelError(f"the reply of {full_name(self._job.provider)} cannot be stored: {error}") from None
 
     def _given_by_hook(self, message: object, roles: frozenset[Role]) -> Message:
         """A message that a hook gives may not leave a session behind that no model accepts."""
@@ -308,10 +275,6 @@ class _Running:
             raise AgentError(f"a hook gave a message that cannot be stored: {error}") from None
         return message
 
-    @property
-    def _model_name(self) -> str:
-        return f"{self._job.provider.name}/{self._job.provider.model}"
-
 
 async def _hook(hook: Awaitable[None]) -> None:
     try:
@@ -322,47 +285,7 @@ async def _hook(hook: Awaitable[None]) -> None:
         raise AgentError(f"a hook failed with {type(error).__name__}") from error
 
 
-async def pending_calls(session: Session) -> list[PendingCall]:
-    """The calls of a suspended turn that wait for an answer from outside.
-
-    Raises:
-        StoreUnavailable: the store cannot be read.
-    """
-    entries = (await session.tree.read_branch()).entries
-    suspended = next((entry for entry in reversed(entries) if _is_suspension(entry) or _asks(entry)), None)
-    if not isinstance(suspended, Custom):
-        return []
-    told_calls = {call["id"]: call for call in suspended.data.get("calls", ())}
-    unanswered = open_calls(session.messages())
-    return [
-        PendingCall(call, told_calls[call.id].get("reason", ""), told_calls[call.id].get("data", {}))
-        for call in unanswered
-        if call.id in told_calls
-    ]
-
-
-def _is_suspension(entry: Entry) -> bool:
-    return isinstance(entry, Custom) and entry.custom_type == SUSPENDED
-
-
-def _asks(entry: Entry) -> bool:
-    """An assistant's message; what was suspended before it is over, although it may use the same ids."""
-    return isinstance(entry, MessageEntry) and entry.message.is_assistant
-
-
 def _awaits_reply(messages: Sequence[Message]) -> bool:
     """Whether the newest word is not the assistant's; what a hook added, and summaries of branches, are no words."""
     newest = next((one for one in reversed(messages) if one.role in _SPEAKERS), None)
     return newest is not None and not newest.is_assistant
-
-
-def _is_json(text: str) -> bool:
-    try:
-        parse_json(text.encode())
-    except (InvalidMessage, UnicodeEncodeError):
-        return False
-    return True
-
-
-def _has_image(message: Message) -> bool:
-    return any(isinstance(part, ImagePart) for part in message.content)

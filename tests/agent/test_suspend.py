@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent, AgentEvent, PendingCall, SuspendTurn, TurnSuspended, Unanswered
-from miniclaw_sessions.agent.loop import pending_calls as calls_that_wait
+from miniclaw_sessions.agent.suspending import pending_calls as calls_that_wait
 from miniclaw_sessions.errors import AgentError, InvalidMessage, NothingToResume
 from miniclaw_sessions.history.context import is_legal
 from miniclaw_sessions.protocol.messages import Message, ToolCall
