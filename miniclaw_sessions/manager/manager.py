@@ -42,7 +42,7 @@ from miniclaw_sessions.manager.expiry import Expiry, SweepReport
 from miniclaw_sessions.manager.purging import purge
 from miniclaw_sessions.manager.reader import SessionReader, summarize
 from miniclaw_sessions.manager.registry import SessionRegistry
-from miniclaw_sessions.manager.saving import Saving, WatchedStore
+from miniclaw_sessions.manager.saving import Saving
 from miniclaw_sessions.manager.source_file import source_file
 from miniclaw_sessions.persistence.archive import Archive
 from miniclaw_sessions.persistence.checking import Check, CheckReport
@@ -56,6 +56,7 @@ from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.copying import copy_session
 from miniclaw_sessions.statistics import Health, ManagerStatistics, SessionSummary
 from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.stores.wrapping import WatchedStore
 
 if TYPE_CHECKING:
     from miniclaw_sessions.formats.codec import Format

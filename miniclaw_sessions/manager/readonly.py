@@ -34,7 +34,7 @@ from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Journal, Owner, Session
 from miniclaw_sessions.statistics import SessionSummary
-from miniclaw_sessions.stores import open_store
+from miniclaw_sessions.stores import open_store, refuse_another_store, store_place
 from miniclaw_sessions.stores.base import Store, StoredEntry
 from miniclaw_sessions.stores.encrypted import encrypted
 
@@ -103,7 +103,9 @@ class ReadOnlySessions(SessionReader):
         """
         async with AsyncExitStack() as stack:
             self._snapshots = stack.enter_context(closing(await to_thread.run_sync(self._open)))
-            store = open_store(self.settings.store, self.workspace, read_only=True)
+            place = store_place(self.settings.store, self.workspace)
+            await to_thread.run_sync(refuse_another_store, place, self.workspace)
+            store = open_store(place, self.workspace, read_only=True)
             self.store = await stack.enter_async_context(encrypted(store, self._encryption))
             self._stack = stack.pop_all()
         return self

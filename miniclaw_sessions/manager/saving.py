@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable, named
+from miniclaw_sessions.errors import StoreError, StoreFull, StoreUnavailable, named
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.background import Background
 from miniclaw_sessions.persistence.committer import Committer
 from miniclaw_sessions.persistence.flusher import Flusher, FlushReport
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.persistence.workspace import Workspace
-from miniclaw_sessions.stores.base import Store
-from miniclaw_sessions.stores.wrapping import WrappingStore
-
-T = TypeVar("T")
+from miniclaw_sessions.stores.wrapping import WatchedStore
 
 log = get_logger(__name__)
-
-
-class WatchedStore(WrappingStore):
-    """A store that remembers that it turned out to be damaged, for whoever asks how it is.
-
-    Attributes:
-        damage: what a call met last, unless a whole check found nothing since.
-    """
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self.damage: StoreCorrupt | None = None
-
-    async def _forward(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
-        try:
-            result = await call()
-        except StoreCorrupt as error:
-            self.damage = error
-            raise
-        if method == "check" and not result:
-            self.damage = None
-        return result
 
 
 class Saving:

@@ -34,12 +34,12 @@ from miniclaw_sessions.persistence.quarantine import Quarantine
 from miniclaw_sessions.persistence.recognition import recognize
 from miniclaw_sessions.persistence.recovery import Progress, Recovered, Recovery, RecoveryReport
 from miniclaw_sessions.persistence.snapshots import Snapshots
-from miniclaw_sessions.stores import open_store
-from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.stores import open_store, refuse_another_store, store_place
+from miniclaw_sessions.stores.base import Store, StorePlace
 from miniclaw_sessions.stores.copying import copy_store
 from miniclaw_sessions.stores.encrypted import encrypted
 from miniclaw_sessions.stores.reading import read_through
-from miniclaw_sessions.stores.wrapping import WrappingStore
+from miniclaw_sessions.stores.wrapping import innermost
 
 LOOK_AGAIN_S = 0.1
 """How often a directory that another process has is tried again."""
@@ -160,6 +160,7 @@ class Workspace:
         """Open what is in the directory, once it is ours."""
         try:
             self._marker = check_marker(self.path, self._encryption)
+            refuse_another_store(self._place, self.path)
             self._clean()
             self.losses = Losses(self.path)
             snapshots = open_snapshots(self.path, self._settings, clock=self._clock, encryption=self._encryption)
@@ -211,9 +212,7 @@ class Workspace:
     def _keep_for_salvage(self, files: Sequence[Path]) -> None:
         """Copy a damaged database, with its log, to where it is salvaged from; the files themselves are evidence."""
         remove_tree(self.path / _SALVAGE)
-        if not isinstance(self._store_choice, str) or not self._store_choice.startswith("sqlite:"):
-            return
-        if not _holds_anything(files[0]):
+        if self._place.path is None or self._place.is_directory or not _holds_anything(files[0]):
             return  # a hole of gigabytes would be copied for nothing
         with Directory(self.path / _SALVAGE) as target:
             for file, name in zip(files[:2], (_SALVAGE, f"{_SALVAGE}-wal"), strict=True):
@@ -228,12 +227,10 @@ class Workspace:
             return
         from miniclaw_sessions.stores.sql.salvage import Salvage, make_readable  # noqa: PLC0415 - hardly ever needed
 
-        while isinstance(store, WrappingStore):
-            store = store.inner
         try:
             await to_thread.run_sync(make_readable, path / _SALVAGE)
             async with Salvage(path / _SALVAGE) as rest:
-                copied = await copy_store(rest, store)
+                copied = await copy_store(rest, innermost(store))
         except (StoreError, OSError) as error:
             log.error("nothing could be salvaged", action="recovery.salvage_failed", error=str(error))
         else:
@@ -255,6 +252,11 @@ class Workspace:
             losses=self.losses,
             on_progress=self._on_progress,
         )
+
+    @property
+    def _place(self) -> StorePlace:
+        choice = self._store_choice
+        return store_place(choice, self.path) if isinstance(choice, str) else choice.place
 
     def _new_store(self) -> Store:
         choice = self._store_choice

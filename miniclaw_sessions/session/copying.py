@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,10 +15,7 @@ from miniclaw_sessions.protocol.entries import INCOMPLETE, METADATA, OWN_METADAT
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.session.unit import Unit
-
-BATCH_ENTRIES = 500
-BATCH_BYTES = 4_194_304
-"""When one of these is reached, the commit of what was accepted is waited for."""
+from miniclaw_sessions.stores.copying import in_batches
 
 MAX_CHAT_ID = 1_000
 """Of so many characters of the source's chat id a fork's is made; ids have a limit in bytes."""
@@ -101,7 +98,9 @@ async def _but_for_unfinished(entries: AsyncIterator[Entry]) -> AsyncIterator[En
 
 
 async def adopt_all(target: Journal, entries: AsyncIterator[Entry]) -> None:
-    """Append entries from elsewhere to a new session, in batches: neither memory nor the store's queue fills up.
+    """Append entries from elsewhere to a new session: the one way in which a fork, `put` and an import are made.
+
+    They come in the batches of every copy, so that neither memory nor the store's queue fills up.
 
     Args:
         target: a session that nobody else uses yet.
@@ -112,21 +111,23 @@ async def adopt_all(target: Journal, entries: AsyncIterator[Entry]) -> None:
         InvalidMessage: one of them cannot be stored faithfully, or is too large.
     """
     places = Places()
-    batch: list[Entry] = []
-    size = 0
-    async for entry in entries:
-        is_clearing = isinstance(entry, LeafMove) and entry.target_id is None
-        if is_clearing or len(batch) >= BATCH_ENTRIES or size >= BATCH_BYTES:
-            target.adopt(batch, places)
+    async for batch in in_batches(entries, _size_of):
+        for part in _begun_at_clearings(batch):
+            if _is_clearing(part[0]):
+                await target.settle()  # what is in force there stays in force
+            target.adopt(part, places)
             await target.saved()
-            batch, size = [], 0
-        if is_clearing:
-            await target.settle()  # what is in force there stays in force
-        batch.append(entry)
-        size += _size_of(entry)
-    target.adopt(batch, places)
     await target.settle()
-    await target.saved()
+
+
+def _begun_at_clearings(batch: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """The batch in parts: whatever takes everything off the branch begins another one."""
+    starts = [place for place, entry in enumerate(batch) if place == 0 or _is_clearing(entry)]
+    return (batch[start:end] for start, end in zip(starts, [*starts[1:], len(batch)], strict=True))
+
+
+def _is_clearing(entry: Entry) -> bool:
+    return isinstance(entry, LeafMove) and entry.target_id is None
 
 
 def _size_of(entry: Entry) -> int:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from miniclaw_sessions.errors import ConfigError
-from miniclaw_sessions.stores.base import Store
+import msgspec
 
-__all__ = ["STORE_URLS", "open_store", "store_place"]
+from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.stores.base import Store, StorePlace
+
+__all__ = ["STORE_URLS", "open_store", "refuse_another_store", "store_place", "stores_in"]
 
 STORE_URLS = (
     *("none:", "memory:", "sqlite:", "sqlite:///absolute/path/to/file.db"),
@@ -19,39 +21,46 @@ STORE_URLS = (
 """What the setting `store` may be."""
 
 
-_DEFAULT_PLACES = {"sqlite": "sessions.db", "jsonl": "transcripts"}
+_KINDS = {
+    "none": StorePlace("none", durable=False),
+    "memory": StorePlace("memory", durable=False),
+    "sqlite": StorePlace("sqlite", Path("sessions.db")),
+    "jsonl": StorePlace("jsonl", Path("transcripts"), is_directory=True),
+}
+"""The kinds of stores, each where a workspace has it unless its URL says otherwise."""
 
 
-def open_store(url: str, workspace: Path, *, read_only: bool = False) -> Store:
+def open_store(url: str | StorePlace, workspace: Path, *, read_only: bool = False) -> Store:
     """The store that a URL names, not yet opened: enter it as an async context manager.
 
     Args:
         url: `none:` (no transcript), `memory:`, `sqlite:` (`sessions.db` in the workspace), `sqlite:///absolute/path`,
-            `jsonl:` (the directory `transcripts` in the workspace) or `jsonl:///absolute/path`.
+            `jsonl:` (the directory `transcripts` in the workspace) or `jsonl:///absolute/path`; or what it means.
         workspace: the directory that `sqlite:` and `jsonl:` are relative to.
         read_only: change nothing and lock nothing, beside whoever writes it.
 
     Raises:
         ConfigError: no store goes by this URL.
     """
-    kind, place = store_place(url, workspace)
-    if kind == "sqlite" and read_only:
+    place = store_place(url, workspace) if isinstance(url, str) else url
+    path = place.path or workspace
+    if place.kind == "sqlite" and read_only:
         from miniclaw_sessions.stores.sql.reader import SQLiteReader  # noqa: PLC0415 - only the chosen store is imported
 
-        return SQLiteReader(place)
-    if kind == "sqlite":
+        return SQLiteReader(path)
+    if place.kind == "sqlite":
         from miniclaw_sessions.stores.sql.sqlite import SQLiteStore  # noqa: PLC0415 - same
 
-        return SQLiteStore(place)
-    if kind == "jsonl" and read_only:
+        return SQLiteStore(path)
+    if place.kind == "jsonl" and read_only:
         from miniclaw_sessions.stores.jsonl.reader import JSONLReader  # noqa: PLC0415 - same
 
-        return JSONLReader(place)
-    if kind == "jsonl":
+        return JSONLReader(path)
+    if place.kind == "jsonl":
         from miniclaw_sessions.stores.jsonl.store import JSONLStore  # noqa: PLC0415 - same
 
-        return JSONLStore(place)
-    if kind == "memory":
+        return JSONLStore(path)
+    if place.kind == "memory":
         from miniclaw_sessions.stores.memory import MemoryStore  # noqa: PLC0415 - same
 
         return MemoryStore()
@@ -60,20 +69,41 @@ def open_store(url: str, workspace: Path, *, read_only: bool = False) -> Store:
     return NoStore()
 
 
-def store_place(url: str, workspace: Path) -> tuple[str, Path]:
-    """What a URL means: the kind of the store, and its file or directory; the workspace itself where it has none.
+def store_place(url: str, workspace: Path) -> StorePlace:
+    """What a URL means.
 
     Raises:
         ConfigError: no store goes by this URL.
     """
-    match url.partition(":"):
-        case ("none" | "memory" as kind, ":", ""):
-            return kind, workspace
-        case ("sqlite" | "jsonl" as kind, ":", ""):
-            return kind, workspace / _DEFAULT_PLACES[kind]
-        case ("sqlite" | "jsonl" as kind, ":", place) if _is_absolute_path(place):
-            return kind, Path(place.removeprefix("//"))
+    scheme, colon, rest = url.partition(":")
+    kind = _KINDS.get(scheme, StorePlace(""))
+    if kind.kind and colon and not rest:
+        return msgspec.structs.replace(kind, path=kind.path and workspace / kind.path)
+    if kind.path is not None and _is_absolute_path(rest):
+        return msgspec.structs.replace(kind, path=Path(rest.removeprefix("//")))
     raise ConfigError(f"store = {_without_password(url)!r} is no store; it can be {', '.join(STORE_URLS)}")
+
+
+def stores_in(workspace: Path) -> list[StorePlace]:
+    """The stores that lie in a workspace, where it has them unless a URL says otherwise. Blocks."""
+    places = (store_place(f"{kind}:", workspace) for kind in _KINDS)
+    return [place for place in places if place.files()]
+
+
+def refuse_another_store(place: StorePlace, workspace: Path) -> None:
+    """Refuse to begin an empty store where the workspace has its transcripts in another one. Blocks.
+
+    Raises:
+        ConfigError: it has; which URL is meant is said.
+    """
+    if place.path is None or place.files():
+        return
+    for other in stores_in(workspace):
+        raise ConfigError(
+            f"the transcripts of {workspace} are in {other.path}, and there is no {place.path}, which sessions.store "
+            f"names; nothing was changed. Set sessions.store (MINICLAW_SESSIONS_STORE) to '{other.kind}:', `migrate` "
+            "from there, or move away what is old"
+        )
 
 
 def _is_absolute_path(place: str) -> bool:

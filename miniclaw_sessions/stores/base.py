@@ -145,6 +145,50 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     after_loss: bool = False
 
 
+class StorePlace(msgspec.Struct, frozen=True):
+    """Where a store is, and what its kind is like. Whoever copies, moves or removes stores asks this, never the kind.
+
+    Attributes:
+        kind: what its URL begins with.
+        path: its file, or the directory that holds its files; None: it is in no file.
+        is_directory: whether it has the directory for itself.
+        durable: whether what it has is there after this process has ended.
+    """
+
+    kind: str
+    path: Path | None = None
+    is_directory: bool = False
+    durable: bool = True
+
+    @property
+    def home(self) -> Path | None:
+        """The directory that its files are in."""
+        return self.path if self.path is None or self.is_directory else self.path.parent
+
+    @property
+    def torn(self) -> Path | None:
+        """Where it keeps what crashes left of its files, if it does."""
+        return self.path / "torn" if self.path is not None and self.is_directory else None
+
+    def moved(self, home: Path) -> StorePlace:
+        """The same, with its files in another directory."""
+        if self.path is None:
+            return self
+        return msgspec.structs.replace(self, path=home if self.is_directory else home / self.path.name)
+
+    def files(self) -> list[str]:
+        """The names in `home` of the files that hold its entries; empty where it is not, or not yet. Blocks."""
+        if self.path is None or not self.path.exists():
+            return []
+        if not self.is_directory:
+            return [self.path.name]
+        return sorted(file.name for file in self.path.glob("[!.]*.jsonl"))
+
+    def is_in_use(self) -> bool:
+        """Whether another program has it open, though nobody of ours does. Blocks."""
+        return self.path is not None and not self.is_directory and Path(f"{self.path}-wal").exists()
+
+
 class Store(Protocol):
     """One home of transcripts. Opened and closed as an async context manager.
 
@@ -158,6 +202,11 @@ class Store(Protocol):
 
     keeps_entries: ClassVar[bool]
     """False only for the store `none`: there is no transcript, the snapshots are all there is."""
+
+    @property
+    def place(self) -> StorePlace:
+        """Where it is; in no file unless it says otherwise."""
+        return StorePlace(type(self).__name__, durable=self.durable)
 
     @property
     def files(self) -> Sequence[Path]:

@@ -1,25 +1,36 @@
 """Copying a store into another one, entry by entry: the one way in which a transcript gets from one store to another.
 
-Backup, rekeying, changing the store and salvaging what is left of a damaged one all do this. Which kinds the two are,
-and whether either is encrypted, is theirs: whatever the contract of `stores.base` covers is copied.
+Backup, restoring, rekeying, migrating and salvaging what is left of a damaged store all do this. Of which kinds the two
+are, and whether either is encrypted, is theirs: whatever the contract of `stores.base` covers is copied, byte for byte.
+Each session is copied by itself, from where it is told to begin; an entry that is there already changes nothing.
+
+What is made of entries from elsewhere, such as a fork or an import, is put together by `session.copying`, in the same
+batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from itertools import groupby
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from miniclaw_sessions.errors import StoreCorrupt, StoreError
-from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead, is_damaged
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, is_damaged
 from miniclaw_sessions.stores.reading import Readable, read_all
 
+BATCH_ENTRIES = 500
+BATCH_BYTES = 4_194_304
+"""When one of these is reached, what was gathered is written, with one sync."""
+
 GROUP = 2_000
-"""How many entries are written with one sync."""
+"""How many entries are written at once from store to store."""
 
 OnEntries = Callable[[int], None]
 """Called with how many entries are done."""
+
+T = TypeVar("T")
 
 
 class Source(Readable, Protocol):
@@ -49,6 +60,13 @@ class _CopiedSession(msgspec.Struct):
     problems: list[str] = msgspec.field(default_factory=list)
 
 
+class _Piece(NamedTuple):
+    """An entry, and whose it is; None: the session has none."""
+
+    stored: StoredHead
+    entry: StoredEntry | None
+
+
 async def copy_store(source: Source, target: Store, on_entries: OnEntries = lambda _: None) -> Copied:
     """Copy every session. The source may go on being used: each session is copied as far as it was when it was reached.
 
@@ -58,35 +76,83 @@ async def copy_store(source: Source, target: Store, on_entries: OnEntries = lamb
         StoreError: the source cannot be read, or the target not be written. What the target has by then stays in it.
     """
     copies: dict[str, _CopiedSession] = {}
-    group: dict[str, Append] = {}
-    waiting = done = 0
-
-    async def copy(stored: StoredHead) -> None:
-        nonlocal waiting, done
-        session_id = stored.head.session_id
-        copy = copies[session_id] = _CopiedSession(stored.head.incarnation)
-        async for item in _pages(source, stored, copy.problems):
-            if waiting + len(item.entries) > GROUP or session_id in group:
-                await _append(target, group)
-                waiting = 0
-            group[session_id] = item
-            waiting += len(item.entries)
-            copy.entries += sum(not is_damaged(entry.encoded) for entry in item.entries)
-            done += len(item.entries)
+    done = 0
+    wanted = source.heads()
+    while True:
+        pieces = _pieces(source, wanted, copies)
+        async for batch in in_batches(pieces, _size_of, most=GROUP):
+            await _append(target, batch)
+            done += sum(piece.entry is not None for piece in batch)
             on_entries(done)
-
-    async for stored in source.heads():
-        await copy(stored)
-    await _append(target, group)
-    while replaced := await _replaced(source, copies):  # their pages may be of two sessions
-        for session_id, new in replaced.items():
+        replaced = await _replaced(source, copies)  # their pages may be of two sessions
+        if not replaced:
+            break
+        for session_id in replaced:
             del copies[session_id]
             await target.delete(session_id)
-            if new is not None:
-                await copy(new)
-        await _append(target, group)
+        wanted = _each(replaced)
     problems = [problem for copy in copies.values() for problem in copy.problems]
     return Copied(sessions=len(copies), entries=sum(copy.entries for copy in copies.values()), problems=problems)
+
+
+async def in_batches(
+    items: AsyncIterator[T], size: Callable[[T], int], *, most: int = BATCH_ENTRIES
+) -> AsyncGenerator[list[T], None]:
+    """The items, as many at a time as are written with one sync; no batch is empty.
+
+    Args:
+        items: as they come.
+        size: how many bytes one has.
+        most: how many there are in a batch.
+    """
+    batch: list[T] = []
+    total = 0
+    async for item in items:
+        batch.append(item)
+        total += size(item)
+        if len(batch) >= most or total >= BATCH_BYTES:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
+
+
+def _size_of(piece: _Piece) -> int:
+    return 0 if piece.entry is None else len(piece.entry.encoded)
+
+
+async def _pieces(
+    source: Source, heads: AsyncIterator[StoredHead], copies: dict[str, _CopiedSession]
+) -> AsyncIterator[_Piece]:
+    """The sessions' entries one after the other; what is seen of each is noted."""
+    async for stored in heads:
+        session_id = stored.head.session_id
+        copy = copies[session_id] = _CopiedSession(stored.head.incarnation)
+        is_empty = True
+        try:
+            async for entry in read_all(source, session_id):
+                if entry.sequence > stored.last_sequence:
+                    break
+                if is_damaged(entry.encoded):
+                    copy.problems.append(f"entry {entry.sequence} of session {session_id} is damaged")
+                else:
+                    copy.entries += 1
+                is_empty = False
+                yield _Piece(stored, entry)
+        except StoreCorrupt as error:  # what came before it is right
+            copy.problems.append(f"session {session_id}: {error}")
+        if is_empty:
+            yield _Piece(stored, None)
+
+
+async def _append(target: Store, batch: list[_Piece]) -> None:
+    appends = [
+        Append(stored.head, [entry for _, entry in pieces if entry is not None], after_loss=True)  # the gaps are known
+        for stored, pieces in groupby(batch, key=lambda piece: piece.stored)
+    ]
+    for outcome in await target.append(appends):
+        if outcome is not None:
+            raise StoreError(f"the copy is not complete: {outcome}") from outcome
 
 
 async def _replaced(source: Source, copies: Mapping[str, _CopiedSession]) -> dict[str, StoredHead | None]:
@@ -101,34 +167,7 @@ async def _replaced(source: Source, copies: Mapping[str, _CopiedSession]) -> dic
     return replaced
 
 
-async def _pages(source: Source, stored: StoredHead, problems: list[str]) -> AsyncIterator[Append]:
-    """A session's entries, some at a time; at least one page, if there is nothing on it."""
-    page: list[StoredEntry] = []
-    is_first = True
-    try:
-        async for entry in read_all(source, stored.head.session_id):
-            if entry.sequence > stored.last_sequence:
-                break
-            if is_damaged(entry.encoded):
-                problems.append(f"entry {entry.sequence} of session {stored.head.session_id} is damaged")
-            page.append(entry)
-            if len(page) >= GROUP // 4:
-                yield _item(stored.head, page)
-                page, is_first = [], False
-    except StoreCorrupt as error:  # what came before it is right
-        problems.append(f"session {stored.head.session_id}: {error}")
-    if page or is_first:
-        yield _item(stored.head, page)
-
-
-def _item(head: SessionHead, page: list[StoredEntry]) -> Append:
-    return Append(head, page, after_loss=True)  # the source knows of its gaps
-
-
-async def _append(target: Store, group: dict[str, Append]) -> None:
-    """Append what is in the group, and empty it."""
-    outcomes = await target.append(list(group.values()))
-    group.clear()
-    for outcome in outcomes:
-        if outcome is not None:
-            raise StoreError(f"the copy is not complete: {outcome}") from outcome
+async def _each(replaced: Mapping[str, StoredHead | None]) -> AsyncIterator[StoredHead]:
+    for stored in replaced.values():
+        if stored is not None:
+            yield stored

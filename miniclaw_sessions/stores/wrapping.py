@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self, TypeVar
 
-from miniclaw_sessions.errors import StoreError
-from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
+from miniclaw_sessions.errors import StoreCorrupt, StoreError
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, StorePlace
 
 T = TypeVar("T")
 
@@ -26,14 +26,14 @@ class WrappingStore(Store):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._store!r}>"
 
-    @property
-    def inner(self) -> Store:
-        """The store that is wrapped."""
-        return self._store
-
     async def _forward(self, method: str, call: Callable[[], Awaitable[T]]) -> T:  # noqa: ARG002 - to override
         """Call a method of the inner store."""
         return await call()
+
+    @property
+    def place(self) -> StorePlace:
+        """The inner store's."""
+        return self._store.place
 
     @property
     def files(self) -> Sequence[Path]:
@@ -105,3 +105,30 @@ class WrappingStore(Store):
     async def check(self) -> list[str]:
         """Check the inner store."""
         return await self._forward("check", self._store.check)
+
+
+def innermost(store: Store) -> Store:
+    """The store that is wrapped by all the others."""
+    return innermost(store._store) if isinstance(store, WrappingStore) else store  # noqa: SLF001 - its own module
+
+
+class WatchedStore(WrappingStore):
+    """A store that remembers that it turned out to be damaged, for whoever asks how it is.
+
+    Attributes:
+        damage: what a call met last, unless a whole check found nothing since.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.damage: StoreCorrupt | None = None
+
+    async def _forward(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            result = await call()
+        except StoreCorrupt as error:
+            self.damage = error
+            raise
+        if method == "check" and not result:
+            self.damage = None
+        return result

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +21,7 @@ import msgspec
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.disk import Directory, DirectoryLock
+from miniclaw_sessions.disk import LOCK, Directory
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.persistence.backups import note_backup
 from miniclaw_sessions.persistence.losses import NAME as LOSSES
@@ -30,19 +29,18 @@ from miniclaw_sessions.persistence.marker import NAME as MARKER
 from miniclaw_sessions.persistence.marker import RESTORING, read_marker
 from miniclaw_sessions.persistence.own_task import in_own_task
 from miniclaw_sessions.persistence.recognition import recognize
-from miniclaw_sessions.stores import open_store, store_place
-from miniclaw_sessions.stores.base import Store
-from miniclaw_sessions.stores.jsonl.store import JSONLStore
-from miniclaw_sessions.stores.wrapping import WrappingStore
-from miniclaw_sessions.transfer.copying import CHUNK, Copy, Report, in_thread
-from miniclaw_sessions.transfer.files import SESSIONS, SET_ASIDE, copy_files, files_in
+from miniclaw_sessions.stores import open_store, store_place, stores_in
+from miniclaw_sessions.stores.base import Store, StorePlace
+from miniclaw_sessions.stores.wrapping import innermost
+from miniclaw_sessions.transfer.copying import Copy, Report, copy_missing, held, in_thread
+from miniclaw_sessions.transfer.files import SESSIONS, SET_ASIDE, files_in
 
 MANIFEST = "backup.json"
 VERSION = 1
 
 _MAX_MANIFEST_BYTES = 2**31
 _BLOCK = 1 << 20
-_DATABASE, _TRANSCRIPTS = "sessions.db", "transcripts"
+_OF_ITSELF = (MARKER, LOSSES)  # how the workspace is encrypted, and what it has lost
 
 
 class BackedUpFile(msgspec.Struct, frozen=True):
@@ -58,9 +56,10 @@ class BackupReport(msgspec.Struct, kw_only=True):
     Attributes:
         version: of this format.
         made_at: when it was begun.
-        store: which kind of store it has: `sqlite:`, `jsonl:` or `none:`.
+        store: which kind of store it has: `sqlite:`, `jsonl:` or `none:`; of one that is in no file, `sqlite:`.
         key: the id of the key that it is encrypted with; None: it is not.
-        sessions, entries: what is in its store.
+        sessions: how many it has, in its store or in files only.
+        entries: what is in its store.
         snapshots: how many session files it has.
         problems: what is wrong, one sentence each: what was damaged already when it was made; after verifying, what is
             wrong with the backup itself.
@@ -115,10 +114,7 @@ async def back_up(manager: Holder, target: Path, on_progress: Report = lambda *_
         StoreError: the store cannot be read.
     """
     await manager.flush()
-    store = manager.store
-    while isinstance(store, WrappingStore):
-        store = store.inner
-    return await _make(manager.workspace, store, manager.clock, target, on_progress)
+    return await _make(manager.workspace, innermost(manager.store), manager.clock, target, on_progress)
 
 
 @in_own_task
@@ -132,14 +128,15 @@ async def back_up_closed(
         NotAWorkspace: there is none, or the directory is another program's; it was not touched.
         ConfigError, StoreError: as for `back_up`.
     """
-    await in_thread(partial(recognize, workspace, create=False))
     async with AsyncExitStack() as stack:
-        stack.callback((await in_thread(DirectoryLock, workspace)).release)
+        place = await stack.enter_async_context(held(workspace, settings.store))
         marker = await in_thread(read_marker, workspace)
         is_half = marker is not None and marker.rekeying != ""
         if is_half or await in_thread((workspace / RESTORING).exists):
             raise ConfigError(f"{workspace} is being rekeyed or restored, and that was interrupted; finish that first")
-        store = await stack.enter_async_context(open_store(settings.store, workspace))
+        store = None
+        if await in_thread(place.files):
+            store = await stack.enter_async_context(open_store(place, workspace))
         return await _make(workspace, store, SystemClock(), target, on_progress)
 
 
@@ -175,36 +172,37 @@ async def restore(
     Args:
         backup: the directory of the backup; it is verified first, and not changed.
         workspace: where to; there may be nothing that lives: no session, no store.
-        settings: say where the store is to be; it must be of the kind that was backed up.
+        settings: say which store the workspace is to have, of whatever kind.
         on_progress: told how it advances.
-        damaged: restore also what is damaged: the next start makes of it what can be made.
+        damaged: restore also what is damaged, with the store that it has: the next start makes of it what can be made.
 
     Raises:
-        ConfigError: the backup is damaged or none, the store is of another kind, or something lives in the workspace.
+        ConfigError: the backup is damaged or none, the store cannot take its entries, or something lives in the
+            workspace.
         NotAWorkspace: the directory is another program's; it was not touched.
         DirectoryInUse: a process has the workspace.
+        StoreError: the backup's store cannot be read, or the new one not be written.
     """
     report = await verify_backup(backup, on_progress)
     if report.problems and not damaged:
         more = f", and {len(report.problems) - 1} more" if len(report.problems) > 1 else ""
         raise ConfigError(f"the backup {backup} is damaged: {report.problems[0]}{more}; nothing was restored")
-    kind, place = store_place(settings.store, workspace)
-    if f"{kind}:" != report.store:
+    source, place = store_place(report.store, backup), store_place(settings.store, workspace)
+    if (place.path is None and report.entries) or (report.problems and source.kind != place.kind):
         raise ConfigError(
-            f"the backup has a store {report.store}, and store = {settings.store!r} is of another kind; set "
+            f"the backup has a store {report.store}, which cannot be restored to store = {settings.store!r}; set "
             f"sessions.store to {report.store!r} for restoring, and migrate afterwards"
         )
     try:
-        await in_thread(partial(recognize, workspace, create=True))
-        await in_thread(lambda: Directory(workspace).close())
-        async with AsyncExitStack() as stack:
-            stack.callback((await in_thread(DirectoryLock, workspace)).release)
-            copy = Copy(workspace / RESTORING, settings.store, place.with_name(f".{place.name}.restoring"))
+        await in_thread(_make_directory, workspace)
+        async with held(workspace, settings.store, create=True):
+            beside = place if place.path is None else place.moved(place.path.with_name(f".{place.path.name}.restoring"))
+            copy = Copy(workspace / RESTORING, beside)
             if not await in_thread((copy.path / MANIFEST).exists):  # or an earlier run had decided
-                await in_thread(_refuse_living, workspace, kind, place)
+                await in_thread(_refuse_living, workspace, place)
                 await in_thread(copy.remove)
-                await _copy_back(backup, copy, place.name, report, on_progress)
-            await in_thread(_settle, copy, workspace, settings.store)
+                await _copy_back(backup, source, copy, on_progress, is_damaged=report.problems != [])
+            await in_thread(_settle, copy, workspace, place, report)
     except OSError as error:
         raise ConfigError(
             f"{backup} cannot be restored to {workspace}: {error.strerror or error}; mend the disk, and run it again"
@@ -215,23 +213,21 @@ async def restore(
 # --- making one ------------------------------------------------------------------------------------------------------
 
 
-async def _make(workspace: Path, store: Store, clock: Clock, target: Path, on_progress: Report) -> BackupReport:
-    kind = "jsonl" if isinstance(store, JSONLStore) else "sqlite" if store.keeps_entries else "none"
+async def _make(workspace: Path, store: Store | None, clock: Clock, target: Path, on_progress: Report) -> BackupReport:
+    source = store if store is not None and store.keeps_entries else None
+    kind = "none" if source is None else "sqlite" if source.place.path is None else source.place.kind
     try:
         await in_thread(_refuse_taken, target, workspace)
         marker = await in_thread(read_marker, workspace)
         report = BackupReport(made_at=clock.now(), store=f"{kind}:", key=None if marker is None else marker.key)
         await in_thread(note_backup, workspace, target, report.made_at)  # first: half a backup has words too
-        copy = Copy(target, f"{kind}:", target / _TRANSCRIPTS if kind == "jsonl" else target)
-        await in_thread(lambda: Directory(copy.store_path).close())
-        async with copy.open_store() as copied:
-            source = store if store.keeps_entries else None
-            torn = store.path / "torn" if isinstance(store, JSONLStore) else None
-            await copy.make(workspace, source, copied, torn=torn, sealing=None, on_progress=on_progress)
+        await in_thread(lambda: Directory(target).close())
+        copy = Copy(target, store_place(report.store, target))
+        await copy.make(workspace, source, None if source is None else source.place.torn, on_progress=on_progress)
         report.sessions, report.entries = copy.report.sessions, copy.report.entries
         report.snapshots, report.problems = copy.report.snapshots, copy.report.problems
         on_progress("writing the list of files", 0, None)
-        await in_thread(_finish, workspace, target, report)
+        await in_thread(_finish, workspace, copy, report)
     except OSError as error:
         raise ConfigError(f"cannot back {workspace} up to {target}: {error.strerror or error}") from error
     return report
@@ -244,16 +240,15 @@ def _refuse_taken(target: Path, workspace: Path) -> None:
         raise ConfigError(f"cannot back up to {target}: it is there already; name a directory that is not there yet")
 
 
-def _finish(workspace: Path, target: Path, report: BackupReport) -> None:
+def _finish(workspace: Path, copy: Copy, report: BackupReport) -> None:
     """Copy what the workspace says of itself, and write down what is there: only then it is a backup."""
-    with Directory(target) as directory:
-        with Directory(workspace, is_ours=False) as source:
-            _copy_missing(source, directory)
-        if (target / _TRANSCRIPTS / ".lock").exists():
-            with Directory(target / _TRANSCRIPTS) as transcripts:
-                transcripts.remove([".lock"])
-        report.files = {name: _described(target / name) for name in _names_below(target)}
-        manifest = msgspec.json.format(msgspec.json.encode(report), indent=1)
+    copy_missing(workspace, copy.path, _OF_ITSELF)
+    if copy.place.is_directory and copy.place.path is not None and copy.place.path.exists():
+        with Directory(copy.place.path) as transcripts:
+            transcripts.remove([LOCK])
+    report.files = {name: _described(copy.path / name) for name in _names_below(copy.path)}
+    manifest = msgspec.json.format(msgspec.json.encode(report), indent=1)
+    with Directory(copy.path) as directory:
         failure = directory.create([(MANIFEST, lambda: manifest)])[0]
     if failure is not None:
         raise failure
@@ -321,10 +316,14 @@ def _difference(file: Path, expected: BackedUpFile) -> str:
 # --- putting one back ------------------------------------------------------------------------------------------------
 
 
-def _refuse_living(workspace: Path, kind: str, place: Path) -> None:
+def _make_directory(workspace: Path) -> None:
+    recognize(workspace, create=True)
+    Directory(workspace).close()
+
+
+def _refuse_living(workspace: Path, place: StorePlace) -> None:
     living = [str(workspace / name) for name in (SESSIONS, *SET_ASIDE) if files_in(workspace / name)]
-    if (kind == "jsonl" and files_in(place)) or (kind == "sqlite" and place.exists()):
-        living.append(str(place))
+    living += sorted({str(one.path) for one in (place, *stores_in(workspace)) if one.files()})
     if living:
         raise ConfigError(
             f"cannot restore to {workspace}: there is something already ({', '.join(living)}); nothing was changed. "
@@ -332,48 +331,23 @@ def _refuse_living(workspace: Path, kind: str, place: Path) -> None:
         )
 
 
-async def _copy_back(backup: Path, copy: Copy, database: str, report: BackupReport, on_progress: Report) -> None:
-    """Copy every file to a place beside the one where it is to be; the list of them last."""
+async def _copy_back(backup: Path, source: StorePlace, copy: Copy, on_progress: Report, *, is_damaged: bool) -> None:
+    """Copy everything to a place beside the one where it is to be; the list of files last."""
     await in_thread(lambda: Directory(copy.path).close())
-    groups: dict[tuple[Path, Path], list[str]] = {}
-    for name in report.files:
-        path = Path(name)
-        groups.setdefault((backup / path.parent, _staged(path, copy)), []).append(path.name)
-    done = 0
-    for (source, target), names in groups.items():
-        for start in range(0, len(names), CHUNK):
-            chunk = names[start : start + CHUNK]
-            await in_thread(_copy_some, source, chunk, target)
-            done += len(chunk)
-            on_progress("restoring", done, len(report.files))
-    if report.store == "sqlite:" and database != _DATABASE:
-        await in_thread((copy.store_path / _DATABASE).rename, copy.store_path / database)
-    await in_thread(_copy_some, backup, [MANIFEST], copy.path)
+    async with AsyncExitStack() as stack:
+        store = None
+        if await in_thread(source.files) and not is_damaged:
+            store = await stack.enter_async_context(open_store(source, backup, read_only=True))
+        await copy.make(backup, store, source.torn, on_progress=on_progress)
+    if is_damaged:
+        await copy.put_back(source, on_progress)
+    await in_thread(copy_missing, backup, copy.path, _OF_ITSELF)
+    await in_thread(copy_missing, backup, copy.path, [MANIFEST])
 
 
-def _staged(path: Path, copy: Copy) -> Path:
-    """The directory in which a file of a backup waits for its place."""
-    if path.parts[0] == _TRANSCRIPTS:
-        return copy.store_path.joinpath(*path.parts[1:-1])
-    return copy.store_path if path.name == _DATABASE else copy.path / path.parent
-
-
-def _copy_some(source: Path, names: list[str], target: Path) -> None:
-    if not source.is_dir():
-        return  # of a damaged backup
-    with Directory(source, is_ours=False) as here, Directory(target) as there:
-        copy_files(here, names, there, None, [])
-
-
-def _settle(copy: Copy, workspace: Path, url: str) -> None:
+def _settle(copy: Copy, workspace: Path, place: StorePlace, report: BackupReport) -> None:
     """Let the files take their places; the list of them goes last, for it says that they are to."""
-    with Directory(workspace) as home, Directory(copy.path) as staged:
-        _copy_missing(staged, home)
-    copy.take_places(workspace, url)
-
-
-def _copy_missing(source: Directory, target: Directory) -> None:
-    """Copy how the workspace is encrypted, and what it has lost."""
-    for name in {MARKER, LOSSES}.intersection(source.names()).difference(target.names()):
-        with suppress(FileNotFoundError):  # a loss was acknowledged just now
-            source.copy(name, target, name)
+    if report.entries and not (report.problems or copy.place.files() or place.files()):
+        raise ConfigError("the restore that was interrupted had another sessions.store; name that one again")
+    copy_missing(copy.path, workspace, _OF_ITSELF)
+    copy.take_places(workspace, place)

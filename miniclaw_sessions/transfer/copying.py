@@ -2,12 +2,14 @@
 
 The copy is made in a place of its own (`Copy`), complete and safe, before anything takes the place of anything. A
 backup is such a copy; a restored or rekeyed workspace is one whose files then take their places (`Copy.take_places`),
-and whoever is cut off while they do goes on by doing it again.
+and whoever is cut off while they do goes on by doing it again. Entries go from store to store (`stores.copying`), so
+that the copy's may be of another kind, and sealed otherwise; `migrate` does nothing but that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -15,12 +17,14 @@ from typing import TypeVar
 import msgspec
 from anyio import to_thread
 
-from miniclaw_sessions.disk import Directory, remove_tree
+from miniclaw_sessions.disk import Directory, DirectoryLock, remove_tree
 from miniclaw_sessions.errors import ConfigError, StoreError
+from miniclaw_sessions.persistence.recognition import recognize
 from miniclaw_sessions.persistence.snapshots import SUFFIX
-from miniclaw_sessions.stores import open_store, store_place
-from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.stores import open_store, refuse_another_store, store_place
+from miniclaw_sessions.stores.base import StorePlace
 from miniclaw_sessions.stores.copying import Source, copy_store
+from miniclaw_sessions.stores.encrypted import encrypted
 from miniclaw_sessions.transfer.files import SESSIONS, SET_ASIDE, Sealing, copy_files, files_in
 
 CHUNK = 64
@@ -36,7 +40,8 @@ class CopyReport(msgspec.Struct, kw_only=True):
     """What was copied.
 
     Attributes:
-        sessions, entries: what is in the copy's store.
+        sessions: how many the copy has, in its store or in files only.
+        entries: what is in the copy's store.
         snapshots: how many session files are in it.
         resealed_snapshots, resealed_files: how many session files, and others, were sealed otherwise on the way.
         problems: what is damaged, one sentence each; it is copied too, and stays damaged.
@@ -50,51 +55,56 @@ class CopyReport(msgspec.Struct, kw_only=True):
     problems: list[str] = msgspec.field(default_factory=list)
 
 
+@asynccontextmanager
+async def held(workspace: Path, url: str, *, create: bool = False) -> AsyncIterator[StorePlace]:
+    """A workspace that nobody else can open meanwhile; gives the place of its store. Run it `in_own_task`.
+
+    Raises:
+        NotAWorkspace: it is none, or another program's directory; it was not touched.
+        DirectoryInUse: a process has it.
+        ConfigError: no store goes by this URL, or the workspace has its transcripts in another one.
+    """
+    place = store_place(url, workspace)
+    await in_thread(partial(recognize, workspace, create=create))
+    lock = await in_thread(DirectoryLock, workspace)
+    try:
+        await in_thread(refuse_another_store, place, workspace)
+        yield place
+    finally:
+        lock.release()
+
+
 class Copy:
     """A place for a workspace's files, and one for its store, beside those that they may replace."""
 
-    def __init__(self, path: Path, url: str, store_path: Path) -> None:
+    def __init__(self, path: Path, place: StorePlace) -> None:
         """Nothing is made yet.
 
         Args:
             path: where session files and what was set aside go; a directory that is not there.
-            url: which kind of store the workspace has.
-            store_path: the directory in which the store's database is made, or its transcripts.
+            place: where the store goes; any kind, but it must be in files if there is one to copy.
         """
         self.path = path
-        self.store_path = store_path
-        self.kind, place = store_place(url, path)
-        self._database = store_path / place.name
+        self.place = place
         self.report = CopyReport()
 
-    @property
-    def torn(self) -> Path:
-        """Where a store of transcripts keeps what crashes left."""
-        return self.store_path / "torn"
-
-    def open_store(self) -> Store:
-        """The copy's store, not yet opened."""
-        places = {"sqlite": f"sqlite://{self._database}", "jsonl": f"jsonl://{self.store_path}"}
-        return open_store(places.get(self.kind, f"{self.kind}:"), self.path)
-
-    async def make(  # noqa: PLR0913 - what, into what, and how
+    async def make(
         self,
         workspace: Path,
         source: Source | None,
-        target: Store,
-        *,
         torn: Path | None,
-        sealing: Sealing | None,
+        *,
+        sealing: Sealing | None = None,
         on_progress: Report,
     ) -> None:
         """Copy everything; session files first, for the store may get ahead of them, and never they of it.
 
         Args:
             workspace: whose files are copied.
-            source: its store, opened; None where it keeps no entries.
-            target: the copy's store, opened; it may seal what it is given.
+            source: its store, opened; None where there is none.
             torn: where the source keeps what crashes left, if it does.
-            sealing: what the files are to be sealed with; None: they stay as they are.
+            sealing: what everything is to be sealed with, where `source` gives entries that are not; None: it stays as
+                it is.
             on_progress: told how it advances.
 
         Raises:
@@ -106,22 +116,51 @@ class Copy:
         self.report.resealed_snapshots = await self._copy_files(workspace / SESSIONS, sealing, on_progress)
         for name in SET_ASIDE:
             self.report.resealed_files += await self._copy_files(workspace / name, sealing, on_progress)
-        if torn is not None:
-            self.report.resealed_files += await self._copy_files(torn, sealing, on_progress, self.torn)
+        stored: Mapping[str, str] = {}
         if source is not None:
+            stored = await self._copy_store(source, sealing, on_progress)
+            await in_thread(self._leave_out_replaced, workspace, incarnations, stored)
+        if torn is not None and self.place.torn is not None:
+            self.report.resealed_files += await self._copy_files(torn, sealing, on_progress, self.place.torn)
+        names = await in_thread(files_in, self.path / SESSIONS)
+        self.report.snapshots = len(names)
+        self.report.sessions = len({name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)} | {*stored})
+
+    async def put_back(self, damaged: StorePlace, on_progress: Report) -> None:
+        """Copy the files of a damaged store as they are; the next start makes of them what can be made."""
+        if damaged.home is None or self.place.home is None or self.place.path is None:
+            return
+        names = await in_thread(damaged.files)
+        await self._copy_files(damaged.home, None, on_progress, self.place.home, names)
+        if names and not damaged.is_directory:
+            await in_thread((self.place.home / names[0]).rename, self.place.path)
+
+    async def _copy_store(self, source: Source, sealing: Sealing | None, on_progress: Report) -> Mapping[str, str]:
+        """Copy the store, and return which sessions the copy has."""
+        home = self.place.home
+        if home is not None:
+            await in_thread(lambda: Directory(home).close())
+        async with encrypted(open_store(self.place, self.path), None if sealing is None else sealing.seals) as target:
             copied = await copy_store(source, target, lambda done: on_progress("copying the store", done, None))
-            self.report.sessions, self.report.entries = copied.sessions, copied.entries
-            self.report.problems += copied.problems
-            await self._check_complete(target, copied.sessions)
-            await self._leave_out_replaced(workspace, target, incarnations)
-        self.report.snapshots = len(await in_thread(files_in, self.path / SESSIONS))
+            stored = await _incarnations(target)
+        if len(stored) != copied.sessions:
+            raise StoreError(
+                f"the copy has {len(stored)} of {copied.sessions} sessions; nothing was changed, run this again"
+            )
+        self.report.entries = copied.entries
+        self.report.problems += copied.problems
+        return stored
 
     async def _copy_files(
-        self, source: Path, sealing: Sealing | None, on_progress: Report, target: Path | None = None
+        self,
+        source: Path,
+        sealing: Sealing | None,
+        on_progress: Report,
+        target: Path | None = None,
+        names: Sequence[str] | None = None,
     ) -> int:
-        names, changed = await in_thread(files_in, source), 0
-        if not names:
-            return 0
+        names = await in_thread(files_in, source) if names is None else names
+        changed = 0
         for start in range(0, len(names), CHUNK):
             chunk = names[start : start + CHUNK]
             changed += await in_thread(self._copy_chunk, source, chunk, target or self.path / source.name, sealing)
@@ -132,48 +171,43 @@ class Copy:
         with Directory(source, is_ours=False) as here, Directory(target) as there:
             return copy_files(here, names, there, sealing, self.report.problems)
 
-    async def _check_complete(self, target: Store, sessions: int) -> None:
-        found = await target.session_ids()
-        if len(found) != sessions:
-            raise StoreError(f"the copy has {len(found)} of {sessions} sessions; nothing was changed, run this again")
-
-    async def _leave_out_replaced(self, workspace: Path, target: Store, incarnations: Mapping[str, str]) -> None:
+    def _leave_out_replaced(self, workspace: Path, before: Mapping[str, str], after: Mapping[str, str]) -> None:
         """A session that was deleted meanwhile must not come back from its file, nor meet another one of its name.
 
         What the store has of a session without a file, the next start makes the file of.
         """
-        stored = await _incarnations(target)
-        still_there = set(await in_thread(files_in, workspace / SESSIONS))
+        still_there = set(files_in(workspace / SESSIONS))
         doomed = []
-        for name in await in_thread(files_in, self.path / SESSIONS):
-            before, after = (known.get(name.removesuffix(SUFFIX)) for known in (incarnations, stored))
-            if before != after or (after is None and name not in still_there):
+        for name in files_in(self.path / SESSIONS):
+            was, now = (known.get(name.removesuffix(SUFFIX)) for known in (before, after))
+            if was != now or (now is None and name not in still_there):
                 doomed.append(name)
         if doomed:
-            await in_thread(_remove, self.path / SESSIONS, doomed)
+            with Directory(self.path / SESSIONS) as directory:
+                directory.remove(doomed)
 
-    def take_places(self, workspace: Path, url: str) -> None:
+    def take_places(self, workspace: Path, place: StorePlace) -> None:
         """Let the copy's files take the places of the workspace's. Blocks; cut off, it is done again.
 
         Raises:
-            ConfigError: another program has the database open.
+            ConfigError: another program has the store open.
             OSError: it could not be done; do it again.
         """
-        kind, place = store_place(url, workspace)
-        if kind == "sqlite" and place.with_name(f"{place.name}-wal").exists():
-            raise ConfigError(f"another program has {place} open; end it, and run this again")
-        if self.store_path.exists():
-            home = place if kind == "jsonl" else place.parent
-            _take_all(self.torn, home / "torn")
-            _take_all(self.store_path, home, is_ours=kind == "jsonl")
+        if place.is_in_use():
+            raise ConfigError(f"another program has {place.path} open; end it, and run this again")
+        if self.place.home is not None and place.home is not None and self.place.home.exists():
+            if self.place.torn is not None and place.torn is not None:
+                _take_all(self.place.torn, place.torn)
+            _take_all(self.place.home, place.home, is_ours=place.is_directory)
         for name in (SESSIONS, *SET_ASIDE):
             _take_all(self.path / name, workspace / name)
         self.remove()
 
     def remove(self) -> None:
         """Delete what there is of the copy. Blocks."""
-        for path in (self.store_path, self.path):
-            remove_tree(path)
+        for path in (self.place.home, self.path):
+            if path is not None:
+                remove_tree(path)
 
 
 async def _incarnations(source: Source) -> dict[str, str]:
@@ -192,9 +226,14 @@ def _take_all(source: Path, target: Path, *, is_ours: bool = True) -> None:
         old.take_all(new)
 
 
-def _remove(path: Path, names: Sequence[str]) -> None:
-    with Directory(path) as directory:
-        directory.remove(names)
+def copy_missing(source: Path, target: Path, names: Collection[str]) -> None:
+    """Copy those of the named files that are there, and are not yet where they are to be. Blocks."""
+    with Directory(source, is_ours=False) as here, Directory(target) as there:
+        for name in set(names).intersection(here.names()).difference(there.names()):
+            try:
+                here.copy(name, there, name)
+            except FileNotFoundError:  # it went just now, as losses do that are acknowledged
+                continue
 
 
 async def in_thread(step: Callable[..., T], *arguments: object) -> T:

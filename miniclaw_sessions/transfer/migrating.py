@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.disk import DirectoryLock
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.persistence.marker import check_marker
 from miniclaw_sessions.persistence.own_task import in_own_task
-from miniclaw_sessions.persistence.recognition import recognize
 from miniclaw_sessions.stores import open_store, store_place
 from miniclaw_sessions.stores.copying import Copied, copy_store
-from miniclaw_sessions.transfer.copying import Report, in_thread
+from miniclaw_sessions.transfer.copying import Report, held, in_thread
 
 
 @in_own_task
@@ -39,18 +35,15 @@ async def migrate(
         DirectoryInUse: a process has the workspace.
         StoreError: the old store cannot be read, or the new one not be written; run it again with an empty one.
     """
-    (kind, place), (new_kind, new_place) = store_place(settings.store, workspace), store_place(to, workspace)
-    if {kind, new_kind} - {"sqlite", "jsonl"} or place == new_place:
+    place, new_place = store_place(settings.store, workspace), store_place(to, workspace)
+    if place == new_place or not (place.durable and new_place.durable):
         raise ConfigError(f"cannot migrate from {settings.store} to {to}: name two different stores that keep entries")
-    await in_thread(partial(recognize, workspace, create=False))
-    async with AsyncExitStack() as stack:
-        stack.callback((await in_thread(DirectoryLock, workspace)).release)
+    async with held(workspace, settings.store):
         await in_thread(check_marker, workspace, keys)
-        source = await stack.enter_async_context(open_store(settings.store, workspace))
-        target = await stack.enter_async_context(open_store(to, workspace))
-        if await target.session_ids():
-            raise ConfigError(f"cannot migrate to {to}: there are sessions in it already; nothing was changed")
-        copied = await copy_store(source, target, lambda done: on_progress("copying the store", done, None))
-        if await target.session_ids() != await source.session_ids():
-            raise ConfigError(f"the copy in {to} is not complete; remove it, and run this again")
+        async with open_store(place, workspace) as source, open_store(new_place, workspace) as target:
+            if await target.session_ids():
+                raise ConfigError(f"cannot migrate to {to}: there are sessions in it already; nothing was changed")
+            copied = await copy_store(source, target, lambda done: on_progress("copying the store", done, None))
+            if await target.session_ids() != await source.session_ids():
+                raise ConfigError(f"the copy in {to} is not complete; remove it, and run this again")
     return copied

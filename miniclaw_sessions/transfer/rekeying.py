@@ -11,25 +11,23 @@ again, and a flash drive for longer: only encryption from the beginning, or of t
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
-from functools import partial
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.disk import Directory, DirectoryLock, NotRegular
+from miniclaw_sessions.disk import Directory, NotRegular
 from miniclaw_sessions.encryption import KeyRing, is_sealed
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.persistence.marker import DamagedMarker, Marker, read_marker, remove_marker, write_marker
 from miniclaw_sessions.persistence.own_task import in_own_task
-from miniclaw_sessions.persistence.recognition import recognize
-from miniclaw_sessions.stores import open_store, store_place
-from miniclaw_sessions.stores.base import Store, StoredEntry, StoredHead, mark_damaged
+from miniclaw_sessions.stores import open_store, store_place, stores_in
+from miniclaw_sessions.stores.base import StoredEntry, mark_damaged
 from miniclaw_sessions.stores.copying import Source
-from miniclaw_sessions.stores.encrypted import encrypted, open_entry
+from miniclaw_sessions.stores.encrypted import open_entry
 from miniclaw_sessions.stores.reading import read_all
-from miniclaw_sessions.transfer.copying import Copy, Report, in_thread
+from miniclaw_sessions.transfer.copying import Copy, Report, held, in_thread
 from miniclaw_sessions.transfer.files import (
     SESSIONS,
     SET_ASIDE,
@@ -57,6 +55,7 @@ class RekeyReport(msgspec.Struct, kw_only=True):
         snapshots: how many session files.
         files: how many archives, and files that were set aside.
         damaged: what did not open, one sentence each; it is kept, and stays damaged.
+        left: other stores in the workspace, such as one from before a migration: they are as they were.
     """
 
     key: str | None = None
@@ -64,6 +63,7 @@ class RekeyReport(msgspec.Struct, kw_only=True):
     snapshots: int = 0
     files: int = 0
     damaged: list[str] = msgspec.field(default_factory=list)
+    left: list[str] = msgspec.field(default_factory=list)
 
 
 class Rekey:
@@ -86,9 +86,9 @@ class Rekey:
         self._keys = keys
         self._sealing = Sealing(keys, None if decrypt else keys)
         self._on_progress = on_progress
-        kind, self._place = store_place(settings.store, workspace)
-        self._has_store = kind in ("sqlite", "jsonl")
-        self._copy = Copy(workspace / BESIDE, settings.store, self._place.with_name(self._place.name + BESIDE))
+        self._place = place = store_place(settings.store, workspace)
+        beside = place if place.path is None else place.moved(place.path.with_name(place.path.name + BESIDE))
+        self._copy = Copy(workspace / BESIDE, beside)
 
     @in_own_task
     async def run(self) -> RekeyReport:
@@ -99,12 +99,12 @@ class Rekey:
             DirectoryInUse: a process has the workspace.
             WrongKey: something needs a key that is not held; nothing was changed.
             StoreError: the store cannot be read or written.
-            ConfigError: the workspace cannot be changed.
+            ConfigError: the workspace cannot be changed, or has its transcripts in another store than was said.
         """
+        if self._place.durable and self._place.path is None:
+            raise ConfigError(f"{self._url} has no files that could be rekeyed; migrate to `sqlite:`, and rekey that")
         try:
-            await in_thread(partial(recognize, self._workspace, create=True))
-            async with AsyncExitStack() as stack:
-                stack.callback((await in_thread(DirectoryLock, self._workspace)).release)
+            async with held(self._workspace, self._url, create=True):
                 await in_thread(self._finish_swap)
                 return await self._change()
         except OSError as error:
@@ -119,20 +119,23 @@ class Rekey:
         with suppress(DamagedMarker):  # nothing but a person's hand damages it
             marker = read_marker(self._workspace)
         if marker is not None and marker.rekeying == SWAPPING:
-            self._copy.take_places(self._workspace, self._url)
+            self._copy.take_places(self._workspace, self._place)
         self._copy.remove()
 
     async def _change(self) -> RekeyReport:
         key = None if self._sealing.seals is None else self._keys.ids[0]
-        report = RekeyReport(key=key)
-        reading = _Reading(self._sealing)
-        if await in_thread(self._are_files_wrong) | await self._is_store_wrong(reading):
-            await self._make_copy(_Reading(self._sealing))
+        others = [other for other in await in_thread(stores_in, self._workspace) if other.path != self._place.path]
+        report = RekeyReport(key=key, left=[str(other.path) for other in others])
+        wrong = await self._wrong_entries()
+        if await in_thread(self._are_files_wrong) or wrong:
+            async with self._opened_store() as source:
+                torn, sealing = self._place.torn, self._sealing
+                await self._copy.make(self._workspace, source, torn, sealing=sealing, on_progress=self._on_progress)
             await in_thread(write_marker, self._workspace, Marker(key=self._keys.ids[0], rekeying=SWAPPING))
             self._on_progress(SWAPPING, 0, None)
-            await in_thread(self._copy.take_places, self._workspace, self._url)
+            await in_thread(self._copy.take_places, self._workspace, self._place)
             copied = self._copy.report
-            report.entries, report.damaged = reading.changed, copied.problems
+            report.entries, report.damaged = wrong, copied.problems
             report.snapshots, report.files = copied.resealed_snapshots, copied.resealed_files
         if key is None:
             await in_thread(remove_marker, self._workspace)
@@ -140,35 +143,28 @@ class Rekey:
             await in_thread(write_marker, self._workspace, Marker(key=key))
         return report
 
-    async def _make_copy(self, reading: _Reading) -> None:
-        await in_thread(lambda: Directory(self._copy.path).close())
-        async with AsyncExitStack() as stack:
-            source: Source | None = None
-            target: Store = open_store("none:", self._workspace)
-            if self._has_store and self._place.exists():
-                await in_thread(lambda: Directory(self._copy.store_path).close())
-                source = reading.of(await stack.enter_async_context(open_store(self._url, self._workspace)))
-                target = await stack.enter_async_context(encrypted(self._copy.open_store(), self._sealing.seals))
-            torn = self._place / "torn" if self._copy.kind == "jsonl" else None
-            progress = self._on_progress
-            await self._copy.make(
-                self._workspace, source, target, torn=torn, sealing=self._sealing, on_progress=progress
-            )
+    @asynccontextmanager
+    async def _opened_store(self) -> AsyncIterator[_Opened | None]:
+        """The store, its entries as they were before they were sealed; None where there is none."""
+        if not await in_thread(self._place.files):
+            yield None
+            return
+        async with open_store(self._place, self._workspace) as store:
+            yield _Opened(store, self._sealing)
 
     # --- what is wrong -----------------------------------------------------------------------------------------------
 
-    async def _is_store_wrong(self, reading: _Reading) -> bool:
-        """Read every entry; whether there is one that is sealed otherwise than it should be."""
-        if not (self._has_store and self._place.exists()):
-            return False
+    async def _wrong_entries(self) -> int:
+        """Read every entry; how many there are that are sealed otherwise than they should be."""
         done = 0
-        async with open_store(self._url, self._workspace) as store:
-            source = reading.of(store)
+        async with self._opened_store() as source:
+            if source is None:
+                return 0
             async for stored in source.heads():
                 async for _ in read_all(source, stored.head.session_id):
                     done += 1
                     self._on_progress("reading the store", done, None)
-        return reading.changed > 0
+            return source.wrong
 
     def _are_files_wrong(self) -> bool:
         """Look at every file; whether there is one that is sealed otherwise than it should be.
@@ -186,44 +182,38 @@ class Rekey:
                 except NotRegular:
                     continue
             wrong = resealed_snapshot(self._sealing, data, path, []) is not None or wrong
-        kept = [self._workspace / name for name in SET_ASIDE]
-        for path in (*kept, self._place / "torn") if self._copy.kind == "jsonl" else kept:
+        kept = [*(self._workspace / name for name in SET_ASIDE), *([self._place.torn] if self._place.torn else [])]
+        for path in kept:
             for name in files_in(path):
                 with Directory(path) as directory:
                     wrong = is_to_be_resealed(self._sealing, directory, name) or wrong
         return wrong
 
 
-class _Reading:
-    """A store whose entries come out opened, whether they were sealed or not; counts those that are sealed wrongly."""
+class _Opened:
+    """A store whose entries come out opened, whether they were sealed or not.
 
-    def __init__(self, sealing: Sealing) -> None:
-        self.changed = 0
-        self._sealing = sealing
-        self._store: Source | None = None
+    Attributes:
+        wrong: how many of those that were read are sealed otherwise than they should be.
+    """
 
-    def of(self, store: Source) -> _Reading:
+    def __init__(self, store: Source, sealing: Sealing) -> None:
+        self.wrong = 0
+        self.heads = store.heads
         self._store = store
-        return self
-
-    async def heads(self) -> AsyncIterator[StoredHead]:
-        """The store's."""
-        assert self._store is not None  # noqa: S101 - `of` was called
-        async for stored in self._store.heads():
-            yield stored
+        self._sealing = sealing
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """A page of entries, opened."""
-        assert self._store is not None  # noqa: S101 - same
         page = await self._store.read(session_id, after=after, limit=limit)
         return [self._opened(session_id, stored) for stored in page]
 
     def _opened(self, session_id: str, stored: StoredEntry) -> StoredEntry:
         seals = self._sealing.seals
         if not is_sealed(stored.encoded):
-            self.changed += seals is not None
+            self.wrong += seals is not None
             return stored
         opened = open_entry(self._sealing.opens, session_id, stored)
         is_shut = opened.encoded == mark_damaged(stored.encoded)
-        self.changed += seals is None or is_shut or not seals.is_current(stored.encoded)
+        self.wrong += seals is None or is_shut or not seals.is_current(stored.encoded)
         return opened

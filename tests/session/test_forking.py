@@ -29,7 +29,7 @@ from miniclaw_sessions.protocol.entries import moves_leaf
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.copying import BATCH_ENTRIES
+from miniclaw_sessions.stores.copying import BATCH_ENTRIES
 from tests.session.bench import Bench, say, texts_of, told_by
 
 pytestmark = pytest.mark.anyio

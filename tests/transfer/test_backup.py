@@ -59,7 +59,7 @@ async def test_what_was_backed_up_is_restored_whole(home: Home, backup: Path, ke
         home.workspace, home.settings, backup, lambda stage, done, _: stages.update({stage: done})
     )
     assert (report.key, report.problems) == (None if keys is None else keys.ids[0], [])
-    assert report.snapshots == len(said)
+    assert report.snapshots == report.sessions == len(said)
     assert report.entries == (0 if home.settings.store == "none:" else 3 * 7)
     assert stages["copying sessions"] == len(said)
     verified = await verify_backup(backup)
@@ -255,13 +255,45 @@ async def test_no_backup_is_made_into_the_workspace_itself(home: Home, inside: s
     assert home.contents().keys() == before.keys()
 
 
-async def test_a_backup_of_another_kind_of_store_is_refused(tmp_path: Path, backup: Path) -> None:
+@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("store", ["sqlite:", "jsonl:", "sqlite-elsewhere"])
+async def test_a_backup_is_restored_with_any_store(
+    home: Home, backup: Path, tmp_path: Path, store: str, keys: KeyRing | None
+) -> None:
+    await home.fill(keys)
+    said = await home.said(keys)
+    await back_up_closed(home.workspace, home.settings, backup)
+    other = Home(tmp_path / "restored", store.replace("sqlite-elsewhere", f"sqlite://{tmp_path}/elsewhere.db"))
+    await restore(backup, other.workspace, other.settings)
+    async with other.open(keys) as manager:
+        found = [await manager.find(row.session_id) for row in await manager.list()]
+        assert {one.session_id: [message.text for message in one.messages()] for one in found} == {
+            session_id: texts[-home.settings.window :] for session_id, texts in said.items()
+        }
+    if home.settings.store != "none:":
+        assert await other.said(keys) == said
+
+
+async def test_a_backup_with_entries_is_not_restored_where_they_would_be_lost(tmp_path: Path, backup: Path) -> None:
     home = Home(tmp_path / "w", "jsonl:")
     await home.fill(None)
     await back_up_closed(home.workspace, home.settings, backup)
-    other = Home(tmp_path / "restored", "sqlite:")
-    with pytest.raises(ConfigError, match="another kind"):
-        await restore(backup, other.workspace, other.settings)
+    for store in ("none:", "memory:"):
+        other = Home(tmp_path / "restored", store)
+        with pytest.raises(ConfigError, match="migrate afterwards"):
+            await restore(backup, other.workspace, other.settings)
+    assert not (tmp_path / "restored").exists()
+
+
+async def test_a_store_that_is_in_no_file_is_backed_up_into_one(tmp_path: Path, backup: Path) -> None:
+    home = Home(tmp_path / "w", "memory:")
+    async with home.open(None) as manager:
+        await home.say(manager, 1)
+        report = await back_up(manager, backup)
+    assert (report.store, report.sessions, report.entries) == ("sqlite:", 1, 7)
+    other = Home(tmp_path / "restored", "jsonl:")
+    await restore(backup, other.workspace, other.settings)
+    assert len((await other.said(None))["telegram_1"]) == 6
 
 
 class CutError(BaseException):

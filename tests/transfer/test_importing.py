@@ -29,7 +29,7 @@ from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.protocol.entries import INCOMPLETE, SOURCE, Custom, Entry, MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.messages import ImagePart, TextPart
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.copying import BATCH_ENTRIES
+from miniclaw_sessions.stores.copying import BATCH_ENTRIES
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 from miniclaw_sessions.transfer.importing import NOT_STORED

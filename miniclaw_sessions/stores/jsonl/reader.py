@@ -18,7 +18,7 @@ from anyio import Semaphore, to_thread
 
 from miniclaw_sessions.disk import Directory, NotRegular
 from miniclaw_sessions.errors import StoreCorrupt
-from miniclaw_sessions.stores.base import StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import StoredEntry, StoredHead, StorePlace
 from miniclaw_sessions.stores.jsonl.directory import session_ids_of
 from miniclaw_sessions.stores.jsonl.failures import failing
 from miniclaw_sessions.stores.jsonl.file import (
@@ -48,6 +48,11 @@ class JSONLReader(ReadOnlyStore):
         super().__init__(path)
         self._turns = Semaphore(READERS, max_value=READERS)
         self._looked_at: Directory | None = None
+
+    @property
+    def place(self) -> StorePlace:
+        """The directory."""
+        return StorePlace("jsonl", self.path, is_directory=True)
 
     async def __aenter__(self) -> Self:
         """Open the directory.

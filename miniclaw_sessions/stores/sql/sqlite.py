@@ -23,7 +23,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from miniclaw_sessions.errors import SchemaTooNew, StoreConflict, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, StorePlace
 from miniclaw_sessions.stores.reading import find_by_reading, read_through
 from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.sql import statements
@@ -91,6 +91,11 @@ class SQLiteStore(Store):
 
     def __repr__(self) -> str:
         return f"<SQLiteStore {self._path}>"
+
+    @property
+    def place(self) -> StorePlace:
+        """The database."""
+        return StorePlace("sqlite", self._path)
 
     @property
     def files(self) -> Sequence[Path]:
