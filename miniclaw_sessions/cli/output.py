@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,22 @@ def plain_table(*headings: str, numeric: frozenset[str] = frozenset()) -> Any:
         is_numeric = heading in numeric
         table.add_column(heading, justify="right" if is_numeric else "left", no_wrap=is_numeric, overflow="fold")
     return table
+
+
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], numeric: frozenset[str] = frozenset()) -> str:
+    """`plain_table` for a pipe or a file, where nothing is coloured or folded: the same columns, as text."""
+    from rich.cells import cell_len  # noqa: PLC0415 - `--json` does not need it
+
+    lines = [headings, *rows]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    text = ""
+    for line in lines:
+        cells = []
+        for heading, width, cell in zip(headings, widths, line, strict=True):
+            blank = " " * (width - cell_len(cell))
+            cells.append(blank + cell if heading in numeric else cell + blank)
+        text += "  ".join(cells).rstrip() + "\n"
+    return text
 
 
 def age(moment: datetime, now: datetime) -> str:
@@ -124,9 +141,9 @@ def message_block(message: Mapping[str, Any]) -> RenderableType:
 
 
 @contextmanager
-def progress_on(console: Console) -> Iterator[Report]:
+def progress_on(console: Callable[[], Console]) -> Iterator[Report]:
     """A report that shows itself as a bar when the work takes longer than a moment and somebody watches."""
-    bar = _Bar(console) if console.is_terminal else None
+    bar = _Bar(console()) if sys.stderr.isatty() else None
     try:
         yield bar.report if bar else unwatched
     finally:

@@ -62,15 +62,22 @@ async def list_sessions(
     if not rows:
         invocation.errors.print("no sessions yet" if after is None else "no more sessions", style="dim")
         return
-    table = plain_table(
-        "SESSION", "TITLE", "MESSAGES", "ENTRIES", "LAST USED", numeric=frozenset({"MESSAGES", "ENTRIES"})
-    )
     now = SystemClock().now()
-    for row in rows:
-        last_used = age(row.last_accessed, now)
-        table.add_row(row.session_id, one_line(row.title), f"{row.messages:,}", f"{row.entries:,}", last_used)
     with _paged(invocation, len(rows)):
-        invocation.console.print(table)
+        invocation.print_table(
+            ("SESSION", "TITLE", "MESSAGES", "ENTRIES", "LAST USED"),
+            [
+                (
+                    row.session_id,
+                    one_line(row.title),
+                    f"{row.messages:,}",
+                    f"{row.entries:,}",
+                    age(row.last_accessed, now),
+                )
+                for row in rows
+            ],
+            numeric=frozenset({"MESSAGES", "ENTRIES"}),
+        )
     for row in rows:
         if row.lost:
             lost = (
@@ -98,12 +105,11 @@ async def _rows(
 @contextmanager
 def _paged(invocation: Invocation, lines: int) -> Iterator[None]:
     """Show in a pager what is longer than the terminal."""
-    console = invocation.console
-    if not sys.stdout.isatty() or lines < console.height:
+    if not sys.stdout.isatty() or lines < invocation.console.height:
         yield
         return
     os.environ.setdefault("LESS", "FRX")  # as git does: colours, and nothing to leave where all fits
-    with console.pager(styles=True):
+    with invocation.console.pager(styles=True):
         yield
 
 

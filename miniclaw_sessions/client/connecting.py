@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import anyio
-from anyio import to_thread
 
 from miniclaw_sessions.api.context import Chats, Context
 from miniclaw_sessions.client.client import Client
@@ -107,7 +105,7 @@ async def _of_workspace(
     """The daemon that holds a workspace, or the workspace opened `here`, whichever is possible first."""
     workspace = _workspace_of(target)
     candidates = list(dict.fromkeys([*sockets, workspace / SOCKET_NAME]))
-    give_up = anyio.current_time() + patience_s
+    give_up = asyncio.get_running_loop().time() + patience_s
     async with AsyncExitStack() as stack:
         while True:
             if (daemon := await _found(stack, workspace, candidates, patience_s)) is not None:
@@ -127,9 +125,9 @@ async def _of_workspace(
                 else:
                     yield local
                     return
-            if anyio.current_time() + _LOOK_EVERY_S > give_up:
+            if asyncio.get_running_loop().time() + _LOOK_EVERY_S > give_up:
                 raise failure
-            await anyio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_LOOK_EVERY_S)
 
 
 @asynccontextmanager
@@ -177,7 +175,7 @@ async def _found(
         async with AsyncExitStack() as asking:
             connections = await asking.enter_async_context(Connections(Address(socket=str(path))))
             health = await health_of(connections)
-            if health is not None and await to_thread.run_sync(_is_here, health.workspace, workspace):
+            if health is not None and await asyncio.to_thread(_is_here, health.workspace, workspace):
                 await stack.enter_async_context(asking.pop_all())
                 return HttpTransport(connections, f"unix:{path}", patience_s=patience_s)
     return None

@@ -14,9 +14,7 @@ from types import TracebackType
 from typing import NamedTuple, Self, cast
 from urllib.parse import urlsplit
 
-import anyio
 import httptools
-from anyio import to_thread
 
 from miniclaw_sessions.errors import ConfigError
 
@@ -368,7 +366,7 @@ class Connections:
             if (connection := self._idle.pop()).is_open:
                 return connection
         try:
-            with anyio.fail_after(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 return await self._connect()
         except TimeoutError:
             raise NotConnected(f"no connection within {CONNECT_TIMEOUT_S:g} s") from None
@@ -380,5 +378,5 @@ class Connections:
         if address.socket is not None:
             return (await loop.create_unix_connection(Connection, address.socket))[1]
         if address.is_tls and self._tls is None:
-            self._tls = await to_thread.run_sync(ssl.create_default_context)
+            self._tls = await asyncio.to_thread(ssl.create_default_context)
         return (await loop.create_connection(Connection, address.host, address.port, ssl=self._tls))[1]

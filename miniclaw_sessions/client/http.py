@@ -6,12 +6,12 @@ daemon that restarts is waited for.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
-import anyio
 import msgspec
 
 from miniclaw_sessions.api.chat import Chat, chat
@@ -82,7 +82,7 @@ class HttpTransport:
         """Send until there is an answer, as long as that is safe."""
         asked = asked_for(operation, request)
         repeats = operation.method == "GET" or "Idempotency-Key" in asked.headers
-        give_up = anyio.current_time() + self._patience_s
+        give_up = asyncio.get_running_loop().time() + self._patience_s
         pause_s = _PAUSE_S
         while True:
             failure: SessionsError
@@ -97,9 +97,9 @@ class HttpTransport:
                 if refused is None:
                     return content
                 failure, may_repeat = refused, _is_stopping(content)
-            if not may_repeat or operation.uploads or anyio.current_time() + pause_s > give_up:
+            if not may_repeat or operation.uploads or asyncio.get_running_loop().time() + pause_s > give_up:
                 raise failure
-            await anyio.sleep(pause_s)
+            await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     @asynccontextmanager
