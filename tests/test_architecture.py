@@ -67,7 +67,7 @@ CLOCKS: dict[str, str] = {
     "gateway/notify.py": "how often systemd is told is measured on the machine's own clock, which systemd uses too",
     "api/context.py": "how long the process has been up is a fact about the machine",
     "api/service.py": "same",
-    "api/failures.py": "the id of an internal error joins a reply to a log record and nothing else",
+    "api/error_table.py": "the id of an internal error joins a reply to a log record and nothing else",
 }
 """Files that read a clock or make ids, and why."""
 

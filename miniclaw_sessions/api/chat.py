@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from miniclaw_sessions.api.failures import as_reply
-from miniclaw_sessions.api.messages import checked_idempotency_key
-from miniclaw_sessions.api.operation import Stream, operation
+from miniclaw_sessions.api.error_table import as_reply, invalid
+from miniclaw_sessions.api.operation import Stream, checked_idempotency_key, operation
 from miniclaw_sessions.api.sessions import ONE, OneSession
 from miniclaw_sessions.api.shapes import ChatEvent, ChatReply, ChatRequest, StoppedReply
-from miniclaw_sessions.errors import TurnCutOff
+from miniclaw_sessions.errors import InvalidMessage, TurnCutOff
+from miniclaw_sessions.protocol.encoding import message_from_dict
 from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Message
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
@@ -66,6 +67,26 @@ async def chat(context: Context, request: Chat) -> ChatReply | Stream:
                 case "done":
                     return ChatReply(reply=data["message"], usage=data["usage"], session_id=session_id)
     raise TurnCutOff
+
+
+def user_message(request: ChatRequest) -> Message | None:
+    """The message as a value; None where a turn is to go on.
+
+    Raises:
+        InvalidMessage: it is not a user's message.
+        RequestError: there is neither a message nor `resume`, or both.
+    """
+    if (request.message is msgspec.UNSET) != request.resume:
+        sentence = "send a message, or resume" if request.resume else "Object missing required field `message`"
+        raise invalid(sentence, "message" if request.resume else None)
+    if isinstance(request.message, msgspec.UnsetType):
+        return None
+    if isinstance(request.message, str):
+        return Message.user(request.message)
+    message = message_from_dict({"role": "user", **request.message})
+    if not message.is_user:
+        raise InvalidMessage("only a user's message can be answered; add others with POST .../messages")
+    return message
 
 
 async def _told(context: Context, wanted: ChatRequest) -> AsyncGenerator[bytes, None]:

@@ -1,15 +1,19 @@
 """Errors over a wire: the one table from an error to its HTTP status, and back from a reply to the same error.
 
 No reply carries a path, a stack trace or the text of a message (rule S26). Errors that are the server's own affair are
-answered with a fixed sentence, because their text may name files.
+answered with a fixed sentence, because their text may name files; `as_reply` logs them, the one place that sees them.
 """
 
 from __future__ import annotations
 
 import re
+import traceback
 from typing import Any
 
 from miniclaw_sessions import errors
+from miniclaw_sessions.log import get_logger
+
+log = get_logger(__name__)
 
 RETRY_AFTER_S = 2
 """What a client that was turned away for now should wait, seconds."""
@@ -120,6 +124,32 @@ def as_request_error(error: Exception) -> RequestError | None:
 
 _DETAILS = ("session_id", "entry_id", "candidates", "provider_message")
 """The attributes of errors that go with them."""
+
+
+def as_reply(error: Exception) -> RequestError:
+    """The reply to any error; what the daemon's operator must see to, and not the client, is logged too."""
+    refused = as_request_error(error)
+    if refused is None:
+        return _unexpected(error)
+    if refused.status in (OUR_FAULT, MODELS_FAULT):
+        log.error("a request failed", action="http.failed", error_type=type(error).__name__, error=str(error))
+    return refused
+
+
+def _unexpected(error: Exception) -> RequestError:
+    """Log where it happened, without the text, which may be a message's; reply with an id that finds the line."""
+    import uuid_utils  # noqa: PLC0415 - a client loads this module too
+
+    error_id = str(uuid_utils.uuid7())
+    frames = traceback.extract_tb(error.__traceback__)[-5:]
+    log.error(
+        "a request failed unexpectedly",
+        action="http.failed",
+        error_id=error_id,
+        error_type=type(error).__name__,
+        where=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+    )
+    return RequestError(OUR_FAULT, "internal_error", f"unexpected error; the daemon's log has it as {error_id}")
 
 
 def error_document(error: RequestError) -> dict[str, Any]:

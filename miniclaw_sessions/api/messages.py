@@ -12,7 +12,14 @@ import msgspec
 from msgspec import Meta
 
 from miniclaw_sessions.api.error_table import invalid
-from miniclaw_sessions.api.operation import PIECE_BYTES, Stream, document_in_pieces, operation, shaped
+from miniclaw_sessions.api.operation import (
+    PIECE_BYTES,
+    Stream,
+    checked_idempotency_key,
+    document_in_pieces,
+    operation,
+    shaped,
+)
 from miniclaw_sessions.api.sessions import ONE, OneSession, checked_metadata
 from miniclaw_sessions.api.shapes import (
     MAX_MESSAGES_PER_REQUEST,
@@ -54,7 +61,6 @@ if TYPE_CHECKING:
     from miniclaw_sessions.stores.base import StoredEntry
 
 MAX_PAGE = 1000
-MAX_IDEMPOTENCY_KEY_LENGTH = 255
 Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 Sequence_ = Annotated[int, Meta(ge=0, le=2**53)]
 
@@ -389,18 +395,6 @@ def checked_message(fields: dict[str, Any]) -> Message:
     except OverflowError:
         raise InvalidMessage("the timestamp is not within the years 1 to 9999 in UTC") from None
     return message
-
-
-def checked_idempotency_key(key: Any) -> str | None:
-    """An idempotency key, or None.
-
-    Raises:
-        RequestError: it is not a text of 1 to 255 characters.
-    """
-    if key is None or (isinstance(key, str) and 0 < len(key) <= MAX_IDEMPOTENCY_KEY_LENGTH):
-        return key
-    sentence = f"an idempotency key is a text of 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} characters"
-    raise invalid(sentence, param="idempotency_key")
 
 
 OPERATIONS = (

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
 
 IDEMPOTENCY_KEY = "idempotency_key"
+MAX_IDEMPOTENCY_KEY_LENGTH = 255
 BODY = "body"
 PIECE_BYTES = 65_536
 """About how much of a long reply is made at a time."""
@@ -142,6 +143,18 @@ def shaped(data: Any, kind: type[T], *, strict: bool = True, name: str | None = 
     except msgspec.ValidationError as error:
         sentence, _, path = str(error).partition(" - at `$.")
         raise invalid(sentence if name is None else f"{name}: {sentence}", name or path.rstrip("`") or None) from None
+
+
+def checked_idempotency_key(key: Any) -> str | None:
+    """An idempotency key, or None.
+
+    Raises:
+        RequestError: it is not a text of 1 to 255 characters.
+    """
+    if key is None or (isinstance(key, str) and 0 < len(key) <= MAX_IDEMPOTENCY_KEY_LENGTH):
+        return key
+    sentence = f"an idempotency key is a text of 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} characters"
+    raise invalid(sentence, param="idempotency_key")
 
 
 async def document_in_pieces(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -209,7 +208,9 @@ async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
 
 
 def _id_of_fork(session: Session, idempotency_key: str) -> str:
-    from miniclaw_sessions.session.copying import MAX_CHAT_ID  # noqa: PLC0415 - whoever only asks does without
+    import hashlib  # noqa: PLC0415 - a client has these shapes, and never forks
+
+    from miniclaw_sessions.session.copying import MAX_CHAT_ID  # noqa: PLC0415 - same
 
     name = hashlib.sha256(f"{session.statistics().incarnation} {idempotency_key}".encode()).hexdigest()[:12]
     return SessionKey.of(session.key.channel, f"{session.key.chat_id[:MAX_CHAT_ID]}.fork-{name}").session_id

@@ -12,11 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from miniclaw_sessions.api.error_table import invalid
-from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.compaction import KEEP_TOKENS
-from miniclaw_sessions.protocol.encoding import message_from_dict
-from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.statistics import SessionSummary
 
 MAX_MESSAGES_PER_REQUEST = 1000
@@ -470,25 +466,6 @@ class ChatRequest(Body, kw_only=True):
     resume: bool = False
     idempotency_key: str | None = None
     stream: bool = False
-
-    def user_message(self) -> Message | None:
-        """The message as a value; None where a turn is to go on.
-
-        Raises:
-            InvalidMessage: it is not a user's message.
-            RequestError: there is neither a message nor `resume`, or both.
-        """
-        if (self.message is UNSET) != self.resume:
-            sentence = "send a message, or resume" if self.resume else "Object missing required field `message`"
-            raise invalid(sentence, "message" if self.resume else None)
-        if isinstance(self.message, UnsetType):
-            return None
-        if isinstance(self.message, str):
-            return Message.user(self.message)
-        message = message_from_dict({"role": "user", **self.message})
-        if not message.is_user:
-            raise InvalidMessage("only a user's message can be answered; add others with POST .../messages")
-        return message
 
 
 class ChatReply(Reply, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Any
 
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.summarizing import summarizer_of
+from miniclaw_sessions.api.chat import user_message
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.client import Client
@@ -40,7 +41,7 @@ class _Chats:
         """Hand a message over and follow its answer."""
         assistant = await self._opened()
         session = await self._context.manager.get_or_create(request.channel, request.chat_id)
-        async with assistant.run(session, request.user_message()) as events:
+        async with assistant.run(session, user_message(request)) as events:
             yield (ChatEvent(*event_document(event)) async for event in events)
 
     def stop(self, session: Session) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
 
+from miniclaw_sessions.api.chat import user_message
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.channels.asked import Asked
 from miniclaw_sessions.channels.base import Incoming, NotAnswered, StopObeyed
@@ -31,7 +32,7 @@ class DispatchedChats:
     async def ask(self, request: ChatRequest) -> AsyncIterator[AsyncIterator[ChatEvent]]:
         """Hand a message over and follow its answer."""
         chat = SessionKey.of(request.channel, request.chat_id)
-        message, key = request.user_message(), request.idempotency_key
+        message, key = user_message(request), request.idempotency_key
         asked = self._dispatcher.ask(Incoming(chat.chat_id, message, message_id=key, channel=chat.channel))
         try:
             yield _Events(asked)

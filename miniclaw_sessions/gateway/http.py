@@ -16,8 +16,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from miniclaw_sessions.api.context import Context
-from miniclaw_sessions.api.error_table import RequestError
-from miniclaw_sessions.api.failures import as_reply
+from miniclaw_sessions.api.error_table import RequestError, as_reply
 from miniclaw_sessions.api.table import OPERATIONS
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import Settings
