@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
@@ -19,12 +18,6 @@ from miniclaw_sessions.session.compacting import CompactionStatus
 from miniclaw_sessions.testing import ScriptedProvider
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
-    async with SessionManager(tmp_path, store="memory:") as opened:
-        yield opened
 
 
 SMALL = ModelSettings(context_window=400, reserve_tokens=100, keep_tokens=100)

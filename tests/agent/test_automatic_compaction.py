@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,6 @@ from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo,
 from tests.agent.small_models import FAILING, SmallModel, assert_sound, compactions, small
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def session(tmp_path: Path) -> AsyncIterator[Session]:
-    async with opened(tmp_path) as session:
-        yield session
 
 
 # --- within the context ----------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,9 @@ from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.agent.conversations import HELLO, assert_legal, calls, echo, opened, tool
+from tests.agent.conversations import HELLO, assert_legal, calls, echo, tool
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def session(tmp_path: Path) -> AsyncIterator[Session]:
-    async with opened(tmp_path, "memory:") as session:
-        yield session
 
 
 # --- what is chosen --------------------------------------------------------------------------------------------------

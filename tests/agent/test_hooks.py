@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -15,15 +14,9 @@ from miniclaw_sessions.errors import AgentError, DuplicateMessage, ModelError, S
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo, opened, read, roles, texts, tool
+from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo, read, roles, texts, tool
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def session(tmp_path: Path) -> AsyncIterator[Session]:
-    async with opened(tmp_path, "memory:") as session:
-        yield session
 
 
 class Recording(Hooks):

@@ -45,17 +45,6 @@ from tests.agent.conversations import HELLO, calls, echo, ends_before, read, too
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
-    async with SessionManager(tmp_path, store="memory:") as manager:
-        yield manager
-
-
-@pytest.fixture
-async def session(manager: SessionManager) -> Session:
-    return await manager.get_or_create("telegram", 1)
-
-
 async def fail(_: dict[str, Any]) -> str:
     raise RuntimeError("the disk is on fire")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,6 @@ from tests.agent.conversations import HELLO, assert_legal, calls, echo, ends_bef
 from tests.agent.small_models import FAILING, SmallModel, compactions, small
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def session(tmp_path: Path) -> AsyncIterator[Session]:
-    async with opened(tmp_path) as session:
-        yield session
 
 
 # --- going back ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -37,12 +37,6 @@ from tests.agent.conversations import (
 from tests.crash.launcher import Launcher
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def session(tmp_path: Path) -> AsyncIterator[Session]:
-    async with opened(tmp_path) as session:
-        yield session
 
 
 class Counting:

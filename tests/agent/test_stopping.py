@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import anyio
@@ -27,17 +26,6 @@ pytestmark = pytest.mark.anyio
 
 HELLO = Message.user("hello")
 PATIENCE_S = 20.0
-
-
-@pytest.fixture
-async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
-    async with SessionManager(tmp_path) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def session(manager: SessionManager) -> Session:
-    return await manager.get_or_create("telegram", 1)
 
 
 class Endless:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import AsyncGenerator, Sequence
 
 import anyio
 import msgspec
@@ -16,7 +15,6 @@ from miniclaw_sessions.agent.summarizing import INSTRUCTION, SYSTEM_PROMPT, summ
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.history.context import is_legal
-from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall
 from miniclaw_sessions.providers.offline import OfflineProvider, respond
 from miniclaw_sessions.session import Session
@@ -26,12 +24,6 @@ from miniclaw_sessions.testing.provider import ScriptedProvider
 pytestmark = pytest.mark.anyio
 
 CALL = ToolCall("c1", "grep", '{"word": "utcnow"}')
-
-
-@pytest.fixture
-async def session(tmp_path: Path) -> AsyncIterator[Session]:
-    async with SessionManager(tmp_path, store="memory:") as manager:
-        yield await manager.get_or_create("telegram", "1")
 
 
 async def summarize(provider: Provider, *messages: Message) -> str:

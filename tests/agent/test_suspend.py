@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,6 @@ from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, assert_legal, calls, costing, echo, opened, read, roles, texts, tool
 
 pytestmark = pytest.mark.anyio
-
-WAITING = ("user", "assistant", "tool_result")
-
-
-@pytest.fixture
-async def session(tmp_path: Path) -> AsyncIterator[Session]:
-    async with opened(tmp_path) as session:
-        yield session
 
 
 async def ask(arguments: dict[str, Any]) -> str:

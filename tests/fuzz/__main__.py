@@ -26,7 +26,6 @@ from tests.fuzz.campaign import Campaign, Failure, Tally, attempt, place_of, wri
 from tests.fuzz.reader import watching_logs
 from tests.fuzz.readers import READERS
 
-_WHOLE = 100_000
 _SHOWN_FAILURES = 30
 _EXAMPLES = """\
 examples:
