@@ -29,6 +29,9 @@ class ChatWire(Wire):
         return dumped([body.get("tools", []), *body["messages"]]), []
 
     def events(self, model: str, body: Json, answer: Answer, counts: Counts) -> Iterator[Event]:
+        if answer.raw is not None:
+            yield from ((None, data) for data in answer.raw)
+            return
         yield None, self._chunk(model, {"role": "assistant", "content": "" if answer.text else None})
         for piece in pieces(answer.text):
             yield None, self._chunk(model, {"content": piece})

@@ -17,7 +17,8 @@ import msgspec
 from miniclaw_sessions.protocol.messages import Message
 
 Json = dict[str, Any]
-Event = tuple[str | None, Json]
+Event = tuple[str | None, Json | str]
+"""The name and the data of an event; data that is text is sent as it is, JSON or not."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -47,6 +48,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             that the conversation is too large; "stall": nothing more comes until the client has gone.
         ending_after: after how many events it ends so.
         delay_s: seconds between two events.
+        raw: the data of the events, in place of all that the service would make of the above (OpenAI).
     """
 
     text: str = ""
@@ -59,6 +61,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     ending: Literal["whole", "cut", "end", "error", "failed", "overflow", "stall"] = "whole"
     ending_after: int = 3
     delay_s: float = 0.0
+    raw: tuple[Json | str, ...] | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -132,7 +135,8 @@ class Wire(ABC):
     def written(self, event: Event) -> bytes:
         name, data = event
         head = f"event: {name}\n" if name else ""
-        return f"{head}data: {json.dumps(data)}{self.line_end}".encode()
+        text = data if isinstance(data, str) else json.dumps(data)
+        return f"{head}data: {text}{self.line_end}".encode()
 
     def end(self) -> bytes:
         """What stands behind the last event."""
