@@ -140,6 +140,8 @@ async def test_what_was_counted_is_told_apart(server: StrictServer, provider: Se
     sent = reply.usage.input_tokens + reply.usage.cache_write_tokens
     assert reply.usage.total == sent + 5
     assert again.usage.total - 5 > sent + 200
+    counted = again.usage.input_tokens + again.usage.cache_read_tokens + again.usage.cache_write_tokens
+    assert again.usage.total == counted + 5
 
 
 # --- thinking --------------------------------------------------------------------------------------------------------
