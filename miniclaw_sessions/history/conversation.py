@@ -116,7 +116,7 @@ class Conversation:
 
         Args:
             entry: the entry.
-            encoded: its JSON, if that is known already; where it is a message's, the message's.
+            encoded: its JSON, if that has just been made.
         """
         state = self.state
         state.last_sequence = entry.sequence

@@ -17,7 +17,7 @@ from typing import overload
 import msgspec
 
 from miniclaw_sessions.history.pairing import answered_ids, pair
-from miniclaw_sessions.protocol.encoding import decode_message, encode_message
+from miniclaw_sessions.protocol.encoding import decode_message, encode_message, message_within
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Role
 
@@ -72,7 +72,7 @@ class Kept(msgspec.Struct, frozen=True, gc=False):
 
 
 def keep(entry: MessageEntry, encoded: bytes | None = None) -> Kept:
-    """An entry as the window keeps it; `encoded` is its message's JSON, if that is known already."""
+    """An entry as the window keeps it; `encoded` is its JSON, if that has just been made."""
     message = entry.message
     return Kept(
         entry.id,
@@ -82,7 +82,7 @@ def keep(entry: MessageEntry, encoded: bytes | None = None) -> Kept:
         entry.timestamp,
         message.role,
         message.tool_calls is not None,
-        encode_message(message) if encoded is None else encoded,
+        encode_message(message) if encoded is None else message_within(entry, encoded),
         entry.idempotency_key,
         entry.continues,
     )
@@ -178,7 +178,7 @@ class Window:
         return next((kept.entry for kept in self._unpacked() if kept.id == entry_id), None)
 
     def push(self, entry: MessageEntry, encoded: bytes | None = None) -> int:
-        """Append a message and return how many left for it; `encoded` is its message's JSON, if that is known."""
+        """Append a message and return how many left for it; `encoded` is its entry's JSON, if just made."""
         return self._push(keep(entry, encoded))
 
     def _unpacked(self) -> deque[Kept]:

@@ -87,15 +87,16 @@ class _Round:
     three layers; a hundred waiters per commit feel the difference.
     """
 
-    __slots__ = ("_is_over", "_waiters")
+    __slots__ = ("_is_over", "_loop", "_waiters")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self._is_over = False
+        self._loop = loop  # a future that has to look for its loop asks the system for the process's id
         self._waiters: list[asyncio.Future[None]] = []
 
     def wait(self) -> asyncio.Future[None]:
         """A future that is done when the round is."""
-        future: asyncio.Future[None] = asyncio.Future()
+        future: asyncio.Future[None] = asyncio.Future(loop=self._loop)
         if self._is_over:
             future.set_result(None)
         else:
@@ -144,8 +145,8 @@ class Committer:
         self._retry_delay_s = FIRST_RETRY_S
         self._wake = anyio.Event()
         self._hurry = anyio.Event()
-        self._next_round = _Round()
-        self._this_round = _Round()
+        self._next_round = _Round(None)
+        self._this_round = _Round(None)
         self._closing = False
         self._unsaved_entries = 0
         self._unsaved_bytes = 0
@@ -296,7 +297,7 @@ class Committer:
     async def _commit(self) -> None:
         sessions, self._queued = list(self._queued), {}
         appends = [session.take() for session in sessions]
-        self._this_round, self._next_round = self._next_round, _Round()
+        self._this_round, self._next_round = self._next_round, _Round(self.loop)
         self.busy_since = self._clock.monotonic()
         try:
             outcomes = await self._store.append(appends)

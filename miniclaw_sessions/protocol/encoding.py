@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import msgspec
 
@@ -61,48 +61,26 @@ _ELEMENT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,]', re.DOTALL)  # a whole st
 _OPENING = (b"[", b"{")
 _CLOSING = (b"]", b"}")
 _ELEMENTS = (*_OPENING, b",")
+_MESSAGE = b'"message":'
 T = TypeVar("T", bound=Value)
+E = TypeVar("E", bound=EntryBase)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-class _MessageEntry(EntryBase, frozen=True, gc=False, kw_only=True, tag="message", tag_field="type"):
-    """`MessageEntry` with the message's bytes in its place."""
-
-    message: msgspec.Raw
-    idempotency_key: str | None = None
-    continues: bool = False
-
-
-def encode_entry(entry: Entry, message: bytes | None = None) -> bytes:
+def encode_entry(entry: Entry) -> bytes:
     """An entry as JSON, ready for a store.
-
-    Args:
-        entry: the entry.
-        message: where it is a message's: the message's JSON, if that is known already.
 
     Raises:
         InvalidMessage: it holds something that JSON cannot (a lone surrogate, NaN, an integer over 64 bits).
     """
     try:
-        if message is not None and isinstance(entry, MessageEntry) and entry.extra is None:
-            return _encoder.encode(
-                _MessageEntry(
-                    id=entry.id,
-                    parent_id=entry.parent_id,
-                    timestamp=entry.timestamp,
-                    sequence=entry.sequence,
-                    parent_sequence=entry.parent_sequence,
-                    message=msgspec.Raw(message),
-                    idempotency_key=entry.idempotency_key,
-                    continues=entry.continues,
-                )
-            )
         if isinstance(entry, MessageEntry):
             if entry.extra is None and _is_plain(entry.message):
                 return _encoder.encode(entry)
             fields = _flatten(msgspec.structs.replace(entry, message=_EMPTY))
+            del fields["message"]
             return _encoder.encode({**fields, "message": message_to_dict(entry.message)})
         if isinstance(entry, OtherEntry):
             return bytes(entry.encoded)
@@ -114,6 +92,13 @@ def encode_entry(entry: Entry, message: bytes | None = None) -> bytes:
         return _encoder.encode(entry if entry.extra is None else _flatten(entry))
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidMessage(f"a {type(entry).__name__} cannot be stored as JSON: {error}") from None
+
+
+def message_within(entry: MessageEntry, encoded: bytes) -> bytes:
+    """The JSON of a message, cut out of its entry's, which `encode_entry` has just made."""
+    if entry.extra is not None:  # which may have a "message" of its own
+        return encode_message(entry.message)
+    return encoded[encoded.index(_MESSAGE) + len(_MESSAGE) : -1]  # a quote within a text is never without a backslash
 
 
 def encode_message(message: Message) -> bytes:
@@ -303,6 +288,43 @@ def _with_role(message: Message, role: Any) -> Message:
     if (known := _known_role(role)) is not None:
         return msgspec.structs.replace(message, role=known)
     return msgspec.structs.replace(message, role=Role.OTHER, extra={**(message.extra or {}), "role": role})
+
+
+def dated(said: Message | Mapping[str, Any], now: datetime) -> Message:
+    """A message as callers give it (`as_message`), with a time in UTC: its own, or `now`.
+
+    Raises:
+        InvalidMessage: it is neither a message nor a dict of one.
+    """
+    if type(said) is Message and _is_bare(said):  # the usual case, without looking at each field
+        return Message(said.role, said.content, now)
+    message = as_message(said)
+    if message.timestamp is None:
+        return msgspec.structs.replace(message, timestamp=now)
+    if message.timestamp.tzinfo is not UTC:
+        return msgspec.structs.replace(message, timestamp=in_utc(message.timestamp))
+    return message
+
+
+def encoded_once(entry: E) -> tuple[E, bytes]:
+    """An entry as its own bytes say it, and these bytes.
+
+    It shares nothing with whoever made it, and nothing is accepted that could not be read again: what is more than a
+    message of plain text is read back.
+
+    Raises:
+        InvalidMessage: it cannot be stored faithfully.
+    """
+    encoded = encode_entry(entry)  # type: ignore[arg-type]
+    if isinstance(entry, MessageEntry) and _is_bare(entry.message, entry.message.timestamp):
+        return entry, encoded
+    return cast("E", decode_entry(encoded)), encoded
+
+
+def _is_bare(message: Message, timestamp: datetime | None = None) -> bool:
+    """Whether a message is a role and a text, and nothing else but this time."""
+    role, content = message.role, message.content
+    return type(content) is str and type(role) is Role and message == Message(role, content, timestamp)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -47,12 +47,13 @@ class MessageEntry(EntryBase, frozen=True, gc=False, kw_only=True, tag="message"
     """A message was said.
 
     `idempotency_key` is the sender's own id for it, where one was given. `continues` says that it was saved as part of
-    the same turn as the message before it.
+    the same turn as the message before it. The message comes last, so that its JSON can be cut out of the entry's
+    (`encoding.message_within`).
     """
 
-    message: Message
     idempotency_key: str | None = None
     continues: bool = False
+    message: Message
 
 
 class ModelChange(EntryBase, frozen=True, gc=False, kw_only=True, tag="model_change", tag_field="type"):

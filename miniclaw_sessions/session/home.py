@@ -1,15 +1,19 @@
-"""What a session needs of the place where it lives: what saves it, and the thread that it belongs to."""
+"""What a session needs of the place where it lives: what saves it, and what makes another session beside it."""
 
 from __future__ import annotations
 
-from asyncio import _get_running_loop
-from threading import get_ident
-from typing import Protocol
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Protocol
 
-from miniclaw_sessions.errors import WrongThread
+from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.persistence.committer import SessionLog
 from miniclaw_sessions.persistence.flusher import Flushable
-from miniclaw_sessions.stores.base import StoredEntry
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.session.owner import Owner
+from miniclaw_sessions.stores.base import Store, StoredEntry
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.session.journal import Journal
 
 
 class Commits(Protocol):
@@ -40,25 +44,57 @@ class Flushes(Protocol):
         ...
 
 
-class Owner:
-    """The thread, and the event loop if one runs, that it was made in."""
+class Home(Protocol):
+    """Where sessions live: a manager, or the memory. What saves them, and what makes another one beside them."""
 
-    __slots__ = ("_loop", "_thread")
+    @property
+    def clock(self) -> Clock:
+        """Time and ids."""
+        ...
 
-    def __init__(self) -> None:
-        self._thread = get_ident()
-        self._loop = _get_running_loop()
+    @property
+    def committer(self) -> Commits:
+        """Takes what was accepted to the store."""
+        ...
 
-    def check(self) -> None:
-        """Raise unless called from the same thread, and from no other event loop.
+    @property
+    def flusher(self) -> Flushes:
+        """Writes the snapshots."""
+        ...
 
-        Raises:
-            WrongThread: it is another one; nothing was done.
-        """
-        if get_ident() != self._thread:
-            raise WrongThread(
-                "sessions belong to the thread of their manager; call them there, for example with "
-                "anyio.from_thread.run, or asyncio.run_coroutine_threadsafe"
-            )
-        if self._loop is not None and _get_running_loop() not in (self._loop, None):
-            raise WrongThread("sessions belong to the event loop of their manager; open another manager in this one")
+    @property
+    def store(self) -> Store:
+        """Has the transcripts."""
+        ...
+
+    @property
+    def max_message_bytes(self) -> int:
+        """How large one message may be, as JSON."""
+        ...
+
+    @property
+    def max_metadata_bytes(self) -> int:
+        """How large all metadata of a session may be together, as JSON."""
+        ...
+
+    @property
+    def owner(self) -> Owner:
+        """The thread and the event loop that its sessions may be used from."""
+        ...
+
+    def new_journal(self, key: SessionKey, *, purpose: str) -> AbstractAsyncContextManager[Journal]:
+        """A new session that nobody else sees until the block has ended well; else nothing of it is left."""
+        ...
+
+
+class OpenTurn(Protocol):
+    """What holds a session's turn."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has begun and is not over."""
+        ...
+
+    def stop(self) -> bool:
+        """Cancel its work, if it does something that can be stopped."""
+        ...

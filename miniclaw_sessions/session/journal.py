@@ -8,16 +8,15 @@ and nothing else; manager, flusher and turns work on the journal itself.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import ref
 
 import anyio
 import msgspec
 
-from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import (
     InvalidMessage,
     LeafMoved,
@@ -31,18 +30,20 @@ from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.persistence.committer import SessionLog, anew
 from miniclaw_sessions.protocol.encoding import (
+    dated,
     decode_entry,
     encode_entry,
     encode_json,
     encode_message,
+    encoded_once,
+    in_utc,
 )
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, EntryBase, LeafMove, MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session.encoded import Encoded, encoded_as_it_is, encoded_once, owned, timed
-from miniclaw_sessions.session.home import Commits, Flushes, Owner
+from miniclaw_sessions.session.home import Home, OpenTurn
 from miniclaw_sessions.session.reading import TreeReader
-from miniclaw_sessions.stores.base import SessionHead, Store, stored_entry
+from miniclaw_sessions.stores.base import SessionHead, stored_entry
 
 ACCESS_RESOLUTION = timedelta(hours=1)
 """An access that changes nothing is written to disk at most this often."""
@@ -51,62 +52,6 @@ MAX_IDEMPOTENCY_KEY = 512
 """Characters that an idempotency key may have: a session remembers hundreds of them."""
 
 E = TypeVar("E", bound=EntryBase)
-
-
-class Home(Protocol):
-    """Where sessions live: a manager, or the memory. What saves them, and what makes another one beside them."""
-
-    @property
-    def clock(self) -> Clock:
-        """Time and ids."""
-        ...
-
-    @property
-    def committer(self) -> Commits:
-        """Takes what was accepted to the store."""
-        ...
-
-    @property
-    def flusher(self) -> Flushes:
-        """Writes the snapshots."""
-        ...
-
-    @property
-    def store(self) -> Store:
-        """Has the transcripts."""
-        ...
-
-    @property
-    def max_message_bytes(self) -> int:
-        """How large one message may be, as JSON."""
-        ...
-
-    @property
-    def max_metadata_bytes(self) -> int:
-        """How large all metadata of a session may be together, as JSON."""
-        ...
-
-    @property
-    def owner(self) -> Owner:
-        """The thread and the event loop that its sessions may be used from."""
-        ...
-
-    def new_journal(self, key: SessionKey, *, purpose: str) -> AbstractAsyncContextManager[Journal]:
-        """A new session that nobody else sees until the block has ended well; else nothing of it is left."""
-        ...
-
-
-class OpenTurn(Protocol):
-    """What holds a session's turn."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it has begun and is not over."""
-        ...
-
-    def stop(self) -> bool:
-        """Cancel its work, if it does something that can be stopped."""
-        ...
 
 
 class SessionStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,30 +245,30 @@ class Journal:
         """Accept a message; see `Session.append`."""
         if idempotency_key is not None and (known := self.known(idempotency_key)) is not None:
             return known
+        self._check_accepting()
         home, state = self.home, self.conversation.state
         now, last, place = home.clock.now(), state.last_sequence, state.leaf_sequence
-        own, message_bytes = owned(message, now)
-        entry = MessageEntry(
-            id=home.clock.new_id(),
-            parent_id=state.leaf_id,
-            timestamp=now,
-            sequence=last + 1,
-            parent_sequence=None if place == last or state.leaf_id is None else place,
-            message=own,
-            idempotency_key=idempotency_key,
+        entry, encoded = encoded_once(
+            MessageEntry(
+                id=home.clock.new_id(),
+                parent_id=state.leaf_id,
+                timestamp=now,
+                sequence=last + 1,
+                parent_sequence=None if place == last or state.leaf_id is None else place,
+                message=dated(message, now),
+                idempotency_key=idempotency_key,
+            )
         )
-        self._check_accepting()
-        encoded = encode_entry(entry, message_bytes)
         self.check_entry(entry, len(encoded))
         home.committer.check_room(len(encoded))
-        self._accept(entry, encoded, message_bytes)
+        self._accept(entry, encoded)
         return entry
 
-    def accept(self, entries: Sequence[Encoded], *, branch: Branch | None = None) -> None:
+    def accept(self, entries: Sequence[tuple[Entry, bytes]], *, branch: Branch | None = None) -> None:
         """Accept entries that were made for the places that follow, all of them or none.
 
         Args:
-            entries: in order, each as `next_entry` makes it.
+            entries: in order, each as `next_entry` makes it, with its JSON.
             branch: where one of them moves the leaf: the branch that it moves to.
 
         Raises:
@@ -331,25 +276,25 @@ class Journal:
             InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.append`.
         """
         self._check_accepting()
-        if entries and entries[0].entry.sequence != self.last_sequence + 1:
+        if entries and entries[0][0].sequence != self.last_sequence + 1:
             raise LeafMoved(
-                f"entries were made for place {entries[0].entry.sequence} of session {self.session_id}, which goes on "
+                f"entries were made for place {entries[0][0].sequence} of session {self.session_id}, which goes on "
                 f"at {self.last_sequence + 1}: something was said meanwhile; nothing was accepted, try again"
             )
-        for entry, encoded, _ in entries:
+        for entry, encoded in entries:
             self.check_entry(entry, len(encoded))
-        self._check_metadata([one.entry for one in entries])
-        self.home.committer.check_room(sum(len(one.encoded) for one in entries))
-        for one in entries:
-            self._accept(*one)
+        self._check_metadata([entry for entry, _ in entries])
+        self.home.committer.check_room(sum(len(encoded) for _, encoded in entries))
+        for entry, encoded in entries:
+            self._accept(entry, encoded)
             if self.conversation.lacks_branch and branch is not None:
                 self.conversation.rebuild(branch)
 
-    def next_entry(self, kind: type[E], before: Sequence[Encoded] = (), **fields: Any) -> E:
+    def next_entry(self, kind: type[E], before: Sequence[tuple[Entry, bytes]] = (), **fields: Any) -> E:
         """An entry for the place behind the newest one, and behind those that are accepted together with it."""
         conversation = self.conversation
         parent_id, place = conversation.state.leaf_id, conversation.state.leaf_sequence
-        if leaf := next((entry for entry, *_ in reversed(before) if moves_leaf(entry)), None):
+        if leaf := next((entry for entry, _ in reversed(before) if moves_leaf(entry)), None):
             parent_id, place = leaf.id, leaf.sequence
             if isinstance(leaf, LeafMove):
                 parent_id, place = leaf.target_id, leaf.target_sequence or 0
@@ -379,8 +324,8 @@ class Journal:
         Raises:
             InvalidMessage, UnsavedLimit: nothing of it was accepted.
         """
-        placed = [places.place(timed(entry), place) for place, entry in enumerate(entries, self.last_sequence + 1)]
-        self.accept([encoded_as_it_is(entry) for entry in placed])
+        placed = [places.place(_timed(entry), place) for place, entry in enumerate(entries, self.last_sequence + 1)]
+        self.accept([(entry, encode_entry(entry)) for entry in placed])
 
     async def settle(self) -> None:
         """Give a session that was put together of adopted entries the window of its leaf.
@@ -401,7 +346,9 @@ class Journal:
         Raises:
             InvalidMessage: it cannot be stored faithfully, or is too large.
         """
-        self._check_size(len(owned(message, self.now().replace(microsecond=999_999))[1]))
+        said = dated(message, self.now().replace(microsecond=999_999))
+        entry, _ = encoded_once(self.next_entry(MessageEntry, message=said))
+        self._check_size(len(encode_message(entry.message)))
 
     def check_entry(self, entry: EntryBase, size: int) -> None:
         """Raise unless an entry of this size could be accepted.
@@ -414,7 +361,7 @@ class Journal:
         if size > self.home.max_message_bytes:
             self._check_size(len(encode_message(entry.message)) if isinstance(entry, MessageEntry) else size)
 
-    def known(self, idempotency_key: str, accepted: Sequence[Encoded] = ()) -> MessageEntry | None:
+    def known(self, idempotency_key: str, accepted: Sequence[tuple[Entry, bytes]] = ()) -> MessageEntry | None:
         """The entry that has this key already, in the session or among those that are accepted together."""
         if not isinstance(idempotency_key, str):
             raise InvalidMessage(f"an idempotency key is a text, not a {type(idempotency_key).__name__}")
@@ -422,7 +369,7 @@ class Journal:
             raise InvalidMessage(f"an idempotency key has at most {MAX_IDEMPOTENCY_KEY} characters")
         same = (
             entry
-            for entry, *_ in accepted
+            for entry, _ in accepted
             if isinstance(entry, MessageEntry) and entry.idempotency_key == idempotency_key
         )
         return self.find_duplicate(idempotency_key) or next(same, None)
@@ -513,8 +460,8 @@ class Journal:
         if self.log.rejected is not None:
             raise anew(self.log.rejected)
 
-    def _accept(self, entry: Entry, encoded: bytes, message: bytes | None) -> None:
-        self.evicted += self.conversation.apply(entry, encoded if message is None else message)
+    def _accept(self, entry: Entry, encoded: bytes) -> None:
+        self.evicted += self.conversation.apply(entry, encoded)
         self.home.committer.submit(self.log, stored_entry(entry, encoded))
         self._changed()
 
@@ -540,3 +487,11 @@ class Journal:
         if self._revision == self._flushed_revision:
             self.home.flusher.add(self)
         self._revision += 1
+
+
+def _timed(entry: Entry) -> Entry:
+    """Every message that is kept has a time (document 004); one that came without has its entry's."""
+    if isinstance(entry, MessageEntry) and entry.message.timestamp is None:
+        message = msgspec.structs.replace(entry.message, timestamp=in_utc(entry.timestamp))
+        return msgspec.structs.replace(entry, message=message)
+    return entry

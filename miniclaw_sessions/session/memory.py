@@ -13,8 +13,8 @@ from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.committer import SessionLog
 from miniclaw_sessions.persistence.flusher import Flushable
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.session.home import Owner
 from miniclaw_sessions.session.journal import Journal
+from miniclaw_sessions.session.owner import Owner
 from miniclaw_sessions.stores.base import Append, StoredEntry
 from miniclaw_sessions.stores.memory import MemoryStore
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved
 from miniclaw_sessions.history.branch import Branch
-from miniclaw_sessions.protocol.encoding import encode_entry
+from miniclaw_sessions.protocol.encoding import dated, encoded_once
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     OWN_METADATA,
@@ -23,7 +23,6 @@ from miniclaw_sessions.protocol.entries import (
     ThinkingLevelChange,
 )
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session.encoded import Encoded, encoded_once, owned
 from miniclaw_sessions.session.journal import Journal
 
 E = TypeVar("E", bound=EntryBase)
@@ -55,7 +54,7 @@ class Unit:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self._entries: list[Encoded] = []
+        self._entries: list[tuple[Entry, bytes]] = []
         self._known: dict[str, MessageEntry] = {}  # of what was looked up
 
     def __len__(self) -> int:
@@ -64,7 +63,7 @@ class Unit:
     @property
     def entries(self) -> list[Entry]:
         """What was added, in order."""
-        return [one.entry for one in self._entries]
+        return [entry for entry, _ in self._entries]
 
     def add(self, kind: type[E], **fields: Any) -> E:
         """An entry of any kind, with its own fields; id, parent, time and place are given to it.
@@ -77,9 +76,9 @@ class Unit:
         if kind in _IN_TRANSCRIPTS and not is_metadata:
             self.journal.require_transcript(_IN_TRANSCRIPTS[kind])
         entry = self.journal.next_entry(kind, self._entries, **fields)
-        added = encoded_once(cast("Entry", entry))
-        self._entries.append(added)
-        return cast("E", added.entry)
+        own, encoded = encoded_once(entry)
+        self._entries.append((cast("Entry", own), encoded))
+        return own
 
     def add_message(
         self, message: Message | Mapping[str, Any], *, idempotency_key: str | None = None, continues: bool | None = None
@@ -98,14 +97,9 @@ class Unit:
             known = self._known.get(idempotency_key) or self.journal.known(idempotency_key, self._entries)
             if known is not None:
                 return known
-        journal = self.journal
-        own, encoded = owned(message, journal.now())
-        same_turn = not own.is_user if continues is None else continues
-        entry = journal.next_entry(
-            MessageEntry, self._entries, message=own, idempotency_key=idempotency_key, continues=same_turn
-        )
-        self._entries.append(Encoded(entry, encode_entry(entry, encoded), encoded))
-        return entry
+        said = dated(message, self.journal.now())
+        same_turn = not said.is_user if continues is None else continues
+        return self.add(MessageEntry, message=said, idempotency_key=idempotency_key, continues=same_turn)
 
     def add_messages(
         self,

@@ -74,6 +74,7 @@ class SQLiteStore(Store):
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._files = database_files(path)
         self._known = Known()
         self._version: int | None = None
         self._identities: dict[Path, tuple[int, int]] = {}
@@ -100,7 +101,7 @@ class SQLiteStore(Store):
     @property
     def files(self) -> Sequence[Path]:
         """The database, its -wal and its -shm file; the last two only exist while it is open, or after a crash."""
-        return database_files(self._path)
+        return self._files
 
     # --- the contract ------------------------------------------------------------------------------------------------
 
@@ -394,7 +395,7 @@ class SQLiteStore(Store):
         Raises:
             StoreUnavailable: one of them was deleted or replaced.
         """
-        for path in database_files(self._path)[: 2 if self._writer is not None else 1]:
+        for path in self._files[: 2 if self._writer is not None else 1]:
             found = _identity(path)
             if found is None or self._identities.setdefault(path, found) != found:
                 self._is_gone = True  # for good: another connection would make a second -wal file beside the lost one
@@ -443,7 +444,7 @@ class SQLiteStore(Store):
 
     def _discard_writer(self) -> None:
         writer, self._writer = self._writer, None
-        self._identities.pop(database_files(self._path)[1], None)
+        self._identities.pop(self._files[1], None)
         if writer is not None:
             with suppress(SQLAlchemyError, sqlite3.Error):
                 writer.invalidate()
