@@ -20,15 +20,15 @@ from tests.command_line import Cli, filled_by, serving
 pytestmark = pytest.mark.usefixtures("own_home")
 
 
-def fill(workspace: Path) -> None:
+def fill(workspace: Path, store: str = "sqlite:") -> None:
     """Two sessions of today, and one that was last used 40 days ago."""
 
     async def run() -> None:
         past = FakeClock(datetime.now(UTC) - timedelta(days=40))
-        async with SessionManager(workspace, clock=past) as manager:
+        async with SessionManager(workspace, store=store, clock=past) as manager:
             old = await manager.get_or_create("telegram", "old")
             await old.save_turn([Message.user("long ago"), Message.assistant("yes")])
-        async with SessionManager(workspace) as manager:
+        async with SessionManager(workspace, store=store) as manager:
             for chat_id in ("1", "2"):
                 session = await manager.get_or_create("telegram", chat_id)
                 await session.save_turn([Message.user("hello"), Message.assistant("hi")])
@@ -101,6 +101,13 @@ def test_a_copy_that_lacks_something_is_told_by_its_status_and_named(
     verified = cli("backup", "--verify", str(target))
     assert verified.status == 0
     assert "missing since it was made: entry 1 of session telegram_old is damaged" in verified.out
+    for arguments in (["--all", "--output", str(tmp_path / "all")], ["telegram_old"]):
+        exported = cli("export", *arguments)
+        assert exported.status == 1
+        assert "entry" in exported.err
+        assert "is damaged and is left out" in exported.err
+    (problem,) = cli("export", "--all", "--output", str(tmp_path / "all"), "--json").document["problems"]
+    assert problem.startswith("telegram_old: entry ")
     moved = cli("migrate", "jsonl:", "--json")
     assert (moved.status, moved.document["entries"], len(moved.document["problems"])) == (1, 5, 1)
 
@@ -199,6 +206,55 @@ def test_a_store_is_migrated_and_the_old_one_stays(filled: Cli, monkeypatch: pyt
     assert "there are sessions in it already" in filled("migrate", "jsonl:").error
     monkeypatch.setenv("MINICLAW_SESSIONS_STORE", "jsonl:")
     assert filled("export", "telegram_1").out == whole
+
+
+def test_a_workspace_knows_its_own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli = Cli(tmp_path / "workspace", monkeypatch)
+    monkeypatch.setenv("MINICLAW_SESSIONS_STORE", "jsonl:")
+    fill(cli.workspace, "jsonl:")
+    whole = cli("export", "telegram_1").out
+    monkeypatch.delenv("MINICLAW_SESSIONS_STORE")
+    assert cli("check").status == 0
+    assert cli("export", "telegram_1").out == whole
+    assert cli("backup", str(tmp_path / "backup"), "--json").document["entries"] == 6
+    other = Cli(tmp_path / "other", monkeypatch)
+    assert other("restore", str(tmp_path / "backup"), "--json").document["store"] == "jsonl:"
+    assert other("export", "telegram_1").out == whole
+    (tmp_path / "key").write_text(f"{'A' * 43}=\n")
+    (tmp_path / "key").chmod(0o600)
+    assert other("rekey", "--key-file", str(tmp_path / "key"), "--json").document["entries"] == 6
+    assert not [path for path in other.workspace.rglob("*") if path.is_file() and b"hello" in path.read_bytes()]
+    assert cli("migrate", "sqlite:", "--json").document["entries"] == 6
+    told = cli("rekey", "--key-file", str(tmp_path / "key"))
+    assert f"another store, and left as it is; remove it if it is an old one: {cli.workspace}/transcripts" in told.out
+
+
+def test_a_store_that_is_not_the_workspace_s_is_not_begun_beside_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli = Cli(tmp_path / "workspace", monkeypatch)
+    filled_by(fill, cli.workspace)
+    monkeypatch.setenv("MINICLAW_SESSIONS_STORE", "jsonl:")
+    for arguments in (["list"], ["backup", str(tmp_path / "backup")], ["sweep"], ["delete", "telegram_1", "--yes"]):
+        result = cli(*arguments)
+        assert result.status == 1
+        assert "Set sessions.store (MINICLAW_SESSIONS_STORE) to 'sqlite:'" in result.error
+    assert not (cli.workspace / "transcripts").exists()
+
+
+def test_a_backup_without_transcripts_says_how_many_sessions_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli = Cli(tmp_path / "workspace", monkeypatch)
+    monkeypatch.setenv("MINICLAW_SESSIONS_STORE", "none:")
+    fill(cli.workspace, "none:")
+    told = "3 sessions, no transcripts (none:), 3 files"
+    assert f"backed up: {told}" in cli("backup", str(tmp_path / "backup")).out
+    assert f"verified: {told}" in cli("backup", "--verify", str(tmp_path / "backup")).out
+    monkeypatch.delenv("MINICLAW_SESSIONS_STORE")  # which tells nothing of the backup
+    other = Cli(tmp_path / "other", monkeypatch)
+    assert other("restore", str(tmp_path / "backup")).status == 0
+    assert ids(other) == {"telegram_1", "telegram_2", "telegram_old"}
 
 
 @pytest.mark.parametrize("filled", ["the daemon"], indirect=True)

@@ -253,40 +253,20 @@ async def delete_session(context: Context, request: DeleteSession) -> DeletedRep
 
 def session_reply(session: Session) -> SessionReply:
     """Everything about a session but its messages."""
-    statistics = session.statistics()
-    return SessionReply(
-        session_id=session.session_id,
-        channel=session.key.channel,
-        chat_id=session.key.chat_id,
-        title=session.title,
+    return SessionReply.of(
+        session.statistics(),
+        session,
+        session.key,
         agent_id=session.metadata.get("agent_id"),
-        messages=statistics.messages,
-        window=statistics.window,
-        message_count=session.message_count,
-        event_count=session.event_count,
         entries=session.last_sequence,
-        leaf_id=session.leaf_id,
         usage=usage_reply(session.total_usage),
-        committed_sequence=statistics.committed_sequence,
-        dirty=statistics.dirty,
-        created_at=session.created_at,
-        last_accessed=session.last_accessed,
-        updated_at=session.updated_at,
-        incarnation=statistics.incarnation,
         metadata=dict(session.metadata),
     )
 
 
 def usage_reply(usage: Usage) -> UsageReply:
     """Tokens, with their total."""
-    return UsageReply(
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
-        cache_read_tokens=usage.cache_read_tokens,
-        cache_write_tokens=usage.cache_write_tokens,
-        total_tokens=usage.total,
-        cost=usage.cost,
-    )
+    return UsageReply.of(usage, total_tokens=usage.total)
 
 
 async def _exists(context: Context, channel: str, chat_id: str | int) -> bool:

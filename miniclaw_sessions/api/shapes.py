@@ -7,7 +7,7 @@ stored, byte for byte.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -25,6 +25,18 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 class Reply(msgspec.Struct, kw_only=True):
     """The base of replies."""
+
+    @classmethod
+    def of(cls, *sources: object, **others: Any) -> Self:
+        """What objects with attributes of the same names say; of each field the first that has it, unless it is given.
+
+        A field that no object has keeps its default.
+        """
+        for name in cls.__struct_fields__:
+            for source in sources:
+                if name not in others and hasattr(source, name):
+                    others[name] = getattr(source, name)
+        return cls(**others)
 
 
 # --- the service -----------------------------------------------------------------------------------------------------
@@ -452,6 +464,12 @@ class ImportReply(Reply, kw_only=True):
     findings: list[FindingRow]
     bytes_read: int
     dry_run: bool
+
+
+class DamageReply(Reply, kw_only=True):
+    """What of a session cannot be read, one sentence each: every export lacks it."""
+
+    problems: list[str]
 
 
 # --- chatting --------------------------------------------------------------------------------------------------------

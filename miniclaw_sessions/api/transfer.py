@@ -16,8 +16,8 @@ from msgspec import Meta
 from miniclaw_sessions.api.error_table import RequestError
 from miniclaw_sessions.api.operation import PIECE_BYTES, Stream, Upload, operation
 from miniclaw_sessions.api.service import Nothing
-from miniclaw_sessions.api.sessions import ONE, session_reply
-from miniclaw_sessions.api.shapes import FindingRow, FormatRow, FormatsReply, ImportReply
+from miniclaw_sessions.api.sessions import ONE, OneSession, session_reply
+from miniclaw_sessions.api.shapes import DamageReply, FindingRow, FormatRow, FormatsReply, ImportReply
 from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.keys import MAX_SESSION_ID_LENGTH, SessionKey
@@ -48,13 +48,21 @@ Name = Annotated[str, Meta(min_length=1, max_length=255)]
 async def list_formats(context: Context, request: Nothing) -> FormatsReply:
     """Every format by its name, and whether it is read and written."""
     del context, request
+    return FormatsReply(formats=format_rows())
+
+
+def format_rows() -> list[FormatRow]:
+    """The formats that this program knows; `json`, which is not a format of others, comes last."""
     from miniclaw_sessions.formats.registry import FORMATS, READABLE, WRITABLE  # noqa: PLC0415 - heavy
 
-    rows = [
-        FormatRow(name=one.name, about=one.about, suffix=one.suffix, read=one in READABLE, write=one in WRITABLE)
-        for one in FORMATS
+    about = "one document: the session and its entries as stored, for programs such as jq; written by `export` only"
+    return [
+        *(
+            FormatRow(name=one.name, about=one.about, suffix=one.suffix, read=one in READABLE, write=one in WRITABLE)
+            for one in FORMATS
+        ),
+        FormatRow(name=JSON, about=about, suffix=".json", read=False, write=True),
     ]
-    return FormatsReply(formats=rows)
 
 
 class ImportSession(msgspec.Struct, frozen=True):
@@ -79,18 +87,8 @@ async def import_session(context: Context, request: ImportSession) -> ImportRepl
         form=None if request.format is None else _format(request.format),
         dry_run=request.dry_run,
     )
-    return ImportReply(
-        session_id=report.session_id,
-        format=report.format,
-        title=report.title,
-        entries=report.entries,
-        messages=report.messages,
-        repaired=report.repaired,
-        set_aside=report.set_aside,
-        findings=[FindingRow(line=one.line, outcome=one.outcome.value, text=one.text) for one in report.findings],
-        bytes_read=report.bytes_read,
-        dry_run=report.dry_run,
-    )
+    findings = [FindingRow(line=one.line, outcome=one.outcome.value, text=one.text) for one in report.findings]
+    return ImportReply.of(report, findings=findings)
 
 
 class ExportSession(msgspec.Struct, frozen=True):
@@ -140,10 +138,11 @@ def file_name(session_id: str, suffix: str) -> str:
 def _format_to_write(name: str) -> Format:
     from miniclaw_sessions.formats.registry import WRITABLE  # noqa: PLC0415 - heavy
 
-    form = _format(name)
-    if form not in WRITABLE:
-        raise RequestError(422, "import_refused", f"the format {form.name} is only read", param="format")
-    return form
+    for form in WRITABLE:
+        if form.name == name:
+            return form
+    names = ", ".join([*(form.name for form in WRITABLE), JSON])
+    raise RequestError(422, "import_refused", f"nothing is written as {name!r}; there are {names}", param="format")
 
 
 def _format(name: str) -> Format:
@@ -155,4 +154,13 @@ def _format(name: str) -> Format:
         raise RequestError(422, "import_refused", str(error), param="format") from None
 
 
-OPERATIONS = (list_formats, import_session, export_session)
+@operation("GET", f"{ONE}/damage", OneSession, DamageReply, patient=True)
+async def show_damage(context: Context, request: OneSession) -> DamageReply:
+    """What of a session cannot be read, and is left out of every export."""
+    problems: list[str] = []
+    async for _ in (await context.find(request.session_id)).tree.read_entries(problems):
+        pass
+    return DamageReply(problems=context.without_paths(problems))
+
+
+OPERATIONS = (list_formats, import_session, export_session, show_damage)

@@ -54,19 +54,7 @@ async def back_up(context: Context, request: BackUpRequest) -> BackupReply:
 
 def backup_reply(report: BackupReport, directory: Path) -> BackupReply:
     """What there is to say of a backup."""
-    return BackupReply(
-        directory=str(directory),
-        made_at=report.made_at,
-        store=report.store,
-        key=report.key,
-        sessions=report.sessions,
-        entries=report.entries,
-        snapshots=report.snapshots,
-        files=len(report.files),
-        bytes=report.bytes,
-        problems=report.problems,
-        losses=report.losses,
-    )
+    return BackupReply.of(report, directory=str(directory), files=len(report.files))
 
 
 class Sweep(msgspec.Struct, frozen=True):
@@ -78,7 +66,7 @@ class Sweep(msgspec.Struct, frozen=True):
 @operation("POST", "/v1/sweep", Sweep, SweepReply, patient=True)
 async def sweep(context: Context, request: Sweep) -> SweepReply:
     """Expire now what was idle for longer than its time to live: to the archive, where the setting says so."""
-    return SweepReply(**msgspec.structs.asdict(await context.manager.sweep(dry_run=request.dry_run)))
+    return SweepReply.of(await context.manager.sweep(dry_run=request.dry_run))
 
 
 @operation("POST", f"{ONE}/unarchive", OneSession, SessionReply, status=201, patient=True)

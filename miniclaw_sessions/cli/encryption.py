@@ -55,6 +55,10 @@ async def rekey(
     console = invocation.console
     for damage in done.damaged:
         console.print(f"damaged, and kept as it is: {one_line(damage)}", style="yellow")
+    for store in done.left:
+        console.print(
+            f"another store, and left as it is; remove it if it is an old one: {one_line(store)}", style="yellow"
+        )
     changed = (
         f"{counted(done.entries, 'entry', 'entries')}, {counted(done.snapshots, 'session file', 'session files')}, "
         f"{counted(done.files, 'other file', 'other files')} changed"

@@ -6,7 +6,7 @@ import codecs
 import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,10 +18,9 @@ from miniclaw_sessions.cli.importing import Importing, found_files
 from miniclaw_sessions.cli.invocation import Invocation, command, write_bytes
 from miniclaw_sessions.cli.names import AnySessionId, find_session
 from miniclaw_sessions.cli.output import counted, one_line, plain_table, unwatched
-from miniclaw_sessions.errors import SessionsError
+from miniclaw_sessions.errors import SessionNotFound, SessionsError
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.api.shapes import FormatRow
     from miniclaw_sessions.client import ClientSession
 
 app = typer.Typer()
@@ -173,7 +172,10 @@ async def export(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every session, into the directory --output.")] = False,
 ) -> None:
-    """Write out a session: its whole tree, or its current branch where the format has no tree."""
+    """Write out a session: its whole tree, or its current branch where the format has no tree.
+
+    Exit status 1 if some of it is damaged, which is left out and named.
+    """
     if everything == (session_id is not None):
         raise typer.BadParameter("name a session, or give --all", param_hint="'SESSION'")
     if everything and output is None:
@@ -184,12 +186,14 @@ async def export(
     async with invocation.sessions(reads=True) as client:
         session = await find_session(client, session_id or "")
         written = await _write_session(session, form, output, invocation)
+        problems = await session.damage()
     if output is not None:
         if invocation.as_json:
             document = {"session_id": session.session_id, "output": str(output), "bytes": written}
-            invocation.print_json(document)
+            invocation.print_json({**document, "problems": problems})
         else:
             invocation.errors.print(f"{written:,} bytes written to {one_line(output)}", style="dim", soft_wrap=True)
+    _tell_damage(invocation, problems)
 
 
 async def _export_all(invocation: Invocation, form: ExportFormat, directory: Path) -> None:
@@ -197,6 +201,7 @@ async def _export_all(invocation: Invocation, form: ExportFormat, directory: Pat
     from miniclaw_sessions.transfer.exporting_all import export_all  # noqa: PLC0415 - help does not need it
 
     sizes: dict[str, int] = {}
+    problems: list[str] = []
     suffix = _suffix(form)
     async with invocation.sessions(reads=True) as client:
         rows = await client.list()
@@ -215,24 +220,39 @@ async def _export_all(invocation: Invocation, form: ExportFormat, directory: Pat
             outer("exporting sessions", done, total)
 
         await export_all([row.session_id for row in rows], pieces, directory, suffix, report)
+        for done, row in enumerate(rows, 1):  # also of those that were there already
+            with suppress(SessionNotFound):
+                problems += [f"{row.session_id}: {text}" for text in await client.session(row.session_id).damage()]
+            outer("looking for damage", done, len(rows))
     left = len(rows) - len(sizes)
     if invocation.as_json:
         written = [
             {"session_id": session_id, "output": str(directory / f"{session_id}{suffix}"), "bytes": size}
             for session_id, size in sizes.items()
         ]
-        invocation.print_json({"exported": written, "left": left})
+        invocation.print_json({"exported": written, "left": left, "problems": problems})
     else:
         sessions = counted(len(sizes), "session", "sessions")
         told = f"{sessions}, {sum(sizes.values()):,} bytes written to {one_line(directory)}"
         if left:
             told += f"; {left:,} were there already, or are gone"
         invocation.errors.print(told, style="dim", soft_wrap=True)
+    _tell_damage(invocation, problems)
+
+
+def _tell_damage(invocation: Invocation, problems: list[str]) -> None:
+    """Name what an export lacks."""
+    for problem in problems:
+        invocation.errors.print(f"problem: {one_line(problem)}", style="red", soft_wrap=True)
+    if problems:
+        raise typer.Exit(1)
 
 
 def _suffix(form: ExportFormat) -> str:
     """What the names of files in a format end with."""
-    return ".json" if form is ExportFormat.JSON else next(row.suffix for row in _known_formats() if row.name == form)
+    from miniclaw_sessions.api.transfer import format_rows  # noqa: PLC0415 - help does not need it
+
+    return next(row.suffix for row in format_rows() if row.name == form)
 
 
 async def _write_session(
@@ -291,11 +311,11 @@ def _private(path: str, flags: int) -> int:
 @command(app, examples={"formats": "what can be read and written, and what a round trip loses"})
 async def formats(invocation: Invocation) -> None:
     """List the formats of session files, and what a round trip through each loses."""
+    from miniclaw_sessions.api.transfer import format_rows  # noqa: PLC0415 - help does not need it
     from miniclaw_sessions.cli.opening import find_daemon  # noqa: PLC0415 - same
 
     async with find_daemon(invocation) as daemon:
-        known = _known_formats() if daemon is None else await daemon.formats()
-    rows = [*known, *([] if any(row.name == "json" for row in known) else [_json_row()])]
+        rows = format_rows() if daemon is None else await daemon.formats()
     if invocation.as_json:
         invocation.print_json({"formats": rows})
         return
@@ -304,22 +324,3 @@ async def formats(invocation: Invocation) -> None:
         marks = ("yes" if can else "-" for can in (row.read, row.write))
         table.add_row(one_line(row.name), *marks, f"*{one_line(row.suffix)}", one_line(row.about))
     invocation.console.print(table)
-
-
-def _json_row() -> FormatRow:
-    """What `export` writes itself, beside the formats that are read too."""
-    from miniclaw_sessions.api.shapes import FormatRow  # noqa: PLC0415 - help does not need it
-
-    about = "one document: the session and its entries as stored, for programs such as jq; written by `export` only"
-    return FormatRow(name="json", about=about, suffix=".json", read=False, write=True)
-
-
-def _known_formats() -> list[FormatRow]:
-    """The formats of this program."""
-    from miniclaw_sessions.api.shapes import FormatRow  # noqa: PLC0415 - help does not need it
-    from miniclaw_sessions.formats.registry import FORMATS, READABLE, WRITABLE  # noqa: PLC0415 - loads every format
-
-    return [
-        FormatRow(name=one.name, about=one.about, suffix=one.suffix, read=one in READABLE, write=one in WRITABLE)
-        for one in FORMATS
-    ]

@@ -82,8 +82,9 @@ def _tell_backup(invocation: Invocation, made: BackupReply, done: str) -> None:
         invocation.console.print(f"problem: {one_line(problem)}", style="red", soft_wrap=True)
     for loss in made.losses:
         invocation.console.print(f"missing since it was made: {one_line(loss)}", style="yellow", soft_wrap=True)
+    entries = counted(made.entries, "entry", "entries") if made.store != "none:" else "no transcripts (none:)"
     holds = (
-        f"{counted(made.sessions, 'session', 'sessions')}, {counted(made.entries, 'entry', 'entries')}, "
+        f"{counted(made.sessions, 'session', 'sessions')}, {entries}, "
         f"{counted(made.files, 'file', 'files')}, {decimal(made.bytes)}"
     )
     verdict = f"{done}, with {counted(len(made.problems), 'problem', 'problems')}" if made.problems else done
@@ -112,10 +113,13 @@ async def restore(
     """
     from miniclaw_sessions.api.upkeep import backup_reply  # noqa: PLC0415 - help does not need it
     from miniclaw_sessions.transfer.backup import restore as put_back  # noqa: PLC0415 - same
+    from miniclaw_sessions.transfer.backup import store_of  # noqa: PLC0415 - same
 
     loaded = invocation.loaded
     workspace, settings = loaded.workspace.expanduser().absolute(), loaded.settings.sessions
     source = directory.expanduser().absolute()
+    if loaded.sources["sessions.store"] == "default":
+        settings = msgspec.structs.replace(settings, store=await store_of(source) or settings.store)
     restored = await put_back(source, workspace, settings, invocation.report, damaged=damaged)
     reply = msgspec.structs.replace(backup_reply(restored, source), directory=str(workspace))
     if invocation.as_json:

@@ -319,6 +319,10 @@ class ClientSession:
             async for chunk in chunks:
                 yield chunk
 
+    async def damage(self) -> list[str]:
+        """What of it cannot be read, and is left out of every export, one sentence each."""
+        return (await self._transport.call(transfer.show_damage, sessions.OneSession(self.session_id))).problems
+
     # --- larger steps ------------------------------------------------------------------------------------------------
 
     async def fork(

@@ -140,6 +140,12 @@ async def back_up_closed(
         return await _make(workspace, store, SystemClock(), target, on_progress)
 
 
+async def store_of(backup: Path) -> str | None:
+    """Which kind of store a backup has, such as `sqlite:`; None: none. Raises as `verify_backup`."""
+    kept = (await in_thread(_manifest, backup)).store
+    return None if kept == "none:" else kept
+
+
 async def verify_backup(path: Path, on_progress: Report = lambda *_: None) -> BackupReport:
     """Read every byte of a backup; `problems` says what is wrong with it, nothing if it is sound. Changes nothing.
 
