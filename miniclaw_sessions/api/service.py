@@ -11,7 +11,7 @@ import msgspec
 
 from miniclaw_sessions.api.error_table import UNREACHABLE, RequestError
 from miniclaw_sessions.api.operation import operation
-from miniclaw_sessions.api.shapes import CheckReply, FlushReply, HealthReply
+from miniclaw_sessions.api.shapes import CheckReply, FlushReply, HealthReply, RepairReply
 from miniclaw_sessions.statistics import ManagerStatistics
 
 if TYPE_CHECKING:
@@ -96,4 +96,12 @@ async def check(context: Context, request: Nothing) -> CheckReply:
     )
 
 
-OPERATIONS = (health, statistics, flush, check)
+@operation("POST", "/v1/repair", Nothing, RepairReply, patient=True)
+async def repair(context: Context, request: Nothing) -> RepairReply:
+    """Write what the session files have whole over damaged entries of the store."""
+    del request
+    mended = await context.manager.repair()
+    return RepairReply(mended=mended.entries, needs_start=mended.needs_start)
+
+
+OPERATIONS = (health, statistics, flush, check, repair)

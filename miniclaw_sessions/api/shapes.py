@@ -81,6 +81,13 @@ class CheckReply(Reply, kw_only=True):
     notes: list[str]
 
 
+class RepairReply(Reply, kw_only=True):
+    """How many damaged entries are right again; and whether the store's files are to be made anew by the next start."""
+
+    mended: int
+    needs_start: bool
+
+
 class BackUp(Body, kw_only=True):
     """Where to: a directory on the machine of whoever holds the workspace, which is not there yet or is empty."""
 

@@ -334,6 +334,7 @@ def _figure(name: str, value: Any) -> str:
         "check": "exit status 0: sound, 1: damaged, 3: it could not look",
         "check --workspace /mnt/backup": "a copy",
         "check --json | jq .problems": "for a script",
+        "check --repair": "first, write what the session files have over damaged entries of the store",
         "check --acknowledge-losses": "you know what was lost with a former store: it is told no more",
     },
 )
@@ -342,8 +343,13 @@ async def check(
     acknowledge: Annotated[
         bool, typer.Option("--acknowledge-losses", help="First, let what was lost before be told no more.")
     ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="First, mend damaged entries of the store from the session files.")
+    ] = False,
 ) -> None:
-    """Compare every snapshot with the store; repairs nothing. The exit status is 0 only if everything is sound."""
+    """Compare every snapshot with the store; changes nothing by itself. The exit status is 0 only if all is sound."""
+    if repair:
+        await _repair(invocation)
     if acknowledge:
         async with invocation.sessions() as client:
             known = await client.acknowledge_losses()
@@ -362,6 +368,21 @@ async def check(
         _tell_check(invocation, found)
     if not found.sound:
         raise typer.Exit(1)
+
+
+async def _repair(invocation: Invocation) -> None:
+    mended = 0
+    for _ in range(2):  # the second opening makes anew the database in which the first one met damage
+        async with invocation.sessions() as client:
+            done = await client.repair()
+        mended += done.mended
+        if not done.needs_start:
+            break
+    else:
+        sentence = "the database itself is damaged: restart whoever has it open, which makes it anew"
+        invocation.errors.print(sentence, style="bold red")
+    told = counted(mended, "damaged entry was mended", "damaged entries were mended")
+    invocation.errors.print(told, style="dim")
 
 
 async def _found(invocation: Invocation) -> CheckReply:

@@ -20,6 +20,7 @@ from miniclaw_sessions.api.shapes import (
     HealthReply,
     ImportReply,
     OpenedReply,
+    RepairReply,
     SweepReply,
 )
 from miniclaw_sessions.client.session import ClientSession, new_key
@@ -278,6 +279,14 @@ class Client:
     async def check(self) -> CheckReply:
         """Compare snapshots and store; changes nothing."""
         return await self.transport.call(service.check, service.Nothing())
+
+    async def repair(self) -> RepairReply:
+        """Write what the session files have whole over damaged entries of the store.
+
+        Raises:
+            StoreError: the store cannot be read or written.
+        """
+        return await self.transport.call(service.repair, service.Nothing())
 
     async def back_up(self, directory: str | Path) -> BackupReply:
         """Copy the whole workspace into a directory, consistently, while it is used; `transfer.backup` restores it.

@@ -41,6 +41,7 @@ ACTIONS = {
     "recovery.entry_damaged": "an entry in the store cannot be read and was passed over",
     "recovery.ignored": "something in the sessions directory is not a file",
     "recovery.losses_damaged": "the record of what was lost cannot be read",
+    "recovery.mended": "damaged entries of the store were written anew from the session files",
     "recovery.quarantined": "a damaged snapshot was set aside, whole",
     "recovery.renamed": "a snapshot got its canonical name",
     "recovery.salvage_failed": "nothing could be read from a damaged store that was set aside",

@@ -49,6 +49,7 @@ from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.flusher import FlushReport
 from miniclaw_sessions.persistence.losses import NAME as LOSSES
 from miniclaw_sessions.persistence.losses import Loss
+from miniclaw_sessions.persistence.mending import Mended, mend
 from miniclaw_sessions.persistence.recovery import Progress, RecoveryReport
 from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -294,6 +295,17 @@ class SessionManager(SessionReader):
         async with self._saving.flusher.lock:
             files, losses = self._workspace.snapshots, self.losses
             return await Check(files, self._store, clock=self.clock, on_progress=self._progress, losses=losses).run()
+
+    async def repair(self) -> Mended:
+        """Write what the session files have whole over what is damaged in the store; reads all of both.
+
+        Raises:
+            StoreError: the store cannot be read or written.
+            ManagerClosed: the manager is not open.
+        """
+        await self.flush()
+        async with self._saving.flusher.lock:
+            return await mend(self._workspace.snapshots, self._store, clock=self.clock)
 
     @property
     def losses(self) -> Mapping[str, Loss]:

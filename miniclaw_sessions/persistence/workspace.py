@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,8 +28,9 @@ from miniclaw_sessions.errors import (
     StoreError,
 )
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.persistence.losses import Losses
+from miniclaw_sessions.persistence.losses import Loss, Losses
 from miniclaw_sessions.persistence.marker import Marker, check_marker, check_store, write_marker
+from miniclaw_sessions.persistence.mending import mend
 from miniclaw_sessions.persistence.own_task import in_own_task
 from miniclaw_sessions.persistence.quarantine import Quarantine
 from miniclaw_sessions.persistence.recognition import recognize
@@ -179,6 +181,8 @@ class Workspace:
                     directory.remove_temporaries()
 
     async def _open_store(self, stack: AsyncExitStack) -> Store:
+        if await to_thread.run_sync(self._new_store().found_damaged):
+            await to_thread.run_sync(self._make_anew, "damage was met in it while it was used")
         try:
             return await self._recover(stack)
         except StoreCorrupt:
@@ -186,51 +190,72 @@ class Workspace:
         try:  # again, for SQLite calls a read that the disk refused damage, and the disk may have thought better of it
             return await self._recover(stack)
         except StoreCorrupt as error:
-            files = await to_thread.run_sync(lambda: self._new_store().files)
-            if not files:
+            if not await to_thread.run_sync(partial(self._make_anew, str(error), at_any_price=True)):
                 raise
-            log.error("the store is damaged and was set aside", action="recovery.store_quarantined", error=str(error))
-            try:
-                await to_thread.run_sync(self._keep_for_salvage, files)
-            except OSError as failure:  # no room for a copy; the files themselves are kept
-                log.error("nothing could be salvaged", action="recovery.salvage_failed", error=str(failure))
-            await to_thread.run_sync(self._set_aside, files, str(error))
             return await self._recover(stack)
 
     async def _recover(self, stack: AsyncExitStack) -> Store:
         """Open the store and recover from it; on failure it is closed again."""
         async with AsyncExitStack() as attempt:
             store = await attempt.enter_async_context(self._new_store())
-            await self._salvage(store)
+            is_new = await self._salvage(store)
             await self._check_encryption(store)
             recovery = self._recovery(store)
             await recovery.run()
             self.sessions, self.on_disk, self.report = recovery.sessions, recovery.on_disk, recovery.report
+            if is_new:
+                await self._mend_new(store)
             stack.push_async_callback(_close_shielded, attempt.pop_all())
         return store
 
+    def _make_anew(self, reason: str, *, at_any_price: bool = False) -> bool:
+        """Set a damaged store aside, after what is salvaged was copied; the next opening makes a new one of that.
+
+        Args:
+            reason: what was met.
+            at_any_price: also where there is no room for a copy, for the store cannot be opened any more.
+
+        Returns:
+            Whether it was set aside.
+        """
+        files = self._new_store().files
+        try:
+            self._keep_for_salvage(files)
+        except OSError as failure:  # no room for a copy; the files themselves are kept
+            log.error("nothing could be salvaged", action="recovery.salvage_failed", error=str(failure))
+            remove_tree(self.path / _SALVAGE)
+            if not at_any_price:
+                return False
+        if files:
+            log.error("the store is damaged and was set aside", action="recovery.store_quarantined", error=reason)
+        self._set_aside(files, reason)
+        return bool(files)
+
     def _keep_for_salvage(self, files: Sequence[Path]) -> None:
         """Copy a damaged database, with its log, to where it is salvaged from; the files themselves are evidence."""
-        remove_tree(self.path / _SALVAGE)
-        if self._place.path is None or self._place.is_directory or not _holds_anything(files[0]):
+        target = self.path / _SALVAGE
+        remove_tree(target)
+        if self._new_store().rest_of(target) is None or not _holds_anything(files[0]):
             return  # a hole of gigabytes would be copied for nothing
-        with Directory(self.path / _SALVAGE) as target:
-            for file, name in zip(files[:2], (_SALVAGE, f"{_SALVAGE}-wal"), strict=True):
+        with Directory(target) as copies:
+            for file in files[:2]:
                 if file.is_file():
                     with Directory(file.parent, is_ours=False) as source:
-                        source.copy(file.name, target, name)
+                        source.copy(file.name, copies, file.name)
 
-    async def _salvage(self, store: Store) -> None:
-        """Copy what can still be read of a database that was set aside into the new one; again, if that was cut off."""
+    async def _salvage(self, store: Store) -> bool:
+        """Copy what can still be read of a store that was set aside into the new one; again, if that was cut off.
+
+        Returns:
+            Whether there was one.
+        """
         path = self.path / _SALVAGE
-        if not await to_thread.run_sync(path.exists):
-            return
-        from miniclaw_sessions.stores.sql.salvage import Salvage, make_readable  # noqa: PLC0415 - hardly ever needed
-
+        rest = store.rest_of(path)
+        if rest is None or not await to_thread.run_sync(path.exists):
+            return False
         try:
-            await to_thread.run_sync(make_readable, path / _SALVAGE)
-            async with Salvage(path / _SALVAGE) as rest:
-                copied = await copy_store(rest, innermost(store))
+            async with rest as source:
+                copied = await copy_store(source, innermost(store))
         except (StoreError, OSError) as error:
             log.error("nothing could be salvaged", action="recovery.salvage_failed", error=str(error))
         else:
@@ -240,7 +265,14 @@ class Workspace:
                 sessions=copied.sessions,
                 entries=copied.entries,
             )
-        await to_thread.run_sync(remove_tree, path)
+        return True
+
+    async def _mend_new(self, store: Store) -> None:
+        """Give a salvaged store what the session files have, and write down what is lost all the same."""
+        mended = await mend(self.snapshots, store, clock=self._clock)
+        lost = {session_id: Loss(count, self._clock.now()) for session_id, count in mended.lost.items()}
+        await to_thread.run_sync(self.losses.note, lost)
+        await to_thread.run_sync(remove_tree, self.path / _SALVAGE)
 
     def _recovery(self, store: Store) -> Recovery:
         return Recovery(

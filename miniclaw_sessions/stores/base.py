@@ -22,10 +22,11 @@ Stores are used by one manager at a time, which holds the directory lock; calls 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import msgspec
 from anyio.lowlevel import checkpoint
@@ -34,6 +35,9 @@ from miniclaw_sessions.errors import InvalidMessage, StoreError
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.keys import SessionKey
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.stores.copying import Source
 
 
 class SessionHead(msgspec.Struct, frozen=True, gc=False):
@@ -102,6 +106,9 @@ _states_key = msgspec.json.Decoder(_StatesKey)
 
 _DAMAGED = b"damaged: "
 
+LOST = b"damaged: lost"
+"""The bytes of an entry of which nothing is left but that there was one; it keeps its place."""
+
 
 def damaged(stored: StoredEntry) -> StoredEntry:
     """The same entry with bytes that nobody can take for what was said: they contradict their checksum."""
@@ -119,7 +126,7 @@ def without_mark(encoded: bytes) -> bytes:
 
 
 def is_damaged(encoded: bytes) -> bool:
-    """Whether `damaged` made these bytes."""
+    """Whether `damaged` made these bytes, or they stand for a lost entry."""
     return encoded.startswith(_DAMAGED)
 
 
@@ -129,6 +136,8 @@ def decode_stored(stored: StoredEntry) -> Entry:
     Raises:
         InvalidMessage: it is damaged.
     """
+    if stored.encoded == LOST:
+        raise InvalidMessage("it was lost with a former store")
     if is_damaged(stored.encoded):
         raise InvalidMessage("it contradicts its checksum or its seal, or cannot be read")
     return decode_entry(stored.encoded)
@@ -213,6 +222,18 @@ class Store(Protocol):
         """The files that make up the store, to be set aside when it is corrupt; empty when it has none of its own."""
         return ()
 
+    def found_damaged(self) -> bool:
+        """Whether damage was met in the files that only making them anew mends. Asked before opening; blocks."""
+        return False
+
+    def rest_of(self, directory: Path) -> AbstractAsyncContextManager[Source] | None:
+        """What can still be read of a damaged store of this kind, whose `files` were copied to a directory.
+
+        None: nothing of it can be read that opening it would not have read.
+        """
+        del directory
+        return None
+
     async def __aenter__(self) -> Self:
         """Open, creating or upgrading what is needed."""
         return self
@@ -272,10 +293,15 @@ class Store(Protocol):
         """The oldest entry with this idempotency key, or None; cheap enough to be asked before every append."""
         ...
 
-    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
-        """Put the right entries in the place of damaged ones, durably; how many that were.
+    async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
+        """Put right entries in the place of damaged ones, durably. Returns how many were mended.
 
-        Only what is damaged (`is_damaged`) at the same sequence is replaced; everything else stays as it is.
+        A candidate is taken if what is stored at its sequence is damaged (`is_damaged`) and was this very entry, as the
+        stored checksum tells, or if it is `LOST`. Everything else stays as it is.
+
+        Args:
+            session_id: whose entries they are.
+            candidates: in order of sequence; of several for one sequence, the first that is right is taken.
         """
         ...
 

@@ -13,7 +13,16 @@ from collections.abc import Sequence
 from miniclaw_sessions.encryption import DamagedSeal, KeyRing, is_sealed, of_entry
 from miniclaw_sessions.errors import InvalidMessage, StoreError
 from miniclaw_sessions.protocol.encoding import decode_entry
-from miniclaw_sessions.stores.base import Append, Store, StoredEntry, damaged, idempotency_key_in, is_damaged
+from miniclaw_sessions.stores.base import (
+    LOST,
+    Append,
+    Store,
+    StoredEntry,
+    damaged,
+    idempotency_key_in,
+    is_damaged,
+    without_mark,
+)
 from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.wrapping import WrappingStore
 
@@ -50,16 +59,22 @@ class EncryptedStore(WrappingStore):
                 return open_entry(self._keys, session_id, stored)
         return None
 
-    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
-        """Encrypt the right entries, and put them where the stored ones do not open."""
+    async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
+        """Seal the right entries as the damaged ones were sealed, so that the inner store's checksums judge them."""
         mended = 0
-        for entry in entries:
+        for entry in candidates:
             page = await self._store.read(session_id, after=entry.sequence - 1, limit=1)
-            if page and page[0].sequence == entry.sequence:
-                opened = open_entry(self._keys, session_id, page[0])
-                if is_damaged(opened.encoded):
-                    mended += await self._store.mend(session_id, [seal_entry(self._keys, session_id, entry)])
+            if page and page[0].sequence == entry.sequence and is_damaged(page[0].encoded):
+                mended += await self._store.mend(session_id, self._resealed(session_id, entry, page[0].encoded))
         return mended
+
+    def _resealed(self, session_id: str, entry: StoredEntry, stored: bytes) -> list[StoredEntry]:
+        if stored == LOST:
+            return [seal_entry(self._keys, session_id, entry)]
+        place, key = of_entry(session_id, entry.sequence, entry.entry_id), entry.idempotency_key
+        sealed = self._keys.seal_like(without_mark(stored), entry.encoded, place)
+        digests = [None] if key is None else self._keys.digests(key, session_id)
+        return [] if sealed is None else [StoredEntry(entry.sequence, entry.entry_id, sealed, one) for one in digests]
 
     async def check(self) -> list[str]:
         """What the inner store finds, and every entry: whether it opens, and is sound within."""

@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.errors import StoreConflict, StoreError
 from miniclaw_sessions.stores.appending import entries_to_add
-from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead, is_damaged
+from miniclaw_sessions.stores.base import LOST, Append, SessionHead, Store, StoredEntry, StoredHead
 from miniclaw_sessions.stores.soundness import check_transcripts, nothing_else
 
 _sequence = attrgetter("sequence")
@@ -90,11 +90,11 @@ class MemoryStore(Store):
         await checkpoint()
         return next((entry for entry in self._entries(session_id) if entry.idempotency_key == key), None)
 
-    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
-        """Replace what a test has damaged."""
+    async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
+        """Replace what is lost; memory has no checksums."""
         await checkpoint()
-        stored, right = self._entries(session_id), {entry.sequence: entry for entry in entries}
-        wrong = [n for n, entry in enumerate(stored) if is_damaged(entry.encoded) and entry.sequence in right]
+        stored, right = self._entries(session_id), {entry.sequence: entry for entry in reversed(candidates)}
+        wrong = [n for n, entry in enumerate(stored) if entry.encoded == LOST and entry.sequence in right]
         for number in wrong:
             stored[number] = right[stored[number].sequence]
         return len(wrong)

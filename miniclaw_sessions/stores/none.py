@@ -58,7 +58,7 @@ class NoStore(Store):
         """Nothing."""
         return None
 
-    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:  # noqa: ARG002 - same
+    async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:  # noqa: ARG002 - same
         """Nothing to mend."""
         return 0
 

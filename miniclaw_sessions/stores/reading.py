@@ -80,9 +80,9 @@ class ReadOnlyStore(Store):
         """Not here."""
         self._refuse(f"append {len(appends)} sessions to")
 
-    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+    async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
         """Not here."""
-        self._refuse(f"mend {len(entries)} entries of {session_id} in")
+        self._refuse(f"mend {len(candidates)} entries of {session_id} in")
 
     async def delete(self, session_id: str) -> bool:
         """Not here."""

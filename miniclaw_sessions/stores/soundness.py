@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable
 
 from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import InvalidMessage, KeyMismatch, StoreCorrupt
-from miniclaw_sessions.stores.base import StoredEntry, StoredHead, decode_stored
+from miniclaw_sessions.stores.base import LOST, StoredEntry, StoredHead, decode_stored
 from miniclaw_sessions.stores.reading import Readable, read_all
 
 RESTORED = "restored_from_snapshot"
@@ -52,6 +52,8 @@ class TranscriptCheck:
         if stored.entry_id in self._ids:
             self._damage.append(f"entry id {stored.entry_id} occurs again at sequence {stored.sequence}")
         self._ids.add(stored.entry_id)
+        if stored.encoded == LOST:
+            return  # it is known: `losses.json` has it until somebody acknowledges it
         try:
             entry = decode_stored(stored)
         except InvalidMessage as error:

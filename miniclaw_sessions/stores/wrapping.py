@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from miniclaw_sessions.errors import StoreCorrupt, StoreError
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, StorePlace
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.stores.copying import Source
 
 T = TypeVar("T")
 
@@ -39,6 +43,14 @@ class WrappingStore(Store):
     def files(self) -> Sequence[Path]:
         """The inner store's."""
         return self._store.files
+
+    def found_damaged(self) -> bool:
+        """Ask the inner store."""
+        return self._store.found_damaged()
+
+    def rest_of(self, directory: Path) -> AbstractAsyncContextManager[Source] | None:
+        """Ask the inner store: what it gives is for the inner store too."""
+        return self._store.rest_of(directory)
 
     async def __aenter__(self) -> Self:
         """Open the inner store."""
@@ -90,9 +102,9 @@ class WrappingStore(Store):
             "find_by_idempotency_key", lambda: self._store.find_by_idempotency_key(session_id, key)
         )
 
-    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+    async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
         """Mend the inner store."""
-        return await self._forward("mend", lambda: self._store.mend(session_id, entries))
+        return await self._forward("mend", lambda: self._store.mend(session_id, candidates))
 
     async def delete(self, session_id: str) -> bool:
         """Delete from the inner store."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from miniclaw_sessions.encryption import KeyRing
-from miniclaw_sessions.stores.base import Append, StoredEntry
+from miniclaw_sessions.stores.base import LOST, Append, StoredEntry
 from miniclaw_sessions.stores.copying import copy_store
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.stores.sql.salvage import Salvage, make_readable
@@ -33,7 +33,10 @@ async def salvaged(path: Path) -> dict[str, list[StoredEntry]]:
     target = MemoryStore()
     async with Salvage(path) as rest:
         await copy_store(rest, target)
-    return {session_id: await target.read(session_id) for session_id in await target.session_ids()}
+    return {
+        session_id: [entry for entry in await target.read(session_id) if entry.encoded != LOST]
+        for session_id in await target.session_ids()
+    }
 
 
 async def test_a_sound_database_is_salvaged_whole(tmp_path: Path) -> None:

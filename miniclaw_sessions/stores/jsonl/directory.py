@@ -36,7 +36,7 @@ from miniclaw_sessions.stores.appending import entries_to_add
 from miniclaw_sessions.stores.base import Append, StoredEntry, is_damaged
 from miniclaw_sessions.stores.jsonl.failures import failing, unavailable
 from miniclaw_sessions.stores.jsonl.file import SUFFIX, Placing, Rest, Transcript, entries_after, examine
-from miniclaw_sessions.stores.jsonl.lines import GOES_ON, MORE_FOLLOWS, NotOurs, header_of, lines_of
+from miniclaw_sessions.stores.jsonl.lines import GOES_ON, MORE_FOLLOWS, NotOurs, header_of, lines_of, was_line_of
 
 TORN = "torn"
 """The directory, beside the transcripts, of what crashes left at their ends."""
@@ -291,7 +291,7 @@ class Transcripts:
                 "the sessions go on from what is there and from their snapshots"
             )
 
-    def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+    def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
         """Write the file anew, with right entries in the place of damaged ones; how many these were.
 
         Raises:
@@ -301,23 +301,26 @@ class Transcripts:
             transcript = self._ready(session_id)
             if transcript is None:
                 return 0
-            right = {entry.sequence: entry for entry in entries}
             data = bytearray(self._directory.read(transcript.name, limit=sys.maxsize))
             placing = Placing(transcript.start, 0)
             placed = [*placing.feed(bytes(data[transcript.start :])), *placing.finish(transcript.last_sequence)]
-            wrong = [one for one in placed if one.entry.sequence in right and is_damaged(one.entry.encoded)]
-            for one in reversed(wrong):
+            mended = 0
+            for one in reversed([one for one in placed if is_damaged(one.entry.encoded)]):
                 begin = data.rfind(b"\n", 0, one.end - 1) + 1
-                line = data[begin : one.end]
-                before = GOES_ON if line.startswith(GOES_ON) else b""
-                after = MORE_FOLLOWS if line.endswith(MORE_FOLLOWS) else b"\n"
-                data[begin : one.end] = before + lines_of([right[one.entry.sequence]])[:-1] + after
-            if wrong:
+                line = bytes(data[begin : one.end])
+                here = (entry for entry in candidates if entry.sequence == one.entry.sequence)
+                right = next((entry for entry in here if was_line_of(entry, line)), None)
+                if right is not None:
+                    before = GOES_ON if line.startswith(GOES_ON) else b""
+                    after = MORE_FOLLOWS if line.endswith(MORE_FOLLOWS) else b"\n"
+                    data[begin : one.end] = before + lines_of([right])[:-1] + after
+                    mended += 1
+            if mended:
                 self._descriptors.close(transcript.name)
                 if failure := self._directory.replace([(transcript.name, partial(bytes, data))])[0]:
                     raise failure
                 self.known[session_id] = examine(self._directory, session_id)
-        return len(wrong)
+        return mended
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 

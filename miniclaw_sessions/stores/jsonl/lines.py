@@ -18,6 +18,8 @@ Lines end at the byte 0x0A and nowhere else (rule R13).
 
 from __future__ import annotations
 
+import re
+from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -30,7 +32,7 @@ from miniclaw_sessions.clock import derived_id
 from miniclaw_sessions.errors import InvalidKey, InvalidMessage, SchemaTooNew, StoreCorrupt, StoreError
 from miniclaw_sessions.protocol.encoding import decode_entry, in_utc, parse_json
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.stores.base import SessionHead, StoredEntry, damaged
+from miniclaw_sessions.stores.base import LOST, SessionHead, StoredEntry, damaged
 
 VERSION = 1
 """Of the format. A later one keeps `type`, `version` and `incarnation` in the first line, so that this one knows it."""
@@ -50,6 +52,8 @@ _OPAQUE = "opaque"
 _CRC = b',"crc32":"'
 _CRC_BYTES = len(_CRC) + len(b'00000000"}')
 _SPACE = b" \t\r\n"
+_BASE64 = re.compile(rb'"base64":"([^"]+)')
+_NO_BASE64 = re.compile(rb"[^A-Za-z0-9+/]")
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -217,7 +221,19 @@ def damaged_in(line: bytes, sequence: int) -> StoredEntry:
     said = _entry_of(text)
     if said is not None and said.sequence == sequence:
         return damaged(said)
+    if (wrapped := _BASE64.search(text)) is not None:  # its other bytes may tell what it was
+        text = b64decode(_NO_BASE64.sub(b"A", wrapped[1][: len(wrapped[1]) // 4 * 4]))
     return damaged(StoredEntry(sequence, f"damaged-{sequence}", text))
+
+
+def was_line_of(entry: StoredEntry, line: bytes) -> bool:
+    """Whether a damaged line was this entry's: its checksum says so, or all the rest of it does; or it is lost."""
+    right, text = _line_of(entry), line.strip(_SPACE)
+    if text == right:
+        return False
+    stored = entry_in(line)
+    is_lost = stored is not None and stored.encoded == LOST
+    return is_lost or text[-_CRC_BYTES:] == right[-_CRC_BYTES:] or text[:-_CRC_BYTES] == right[:-_CRC_BYTES]
 
 
 def is_whole(line: bytes) -> bool:

@@ -124,9 +124,9 @@ class JSONLStore(JSONLReader):
             else await super().read(session_id, after=after, limit=limit)
         )
 
-    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
-        """Write the session's file anew, with the right entries in the place of damaged lines."""
-        return await self._in_thread(self._opened().mend, session_id, entries)
+    async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
+        """Write the session's file anew, with right entries in the place of damaged lines."""
+        return await self._in_thread(self._opened().mend, session_id, candidates)
 
     async def delete(self, session_id: str) -> bool:
         """Remove a session's file and what crashes had left of it; whether there was a session.

@@ -9,7 +9,7 @@ from pathlib import Path
 from zlib import crc32
 
 from miniclaw_sessions.errors import StoreCorrupt
-from miniclaw_sessions.stores.base import StoredEntry, damaged
+from miniclaw_sessions.stores.base import LOST, StoredEntry, damaged, is_damaged, without_mark
 
 _PRIME = 2**32 - 5
 """Whatever one bit of a row's numbers changes, it changes the remainder."""
@@ -37,6 +37,27 @@ def is_sound(row: int, sequence: int, entry_id: str, key: str | None, encoded: b
     if checksum < 0:
         return checksum == checksum_of(row, sequence, entry_id, key, encoded)
     return checksum == crc32(encoded, crc32(f"{row} {sequence} {entry_id} {key or ''}".encode()))
+
+
+def was_entry(entry: StoredEntry, stored: StoredEntry, checksum: int | None, row: int) -> bool:
+    """Whether a row is lost, or was this entry before it was damaged: its checksum says so, or all the rest of it does.
+
+    Args:
+        entry: what it may have been.
+        stored: the row, as `entry_of_row` gives it.
+        checksum: what the row says.
+        row: the session's.
+    """
+    if stored.encoded == LOST:
+        return True
+    if not is_damaged(stored.encoded) or checksum is None:
+        return False
+    if (stored.entry_id, without_mark(stored.encoded)) == (entry.entry_id, entry.encoded):
+        return True
+    try:
+        return is_sound(row, entry.sequence, entry.entry_id, entry.idempotency_key, entry.encoded, checksum)
+    except TypeError:  # it is no number any more
+        return False
 
 
 def entry_of_row(  # noqa: PLR0913, PLR0917 - the columns

@@ -40,9 +40,10 @@ _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def database_files(path: Path) -> tuple[Path, ...]:
     """All files that a database may consist of; all but the first only exist while it is open, or after a crash.
 
-    A rollback journal is there only until the new database has changed to its -wal file.
+    A rollback journal is there only until the new database has changed to its -wal file, and the last one says that
+    damage was met in it.
     """
-    return (path, *(path.with_name(f"{path.name}-{suffix}") for suffix in ("wal", "shm", "journal")))
+    return (path, *(path.with_name(f"{path.name}-{suffix}") for suffix in ("wal", "shm", "journal", "damaged")))
 
 
 def create_file(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 SQLite gives up at the first page that it cannot make sense of. Here the log is walked by its positions, and goes on
 behind what cannot be read, and nothing but rows that agree with their checksum is believed; rows of older versions have
-none, and are believed if they can be decoded.
+none, and are believed if they can be decoded. An entry that is lost keeps its place: a branch goes on behind it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from anyio import to_thread
 from sqlalchemy import create_engine
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from miniclaw_sessions.encryption import is_sealed
 from miniclaw_sessions.errors import InvalidMessage, StoreUnavailable
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.stores.base import SessionHead, StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import LOST, SessionHead, StoredEntry, StoredHead
 from miniclaw_sessions.stores.sql.checksums import is_sound
 from miniclaw_sessions.stores.sql.files import PAGE_BYTES, connect
 from miniclaw_sessions.stores.sql.migrations import create
@@ -87,22 +89,23 @@ def _new_database(path: Path) -> bytes:
 
 
 class Salvage:
-    """The readable rest of a database file, which it does not change: a `Source` of `copy_store`."""
+    """The readable rest of a copy of a database file: a `Source` of `copy_store`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._heads: dict[str, SessionHead] = {}
-        self._where: dict[str, dict[int, int]] = {}
+        self._where: dict[str, dict[int, int | None]] = {}
 
     async def __aenter__(self) -> Self:
-        """Look at every row.
+        """Make the file readable, and look at every row.
 
         Raises:
             StoreUnavailable: nothing in it can be read.
         """
         try:
+            await to_thread.run_sync(make_readable, self._path)
             await to_thread.run_sync(self._look)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, SQLAlchemyError) as error:
             raise StoreUnavailable(f"nothing can be read from {self._path}: {error}") from error
         return self
 
@@ -114,19 +117,23 @@ class Salvage:
 
     def _look(self) -> None:
         with closing(connect(self._path, writing=False)) as connection:
-            rows: dict[int, SessionHead] = {}
+            heads: dict[int, SessionHead] = {}
             for row in _readable(
                 connection, _SESSIONS, _end(connection, "sqlite_sequence", "seq", "sessions", "rowid")
             ):
                 head = _head(row)
                 if head is not None:
-                    rows[row[0]] = head
+                    heads[row[0]] = head
             where: dict[int, dict[int, int]] = defaultdict(dict)
             for row in _readable(connection, _ENTRIES, _end(connection, "placed", "up_to", "entries", "rowid")):
-                if row[1] in rows and _entry(row) is not None:
+                if row[1] in heads and _entry(row) is not None:
                     where[row[1]][row[2]] = row[0]
-        self._heads = {head.session_id: head for head in rows.values()}
-        self._where = {head.session_id: dict(sorted(where[number].items())) for number, head in rows.items()}
+            places = _places(connection)
+        for number, head in heads.items():
+            found = where[number]
+            expected = range(1, max(found, default=0) + 1) if places is None else places[number]
+            self._where[head.session_id] = dict(sorted({**dict.fromkeys(expected), **found}.items()))
+            self._heads[head.session_id] = head
 
     async def heads(self) -> AsyncIterator[StoredHead]:
         """The sessions whose rows are whole."""
@@ -134,14 +141,30 @@ class Salvage:
             yield StoredHead(self._heads[session_id], max(self._where[session_id], default=0))
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
-        """The entries that are whole."""
-        wanted = [place for sequence, place in self._where.get(session_id, {}).items() if sequence > after][:limit]
+        """The entries that are whole, and in the place of every other one what stands for a lost entry."""
+        places = self._where.get(session_id, {}).items()
+        wanted = list(islice(((sequence, place) for sequence, place in places if sequence > after), limit))
         return await to_thread.run_sync(self._read, wanted)
 
-    def _read(self, positions: Sequence[int]) -> list[StoredEntry]:
+    def _read(self, wanted: Sequence[tuple[int, int | None]]) -> list[StoredEntry]:
+        entries = []
         with closing(connect(self._path, writing=False)) as connection:
-            rows = [connection.execute(_ENTRIES, (place,)).fetchone() for place in positions]
-        return [entry for entry in map(_entry, rows) if entry is not None]
+            for sequence, position in wanted:
+                row = None if position is None else _first(connection, _ENTRIES, position)
+                entry = None if row is None else _entry(row)
+                entries.append(entry or StoredEntry(sequence, f"lost-{sequence}", LOST))
+        return entries
+
+
+def _places(connection: sqlite3.Connection) -> dict[int, set[int]] | None:
+    """Which entries each session had, by the index; None: that is damaged too."""
+    places: dict[int, set[int]] = defaultdict(set)
+    try:
+        for session, sequence in connection.execute("SELECT session, sequence FROM places"):
+            places[session].add(sequence)
+    except _UNREADABLE:
+        return None
+    return places
 
 
 def _end(connection: sqlite3.Connection, table: str, column: str, rows: str, key: str) -> int:
@@ -166,7 +189,10 @@ def _readable(connection: sqlite3.Connection, query: str, end: int) -> Iterator[
                 yield row
                 position = max(position, int(row[0])) + 1
         except _UNREADABLE:
-            position = _next_readable(connection, query, position, end)
+            row = _first(connection, query, position)  # the driver looks one row ahead: this one may be sound
+            if row:
+                yield row
+            position = max(position, int(row[0])) + 1 if row else _next_readable(connection, query, position, end)
         else:
             return
 
@@ -174,25 +200,25 @@ def _readable(connection: sqlite3.Connection, query: str, end: int) -> Iterator[
 def _next_readable(connection: sqlite3.Connection, query: str, position: int, end: int) -> int:
     """The first number behind one that cannot be read from which on it can: found in ever larger steps, and halving."""
     bad, step = position, 1
-    while not _is_readable(connection, query, good := bad + step):
+    while _first(connection, query, good := bad + step) is None:
         if good >= end:
             return end
         bad, step = good, 2 * step
     while good - bad > 1:
         middle = (bad + good) // 2
-        if _is_readable(connection, query, middle):
+        if _first(connection, query, middle) is not None:
             good = middle
         else:
             bad = middle
     return good
 
 
-def _is_readable(connection: sqlite3.Connection, query: str, position: int) -> bool:
+def _first(connection: sqlite3.Connection, query: str, position: int) -> tuple[Any, ...] | None:
+    """The first row from a position on; nothing in it if there is none, and None if it cannot be read."""
     try:
-        connection.execute(query, (position,)).fetchone()
+        return connection.execute(f"{query} LIMIT 1", (position,)).fetchone() or ()
     except _UNREADABLE:
-        return False
-    return True
+        return None
 
 
 def _head(row: tuple[Any, ...]) -> SessionHead | None:

@@ -40,6 +40,7 @@ from miniclaw_sessions.stores.sql.files import (
 )
 from miniclaw_sessions.stores.sql.migrations import REVISIONS, create, upgrade
 from miniclaw_sessions.stores.sql.row_by_row import read_row_by_row
+from miniclaw_sessions.stores.sql.salvage import Salvage
 from miniclaw_sessions.stores.sql.statements import Known, driver_of
 from miniclaw_sessions.stores.thread import SerialThread
 
@@ -79,7 +80,7 @@ class SQLiteStore(Store):
         self._version: int | None = None
         self._identities: dict[Path, tuple[int, int]] = {}
         self._is_gone = False
-        self._is_damage_told = False
+        self._is_damage_noted = False
         self._writers: Engine | None = None
         self._readers: Engine | None = None
         self._writer: Connection | None = None
@@ -102,6 +103,20 @@ class SQLiteStore(Store):
     def files(self) -> Sequence[Path]:
         """The database, its -wal and its -shm file; the last two only exist while it is open, or after a crash."""
         return self._files
+
+    def found_damaged(self) -> bool:
+        """Whether somebody who had it open came upon a page that cannot be read, or tables that contradict each other.
+
+        The file that says so is beside the database, and goes with it when that is set aside.
+        """
+        *_, sign = database_files(self._path)
+        if not self._path.exists():
+            sign.unlink(missing_ok=True)
+        return sign.exists()
+
+    def rest_of(self, directory: Path) -> Salvage:
+        """The rows that can still be read."""
+        return Salvage(directory / self._path.name)
 
     # --- the contract ------------------------------------------------------------------------------------------------
 
@@ -192,12 +207,17 @@ class SQLiteStore(Store):
             return await find_by_reading(self, session_id, entry_id)
 
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
-        """The oldest entry with this key, or None; through an index."""
-        return await self._read(partial(statements.entry_with_key, session_id=session_id, key=key))
+        """The oldest entry with this key, or None; through an index. One that cannot be read comes as damaged."""
+        try:
+            return await self._read(partial(statements.entry_with_key, session_id=session_id, key=key))
+        except StoreCorrupt:
+            place = await self._read(partial(statements.place_of_key, session_id=session_id, key=key))
+            found = [] if place is None else await self.read(session_id, after=place - 1, limit=1)
+            return found[0] if found else None
 
-    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
-        """Write the right entries over rows that contradict their checksum."""
-        return await self._write(self._mend, session_id, entries)
+    async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
+        """Write right entries over rows that contradict their checksum."""
+        return await self._write(self._mend, session_id, candidates)
 
     async def delete(self, session_id: str) -> bool:
         """Remove a session and overwrite what it said with zeros; whether there was one.
@@ -216,7 +236,13 @@ class SQLiteStore(Store):
 
     async def check(self) -> list[str]:
         """SQLite's own checks, then every session's entries."""
-        return await check_transcripts(self, self._all_heads(), self._read(statements.check_database))
+        return await check_transcripts(self, self._all_heads(), self._check_database())
+
+    async def _check_database(self) -> list[str]:
+        problems = await self._read(statements.check_database)
+        if problems:
+            await self._note_damage(problems[0])
+        return problems
 
     async def _entries(
         self,
@@ -226,26 +252,39 @@ class SQLiteStore(Store):
         """A session's entries; where a page of the database is damaged, what was on it comes as damaged."""
         try:
             return await self._read(query)
-        except StoreCorrupt as error:
-            if not self._is_damage_told:  # SQLite calls a read damaged, too, that the disk refused
-                await to_thread.run_sync(read_through, [self._path])
-            found = await to_thread.run_sync(self._read_row_by_row, row_by_row, limiter=self._reader_turns)
-            if not self._is_damage_told:
-                log.error(
-                    "the database is damaged; what cannot be read of it is missing, everything else is served",
-                    action="store.damaged",
-                    error=str(error),
-                )
-            self._is_damage_told = True
-            return found
+        except StoreCorrupt:
+            return await to_thread.run_sync(self._read_row_by_row, row_by_row, limiter=self._reader_turns)
+
+    async def _note_damage(self, problem: str) -> None:
+        """Let the next start make the database anew from what can be read of it; until then everything else is served.
+
+        Raises:
+            StoreUnavailable: the disk refuses to be read, which SQLite calls damaged too.
+        """
+        if self._is_damage_noted:
+            return
+        await to_thread.run_sync(read_through, [self._path])
+        self._is_damage_noted = True
+        log.error(
+            "the database is damaged; what cannot be read of it is missing, everything else is served, and the next "
+            "start makes it anew from what can be read",
+            action="store.damaged",
+            error=problem,
+        )
+        with suppress(OSError):  # who meets it again tries again
+            await to_thread.run_sync(database_files(self._path)[-1].touch, 0o600)
 
     async def _write(self, transaction: Callable[..., T], *arguments: Any) -> T:
         """Run a function in the writer's thread, behind what runs there already; once begun it runs to its end."""
         if self._writer_thread is None:
             raise _not_open(self._path)
         with CancelScope(shield=True):
-            result = await self._writer_thread.call(transaction, *arguments)
-        return result  # noqa: RET504 - for the type checker, which thinks that a scope may end before it returns
+            try:
+                result = await self._writer_thread.call(transaction, *arguments)
+            except StoreCorrupt as error:
+                await self._note_damage(str(error))
+                raise
+        return result
 
     # --- in worker threads -------------------------------------------------------------------------------------------
 
@@ -350,7 +389,11 @@ class SQLiteStore(Store):
         if self._known.unplaced > SCANNED_ENTRIES:
             with suppress(StoreError):
                 await self._write(self._place)
-        return await to_thread.run_sync(self._read_in_thread, query, limiter=self._reader_turns)
+        try:
+            return await to_thread.run_sync(self._read_in_thread, query, limiter=self._reader_turns)
+        except StoreCorrupt as error:
+            await self._note_damage(str(error))
+            raise
 
     def _read_in_thread(self, query: Callable[[Connection], T]) -> T:
         with self._reading, self._failing("read"), self._reader() as connection:

@@ -36,8 +36,8 @@ from sqlalchemy.exc import DatabaseError
 from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.appending import entries_to_add
-from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead, is_damaged
-from miniclaw_sessions.stores.sql.checksums import checksum_of, entry_of_row
+from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead
+from miniclaw_sessions.stores.sql.checksums import checksum_of, entry_of_row, was_entry
 from miniclaw_sessions.stores.sql.models import Base, EntryRow, KeyRow, PlacedRow, PlaceRow, SessionRow
 
 PAGE = 500
@@ -134,9 +134,8 @@ _WITH_ID = union_all(
     *(part.where(EntryRow.entry_id == bindparam("entry_id")) for part in (_PLACED_ENTRIES, _ENTRIES_IN_TAIL))
 ).limit(1)
 _IS_KEY = KeyRow.idempotency_key == bindparam("key")
-_WITH_KEY = _PLACED_ENTRIES.where(
-    PlaceRow.sequence == select(KeyRow.sequence).where(KeyRow.session == _ROW_OF, _IS_KEY).scalar_subquery()
-)
+_PLACE_OF_KEY = select(KeyRow.sequence).where(KeyRow.session == _ROW_OF, _IS_KEY)
+_WITH_KEY = _PLACED_ENTRIES.where(PlaceRow.sequence == _PLACE_OF_KEY.scalar_subquery())
 _WITH_KEY_IN_TAIL = (
     _ENTRIES_IN_TAIL.where(EntryRow.idempotency_key == bindparam("key")).order_by(EntryRow.sequence).limit(1)
 )
@@ -165,8 +164,10 @@ _MISPLACED = (
     .where(or_(not_(_IN_TAIL), PlaceRow.position.is_not(None)), PlaceRow.position.is_distinct_from(EntryRow.position))
     .group_by(SessionRow.session_id)
 )
-_PLACE_OF = select(PlaceRow.session, PlaceRow.position).where(
-    PlaceRow.session == _ROW_OF, PlaceRow.sequence == bindparam("sequence")
+_ROW_AT = (
+    select(PlaceRow.session, PlaceRow.position, PlaceRow.sequence, *_REST)
+    .join(EntryRow, EntryRow.position == PlaceRow.position)
+    .where(PlaceRow.session == _ROW_OF, PlaceRow.sequence == bindparam("sequence"))
 )
 _ORPHANS = (
     select(func.count())
@@ -375,6 +376,12 @@ def entry_with_key(connection: Connection, session_id: str, key: str) -> StoredE
     return None if row is None else entry_of_row(*row)
 
 
+def place_of_key(connection: Connection, session_id: str, key: str) -> int | None:
+    """The sequence at which the index has an idempotency key, or None; reads no entry."""
+    wanted = {"session_id": session_id, "key": key}
+    return connection.execute(_PLACE_OF_KEY, wanted).scalar_one_or_none()
+
+
 def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping[int, int]) -> StoredHead:
     number, session_id, channel, chat_id, incarnation, created_at, placed = row
     head = SessionHead(session_id, SessionKey(str(channel), str(chat_id)), str(incarnation), created_at)
@@ -402,21 +409,29 @@ def check_schema(connection: Connection) -> None:
 
 
 def mend(connection: Connection, session_id: str, entry: StoredEntry, known: Known) -> bool:
-    """Write an entry over the row at its sequence, if that contradicts its checksum. Returns whether it did."""
-    stored = entries_after(connection, session_id, entry.sequence - 1, 1)
-    if not stored or stored[0].sequence != entry.sequence or not is_damaged(stored[0].encoded):
-        return False
+    """Write an entry over the row at its sequence, if that is damaged and was this entry. Returns whether it did."""
     place(connection, known)
     at = {"session_id": session_id, "sequence": entry.sequence}
-    row, position = connection.execute(_PLACE_OF, at).one()
+    found = connection.execute(_ROW_AT, at).one_or_none()
+    if found is None:
+        return False
+    row, position, sequence, entry_id, encoded, key, checksum, session = found
+    stored = entry_of_row(sequence, entry_id, encoded, key, checksum, session)
+    if not was_entry(entry, stored, checksum, row):
+        return False
     checksum = checksum_of(row, entry.sequence, entry.entry_id, entry.idempotency_key, entry.encoded)
     values = {
+        "session": row,
+        "sequence": entry.sequence,
         "entry_id": entry.entry_id,
         "encoded": entry.encoded,
         "idempotency_key": entry.idempotency_key,
         "checksum": checksum,
     }
     connection.execute(update(EntryRow).where(EntryRow.position == position).values(values))
+    if entry.idempotency_key is not None:
+        of_key = {"session": row, "idempotency_key": entry.idempotency_key, "sequence": entry.sequence}
+        connection.execute(insert(KeyRow).prefix_with("OR IGNORE", dialect="sqlite").values(of_key))
     return True
 
 
