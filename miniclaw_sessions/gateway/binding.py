@@ -1,4 +1,4 @@
-"""The table of operations as an HTTP interface: one application for each path, one way from a request to a reply.
+"""The table of operations as an HTTP interface: from a request to a handler, and from what that returns to a reply.
 
 A request is read into the operation's shape, handed to its handler, and what that returns is sent: a short document at
 once, anything longer piece by piece, so that a client that does not read holds no more than one piece.
@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 import anyio
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import RETRY_AFTER_S, RequestError, invalid
@@ -25,9 +21,8 @@ from miniclaw_sessions.api.operation import BODY, IDEMPOTENCY_KEY, PIECE_BYTES, 
 from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.errors import InvalidKey, SessionsError
 from miniclaw_sessions.gateway.body import body_pieces, drain, parse_strictly, read_body
-from miniclaw_sessions.gateway.replies import encoded_reply
+from miniclaw_sessions.gateway.exchange import Exchange, Reply
 from miniclaw_sessions.gateway.security import FILES, body_refusal
-from miniclaw_sessions.gateway.streaming import ByteStream, sliced, while_client_waits, with_first
 
 MAX_UPLOADS = 8
 """Uploads under way at once: each may hold a file that is one document, or a very long line."""
@@ -35,132 +30,139 @@ MAX_UPLOADS = 8
 _DRAINED_BYTES = 268_435_456
 
 
-def routes_of(operations: Iterable[Operation[Any, Any]], context: Context, limits: ListenSettings) -> list[Route]:
-    """A route for each path, with all its methods; they are tried in the order of the table."""
-    by_path: dict[str, list[Operation[Any, Any]]] = {}
-    for one in operations:
-        by_path.setdefault(one.path, []).append(one)
-    return [Route(path, Path(same, context, limits)) for path, same in by_path.items()]
+class Binding:
+    """Operations by method and path, and what is done with a request for one of them."""
 
-
-class Path:
-    """The operations of one path, as an ASGI application."""
-
-    _uploads = 0
-
-    def __init__(self, operations: Sequence[Operation[Any, Any]], context: Context, limits: ListenSettings) -> None:
-        self._by_method = {one.method: one for one in operations}
-        if "GET" in self._by_method:
-            self._by_method["HEAD"] = self._by_method["GET"]
+    def __init__(self, operations: Iterable[Operation[Any, Any]], context: Context, limits: ListenSettings) -> None:
+        by_path: dict[str, dict[str, Operation[Any, Any]]] = {}
+        for one in operations:
+            methods = by_path.setdefault(one.path, {})
+            methods[one.method] = one
+            if one.method == "GET":
+                methods["HEAD"] = one
+        self._paths = [(re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), by_path[path]) for path in by_path]
         self._context = context
         self._limits = limits
+        self._uploads = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request.
+    async def reply(self, exchange: Exchange) -> Reply:
+        """Do what is asked.
 
         Raises:
-            RequestError: the path has no such method (405).
+            RequestError: there is nothing at this path (404), or it has no such method (405); or the request is wrong.
             SessionsError: as the operation does.
         """
-        operation = self._by_method.get(scope["method"])
-        if operation is None:
-            allowed = {"Allow": ", ".join(sorted(self._by_method))}
-            raise RequestError(405, "method_not_allowed", "this path has no such method", headers=allowed)
-        scope["operation"] = operation.name
-        request = Request(scope, receive)
+        operation, names = self._operation(exchange)
+        exchange.operation = operation.name
         answer = self._upload if operation.uploads else self._answer
-        response = await answer(operation, request)
-        await response(scope, receive, send)
+        return await answer(operation, exchange, names)
 
-    async def _answer(self, operation: Operation[Any, Any], request: Request) -> Response:
-        given = fields_given(operation, request)
-        timeout_s, is_head = self._limits.request_timeout_s, request.method == "HEAD"
+    def _operation(self, exchange: Exchange) -> tuple[Operation[Any, Any], Mapping[str, str]]:
+        """What is asked for, and the names in the path."""
+        for pattern, methods in self._paths:
+            if (found := pattern.fullmatch(exchange.path)) is not None:
+                check_method(exchange, methods)
+                return methods[exchange.method], found.groupdict()
+        raise RequestError(404, "not_found", "there is nothing at this path")
+
+    async def _answer(self, operation: Operation[Any, Any], exchange: Exchange, names: Mapping[str, str]) -> Reply:
+        given = fields_given(operation, exchange, names)
+        timeout_s, is_head = self._limits.request_timeout_s, exchange.method == "HEAD"
         with anyio.move_on_after(timeout_s) as patience:  # one for body and work: each takes a tenth of a request
             if BODY in operation.fields:
-                given[BODY] = shaped(await read_json(request, self._limits), operation.fields[BODY])
+                given[BODY] = shaped(await read_json(exchange, self._limits), operation.fields[BODY])
             if operation.patient:
                 patience.deadline = math.inf
-            work = self._reply(operation, operation.request(**given), is_head=is_head)
-            return await (while_client_waits(request, work) if operation.patient else work)
+            work = self._done(operation, operation.request(**given), is_head=is_head)
+            return await (exchange.while_waited_for(work) if operation.patient else work)
         if BODY in operation.fields and BODY not in given:
             raise RequestError(408, "timeout", f"the body did not arrive within {timeout_s:g} s", close=True)
         raise TimeoutError  # a client learns that the store, or a turn, takes long
 
-    async def _upload(self, operation: Operation[Any, Any], request: Request) -> Response:
-        pieces = body_pieces(request, stall_s=self._limits.request_timeout_s)
+    async def _upload(self, operation: Operation[Any, Any], exchange: Exchange, names: Mapping[str, str]) -> Reply:
+        pieces = body_pieces(exchange, stall_s=self._limits.request_timeout_s)
         begun = False
         try:
-            if (refused := body_refusal(request.scope["headers"], FILES)) is not None:
+            if (refused := body_refusal(exchange.headers, FILES)) is not None:
                 raise refused
             if self._uploads >= MAX_UPLOADS:
                 retry = {"Retry-After": str(RETRY_AFTER_S)}
                 raise RequestError(503, "too_many_imports", "too many imports are under way; try later", headers=retry)
-            given = fields_given(operation, request)
+            given = fields_given(operation, exchange, names)
             begun = True
             self._uploads += 1
             try:
-                return await self._reply(operation, operation.request(**given, body=pieces))
+                return await self._done(operation, operation.request(**given, body=pieces))
             finally:
                 self._uploads -= 1
         except SessionsError:
-            if begun or "expect" not in request.headers:  # a client that asked first is told without sending it
+            if begun or not exchange.header(b"expect"):  # a client that asked first is told without sending it
                 await drain(pieces, most=_DRAINED_BYTES)
             raise
 
-    async def _reply(self, operation: Operation[Any, Any], wanted: Any, *, is_head: bool = False) -> Response:
+    async def _done(self, operation: Operation[Any, Any], wanted: Any, *, is_head: bool = False) -> Reply:
         reply = await operation.handler(self._context, wanted)
         if isinstance(reply, Stream):
-            return await self._streamed(reply, is_head=is_head)
+            return await _streamed(reply, is_head=is_head)
         encoded = msgspec.json.encode(reply)
         status = operation.status_of(reply)
-        if len(encoded) <= PIECE_BYTES or is_head:
-            return encoded_reply(encoded, status=status)
-        return self._in_pieces(sliced(encoded), "application/json", status=status)
-
-    async def _streamed(self, stream: Stream, *, is_head: bool) -> Response:
-        """A reply whose beginning is there: what cannot be read is known before the status is sent."""
-        if is_head:
-            await stream.chunks.aclose()
-            stream.at_end()
-            return encoded_reply(b"", media_type=stream.media_type)
-        first = await anext(stream.chunks, b"")
-        response = self._in_pieces(with_first(first, stream.chunks), stream.media_type, at_end=stream.at_end)
-        if stream.file_name is not None:
-            response.headers["Content-Disposition"] = f'attachment; filename="{stream.file_name}"'
-        return response
-
-    def _in_pieces(
-        self,
-        chunks: AsyncGenerator[bytes, None],
-        media_type: str,
-        *,
-        status: int = 200,
-        at_end: Callable[[], None] = lambda: None,
-    ) -> ByteStream:
-        stall_s = self._limits.request_timeout_s
-        return ByteStream(chunks, media_type, stall_s=stall_s, status=status, at_end=at_end)
+        return Reply(status, encoded if len(encoded) <= PIECE_BYTES or is_head else _sliced(encoded))
 
 
-async def read_json(request: Request, limits: ListenSettings) -> Any:
+async def _streamed(stream: Stream, *, is_head: bool) -> Reply:
+    """A reply whose beginning is there: what cannot be read is known before the status is sent."""
+    if is_head:
+        await stream.chunks.aclose()
+        stream.at_end()
+        return Reply(200, b"", stream.media_type)
+    first = await anext(stream.chunks, b"")
+    headers = {}
+    if stream.file_name is not None:
+        headers["Content-Disposition"] = f'attachment; filename="{stream.file_name}"'
+    return Reply(200, _with_first(first, stream.chunks), stream.media_type, headers, stream.at_end)
+
+
+async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """A first chunk that had to be seen before the reply could begin, and then the others."""
+    yield first
+    async for chunk in rest:
+        yield chunk
+
+
+async def _sliced(encoded: bytes) -> AsyncGenerator[bytes, None]:
+    """A long document in pieces."""
+    for start in range(0, len(encoded), PIECE_BYTES):
+        yield encoded[start : start + PIECE_BYTES]
+
+
+def check_method(exchange: Exchange, methods: Iterable[str]) -> None:
+    """Raise unless the path has the request's method (405)."""
+    if exchange.method not in methods:
+        allowed = {"Allow": ", ".join(sorted(methods))}
+        raise RequestError(405, "method_not_allowed", "this path has no such method", headers=allowed)
+
+
+async def read_json(exchange: Exchange, limits: ListenSettings) -> Any:
     """The request's body as parsed JSON.
 
     Raises:
         RequestError: wrong content type (415), too long (413), not strict JSON (400).
     """
-    if (refused := body_refusal(request.scope["headers"])) is not None:
+    if (refused := body_refusal(exchange.headers)) is not None:
         raise refused
-    return parse_strictly(await read_body(request, limit=limits.max_body_bytes))
+    return parse_strictly(await read_body(exchange, limit=limits.max_body_bytes))
 
 
-def fields_given(operation: Operation[Any, Any], request: Request) -> dict[str, Any]:
+def fields_given(operation: Operation[Any, Any], exchange: Exchange, names: Mapping[str, str]) -> dict[str, Any]:
     """What path, query and headers say, by the names of the request's fields.
 
     Raises:
         RequestError: a parameter is unknown, comes twice, or has not the form that it must have (422).
         InvalidKey: a name in the path is not percent-encoded UTF-8.
     """
-    given: dict[str, Any] = {name: _decoded(request.path_params[name], name) for name in operation.in_path}
-    for name, text in request.query_params.multi_items() if request.scope["query_string"] else ():
+    given: dict[str, Any] = {name: _decoded(text, name) for name, text in names.items()}
+    query = parse_qsl(exchange.query.decode("latin-1"), keep_blank_values=True) if exchange.query else ()
+    for name, text in query:
         if name not in operation.in_query:
             known = ", ".join(operation.in_query) or "none"
             raise invalid(f"{name[:100]!r} is no parameter of this request; there are: {known}", param=name[:100])
@@ -168,7 +170,7 @@ def fields_given(operation: Operation[Any, Any], request: Request) -> dict[str, 
             raise invalid(f"send {name} once", param=name)
         given[name] = _from_query(name, text, operation.fields[name])
     if IDEMPOTENCY_KEY in operation.fields:
-        keys = [value for name, value in request.scope["headers"] if name == b"idempotency-key"]
+        keys = [value for name, value in exchange.headers if name == b"idempotency-key"]
         if len(keys) > 1 or keys == [b""]:
             raise invalid("send one idempotency key", param="Idempotency-Key")
         try:

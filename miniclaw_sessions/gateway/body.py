@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 import anyio
 import orjson
-from starlette.requests import ClientDisconnect, Request
 
 from miniclaw_sessions.api.error_table import RequestError
+from miniclaw_sessions.gateway.exchange import ClientGone, Exchange
 
 MAX_DEPTH = 32
 """Levels of nesting; the interpreter's own limit differs between its versions."""
@@ -34,17 +34,18 @@ _DRAIN_FACTOR = 4
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
 
 
-async def read_body(request: Request, *, limit: int) -> bytes:
+async def read_body(exchange: Exchange, *, limit: int) -> bytes:
     """The whole body, at most `limit` bytes.
 
     Raises:
         RequestError: it is too long (413).
+        ClientGone: it did not come to its end.
     """
-    chunks = request.stream()
-    declared = request.headers.get("content-length", "")
+    chunks = exchange.pieces()
+    declared = exchange.header(b"content-length")
     body = None if declared.isdigit() and int(declared) > limit else await _collect(chunks, limit)
     if body is None:
-        if "expect" not in request.headers:  # a client that asked first is told without sending it
+        if not exchange.header(b"expect"):  # a client that asked first is told without sending it
             await drain(chunks, most=limit * _DRAIN_FACTOR)
         raise RequestError(413, "body_too_large", f"the body is longer than {limit} bytes", close=True)
     return body
@@ -60,20 +61,21 @@ async def _collect(chunks: AsyncIterator[bytes], limit: int) -> bytes | None:
     return bytes(body)
 
 
-async def body_pieces(request: Request, *, stall_s: float) -> AsyncGenerator[bytes, None]:
+async def body_pieces(exchange: Exchange, *, stall_s: float) -> AsyncGenerator[bytes, None]:
     """A body of any size, piece by piece: none is taken before the one before it was worked on.
 
-    A client that is faster than that is slowed down by its own connection; one that goes away is a `ClientDisconnect`.
+    A client that is faster than that is slowed down by its own connection.
 
     Args:
-        request: whose body it is.
+        exchange: whose body it is.
         stall_s: how long a piece is waited for. After as long in sum, a client that was slower than `MIN_RATE` is
             given up, too: a few that send a byte now and then would keep all others out.
 
     Raises:
         RequestError: nothing, or too little, came for `stall_s` seconds, though it was waited for (408).
+        ClientGone: it did not come to its end.
     """
-    chunks = request.stream()
+    chunks = exchange.pieces()
     received, waited_s = 0, 0.0
     while True:
         begun = anyio.current_time()
@@ -96,7 +98,7 @@ async def drain(chunks: AsyncIterator[bytes], *, most: int) -> None:
         chunks: what is left of the body.
         most: how many bytes are read at most.
     """
-    with suppress(RequestError, ClientDisconnect), anyio.move_on_after(_DRAIN_S):
+    with suppress(RequestError, ClientGone), anyio.move_on_after(_DRAIN_S):
         async for chunk in chunks:
             most -= len(chunk)
             if most < 0:

@@ -6,25 +6,16 @@ of 500, and whatever else goes wrong is answered with an opaque id that the log 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
-from prometheus_client import CollectorRegistry
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import RequestError, as_reply
 from miniclaw_sessions.api.table import OPERATIONS
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import Settings
 from miniclaw_sessions.gateway import metrics
-from miniclaw_sessions.gateway.binding import routes_of
+from miniclaw_sessions.gateway.binding import Binding, check_method
 from miniclaw_sessions.gateway.chat import DispatchedChats
+from miniclaw_sessions.gateway.exchange import ClientGone, Exchange, Receive, Reply, Scope, Send
 from miniclaw_sessions.gateway.metrics import LoopDelay, RequestCounts, make_registry
-from miniclaw_sessions.gateway.replies import error_reply
 from miniclaw_sessions.gateway.security import AccessPolicy, refusal
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager import SessionManager
@@ -49,28 +40,12 @@ def make_app(
         policy: what requests by TCP must show; None refuses all of them.
         summarizer: who summarizes for compactions.
     """
-    requests, delay = RequestCounts(), LoopDelay()
-    registry = make_registry(manager.statistics, requests, delay)
     chats = DispatchedChats(dispatcher, patience_s=settings.model.timeout_s)
-    context = Context(manager, summarizer=summarizer, chats=chats)
-    routes = [
-        *routes_of(OPERATIONS, context, settings.listen),
-        Route("/metrics", _metrics_of(registry)),
-    ]
-    return Gateway(Router(routes, redirect_slashes=False), context, policy, requests, delay)
-
-
-def _metrics_of(registry: CollectorRegistry) -> Callable[[Request], Awaitable[Response]]:
-    async def show_metrics(request: Request) -> Response:
-        """Numbers for Prometheus."""
-        request.scope["operation"] = "metrics"
-        return Response(metrics.render(registry), media_type=metrics.CONTENT_TYPE)
-
-    return show_metrics
+    return Gateway(Context(manager, summarizer=summarizer, chats=chats), settings, policy)
 
 
 class Gateway:
-    """ASGI: admits requests, routes them on the raw path, turns errors into replies, and counts.
+    """ASGI: admits requests, has them answered, turns errors into replies, and counts.
 
     Attributes:
         context: what the handlers work with.
@@ -78,89 +53,43 @@ class Gateway:
         delay: the event loop's delay, measured while its `watch` runs.
     """
 
-    def __init__(
-        self,
-        router: ASGIApp,
-        context: Context,
-        policy: AccessPolicy | None,
-        requests: RequestCounts,
-        delay: LoopDelay,
-    ) -> None:
+    def __init__(self, context: Context, settings: Settings, policy: AccessPolicy | None) -> None:
         self.context = context
         self.policy = policy
-        self.delay = delay
-        self._router = router
-        self._requests = requests
+        self.delay = LoopDelay()
+        self._binding = Binding(OPERATIONS, context, settings.listen)
+        self._stall_s = settings.listen.request_timeout_s
+        self._requests = RequestCounts()
+        self._registry = make_registry(context.manager.statistics, self._requests, self.delay)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         exchange = Exchange(scope, receive, send)
-        # Routed undecoded: an encoded slash in a session id must not look like the end of it.
-        routed: Scope = {**scope, "path": scope["raw_path"].decode("ascii"), "app": self}
         try:
-            self._admit(scope)
-            await self._router(routed, exchange.receive, exchange.send)
-        except ClientDisconnect:
+            self._admit(exchange)
+            answer = self._metrics(exchange) if exchange.path == "/metrics" else await self._binding.reply(exchange)
+            await exchange.reply(answer, stall_s=self._stall_s)
+        except ClientGone:
             log.debug("a client went away before its request was complete", action="http.disconnected")
         except Exception as error:  # noqa: BLE001 - this is the edge: whatever happens becomes a reply
-            await exchange.fail(error)
+            refused = as_reply(error)
+            if exchange.status:
+                exchange.break_off()
+            else:
+                await exchange.reply(Reply.of_error(refused), stall_s=self._stall_s)
         finally:
-            name = str(routed.get("operation") or getattr(routed.get("endpoint"), "__name__", "none"))
-            self._requests.count(name, exchange.status)
+            self._requests.count(exchange.operation, exchange.status)
 
-    def _admit(self, scope: Scope) -> None:
-        if scope.get("state", {}).get("trusted") is True:
+    def _admit(self, exchange: Exchange) -> None:
+        if exchange.is_trusted:
             return
         if self.policy is None:
             raise RequestError(403, "forbidden", "this daemon does not serve TCP", close=True)
-        if (refused := refusal(scope["headers"], self.policy)) is not None:
+        if (refused := refusal(exchange.headers, self.policy)) is not None:
             raise refused
 
-
-class Exchange:
-    """One request and its reply, watched for what must be known when something fails.
-
-    A reply that is sent before the request's body was read must end the connection: the rest of the body would be taken
-    for the next request.
-    """
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.status = 0
-        self._scope = scope
-        self._receive = receive
-        self._send = send
-        names = {name for name, _ in scope["headers"]}
-        self._body_pending = b"transfer-encoding" in names or (
-            b"content-length" in names and (b"content-length", b"0") not in scope["headers"]
-        )
-
-    async def receive(self) -> Message:
-        """The next piece of the body."""
-        message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body", False):
-            self._body_pending = False
-        return message
-
-    async def send(self, message: Message) -> None:
-        """The next piece of the reply."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            if self._body_pending:
-                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-        await self._send(message)
-
-    async def fail(self, error: Exception) -> None:
-        """Reply with the error, or break the connection if the reply has begun."""
-        refused = _from_starlette(error) if isinstance(error, HTTPException) else as_reply(error)
-        if self.status:
-            self._scope["state"]["abort"]()
-        else:
-            await error_reply(refused)(self._scope, self.receive, self.send)
-
-
-def _from_starlette(error: HTTPException) -> RequestError:
-    kinds = {404: "not_found", 405: "method_not_allowed"}
-    kind = kinds.get(error.status_code, "bad_request")
-    sentences = {"not_found": "there is nothing at this path", "method_not_allowed": "this path has no such method"}
-    sentence = sentences.get(kind, "the request is not valid")
-    return RequestError(error.status_code, kind, sentence, headers=dict(error.headers or {}))
+    def _metrics(self, exchange: Exchange) -> Reply:
+        """Numbers for Prometheus."""
+        check_method(exchange, ("GET", "HEAD"))
+        exchange.operation = "metrics"
+        return Reply(200, metrics.render(self._registry), metrics.CONTENT_TYPE)

@@ -20,7 +20,6 @@ import anyio
 import httptools
 import orjson
 import uvicorn
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from miniclaw_sessions.log import get_logger
@@ -44,6 +43,7 @@ _LOGGED_EVERY_S = 60.0
 _RESERVED_DESCRIPTORS = 32
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 _HEADER_OVERHEAD = len(": \r\n")
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 log = get_logger(__name__)
 
@@ -176,6 +176,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_arrived()
         super().on_headers_complete()
+        self.cycle.transport = cast("Any", _HeadWithBody(self.transport))  # it answers in the next turn of the loop
         if self._is_last:
             self.cycle.keep_alive = False
 
@@ -245,6 +246,44 @@ class GatewayProtocol(HttpToolsProtocol):
         self.loop.call_later(self.head_timeout_s, self.transport.abort)
 
 
+class _HeadWithBody:
+    """A reply's way to its connection: its head goes with the first piece of its body, so that a client wakes once.
+
+    A head that nothing follows goes in the next turn of the loop.
+    """
+
+    __slots__ = ("_has_head", "_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+        self._has_head = False
+
+    def is_closing(self) -> bool:
+        """Whether nothing reaches the client any more."""
+        return self._transport.is_closing()
+
+    def write(self, data: bytes) -> None:
+        """First the head (before it only `_CONTINUE`), and then the body."""
+        if self._has_head:
+            head, self._head = self._head, b""
+            self._transport.write(head + data if head else data)
+        elif data == _CONTINUE:
+            self._transport.write(data)
+        else:
+            self._has_head, self._head = True, data
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def close(self) -> None:
+        """End the connection after what was written."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head and not self._transport.is_closing():
+            self.write(b"")
+
+
 def _has_unread(transport: asyncio.Transport) -> bool:
     """Whether its socket holds something that nobody has read yet."""
     peer: Any = transport.get_extra_info("socket")
@@ -259,16 +298,14 @@ class EmbeddedServer(uvicorn.Server):
     """Serves an application on sockets that are already bound.
 
     Args:
-        app: the application.
+        app: the application, as ASGI calls it.
         max_connections: how many clients may be connected at once by TCP, and as many by Unix sockets.
         request_timeout_s: how long a request's head may take.
         graceful_timeout_s: how long requests in flight may take to finish once the server stops; then they are
             cancelled.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, max_connections: int, request_timeout_s: float, graceful_timeout_s: float
-    ) -> None:
+    def __init__(self, app: Any, *, max_connections: int, request_timeout_s: float, graceful_timeout_s: float) -> None:
         limits = {
             "head_timeout_s": request_timeout_s,
             "max_connections": max_connections,
