@@ -8,7 +8,7 @@ and nothing else; manager, flusher and turns work on the journal itself.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -31,7 +31,6 @@ from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.persistence.committer import SessionLog, anew
 from miniclaw_sessions.protocol.encoding import (
     dated,
-    decode_entry,
     encode_entry,
     encode_json,
     encode_message,
@@ -43,7 +42,7 @@ from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.home import Home, OpenTurn
 from miniclaw_sessions.session.reading import TreeReader
-from miniclaw_sessions.stores.base import SessionHead, stored_entry
+from miniclaw_sessions.stores.base import SessionHead, decode_stored, stored_entry
 
 ACCESS_RESOLUTION = timedelta(hours=1)
 """An access that changes nothing is written to disk at most this often."""
@@ -386,26 +385,29 @@ class Journal:
         entry = self.known(idempotency_key)
         if entry is not None or len(self.conversation.state.idempotency_keys or ()) < REMEMBERED_KEYS:
             return entry
-        stored = await self.home.store.find_by_idempotency_key(self.session_id, idempotency_key)
+        waiting = (stored for stored in self.log.pending if stored.idempotency_key == idempotency_key)
+        stored = next(waiting, None) or await self.home.store.find_by_idempotency_key(self.session_id, idempotency_key)
         if stored is None:
             return self.known(idempotency_key)  # it may have come meanwhile
-        found = decode_entry(stored.encoded)
-        if isinstance(found, MessageEntry):
-            return msgspec.structs.replace(found, sequence=stored.sequence)
-        nothing = Message.user("")  # it was no message, but is known all the same
-        return MessageEntry(
-            id=found.id, parent_id=None, timestamp=found.timestamp, sequence=stored.sequence, message=nothing
-        )
+        with suppress(InvalidMessage):  # it is damaged, but known all the same
+            found = decode_stored(stored)
+            if isinstance(found, MessageEntry):
+                return msgspec.structs.replace(found, sequence=stored.sequence)
+        return self._without_text(stored.entry_id, stored.sequence)
 
     def find_duplicate(self, idempotency_key: str) -> MessageEntry | None:
         """The entry that was accepted with this idempotency key, if it is remembered."""
         entry_id = (self.conversation.state.idempotency_keys or {}).get(idempotency_key)
         if entry_id is None:
             return None
-        if (found := self.conversation.window.find(entry_id)) is not None:
-            return found
+        return self.conversation.window.find(entry_id) or self._without_text(entry_id)
+
+    def _without_text(self, entry_id: str, sequence: int = 0) -> MessageEntry:
+        """An entry of which no more than this is known here."""
         updated_at = self.conversation.state.updated_at
-        return MessageEntry(id=entry_id, parent_id=None, timestamp=updated_at, message=Message.user(""))
+        return MessageEntry(
+            id=entry_id, parent_id=None, timestamp=updated_at, sequence=sequence, message=Message.user("")
+        )
 
     # --- for the manager and the flusher -----------------------------------------------------------------------------
 

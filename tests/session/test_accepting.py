@@ -231,6 +231,15 @@ async def test_an_idempotency_key_is_known_however_long_ago_it_was_used(bench: B
         await repeat_all(session, first.id)
 
 
+async def test_a_key_is_known_while_more_than_are_remembered_wait_for_the_store(bench: Bench) -> None:
+    async with bench.opened() as session:
+        for number in range(REMEMBERED_KEYS + 20):
+            session.append(Message.user(str(number)), idempotency_key=f"k{number}")
+        again = await session.add_message(Message.user("0"), idempotency_key="k0")
+        assert (again.sequence, again.message.text) == (1, "0")
+        assert session.last_sequence == REMEMBERED_KEYS + 20
+
+
 async def repeat_all(session: Session, first_id: str) -> None:
     last = session.last_sequence
     again = await session.add_message(Message.user("0"), idempotency_key="k0")

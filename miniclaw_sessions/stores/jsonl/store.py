@@ -19,7 +19,8 @@ from miniclaw_sessions.stores.base import Append, StoredEntry, StoredHead
 from miniclaw_sessions.stores.jsonl.directory import Transcripts, damaged_files
 from miniclaw_sessions.stores.jsonl.file import Transcript
 from miniclaw_sessions.stores.jsonl.reader import READERS, JSONLReader
-from miniclaw_sessions.stores.reading import PAGE
+from miniclaw_sessions.stores.keys import KeyFilter, UsedKeys
+from miniclaw_sessions.stores.reading import PAGE, read_all
 from miniclaw_sessions.stores.thread import SerialThread
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class JSONLStore(JSONLReader):
         super().__init__(path)
         self._transcripts: Transcripts | None = None
         self._thread: SerialThread | None = None
+        self._keys = UsedKeys(self._keys_of)
 
     @property
     def files(self) -> Sequence[Path]:
@@ -81,6 +83,7 @@ class JSONLStore(JSONLReader):
                     await self._in_thread(transcripts.close)
                 finally:
                     self._transcripts, thread, self._thread = None, self._thread, None
+                    self._keys.clear()
                     if thread is not None:
                         thread.stop()
                     for _ in range(taken):
@@ -92,6 +95,7 @@ class JSONLStore(JSONLReader):
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Append entries of many sessions, each to its own file, with one sync."""
+        self._keys.note(appends)
         return await self._in_thread(self._opened().append, appends)
 
     async def heads(self) -> AsyncIterator[StoredHead]:
@@ -124,15 +128,30 @@ class JSONLStore(JSONLReader):
             else await super().read(session_id, after=after, limit=limit)
         )
 
+    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
+        """The oldest entry with this key, or None; that a key is new is mostly known without the file."""
+        if not await self._keys.may_have(session_id, key):
+            return None
+        return await super().find_by_idempotency_key(session_id, key)
+
+    async def _keys_of(self, session_id: str) -> KeyFilter:
+        await self._in_thread(self._opened)  # then everything that was on its way is in the file
+        keys = {entry.idempotency_key async for entry in read_all(self, session_id)}
+        return await to_thread.run_sync(KeyFilter, [key for key in keys if key is not None])
+
     async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
         """Write the session's file anew, with right entries in the place of damaged lines."""
-        return await self._in_thread(self._opened().mend, session_id, candidates)
+        try:
+            return await self._in_thread(self._opened().mend, session_id, candidates)
+        finally:
+            self._keys.forget(session_id)
 
     async def delete(self, session_id: str) -> bool:
         """Remove a session's file and what crashes had left of it; whether there was a session.
 
         The deletion is durable when this returns. The disk may keep the bytes until it uses their place again.
         """
+        self._keys.forget(session_id)
         return await self._in_thread(self._opened().delete, session_id)
 
     async def _checked(self) -> Sequence[str]:

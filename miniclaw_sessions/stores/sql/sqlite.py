@@ -24,6 +24,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 from miniclaw_sessions.errors import SchemaTooNew, StoreConflict, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, StorePlace
+from miniclaw_sessions.stores.keys import KeyFilter, UsedKeys
 from miniclaw_sessions.stores.reading import find_by_reading, read_through
 from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.sql import statements
@@ -77,6 +78,7 @@ class SQLiteStore(Store):
         self._path = path
         self._files = database_files(path)
         self._known = Known()
+        self._keys = UsedKeys(self._keys_of)
         self._version: int | None = None
         self._identities: dict[Path, tuple[int, int]] = {}
         self._is_gone = False
@@ -151,6 +153,7 @@ class SQLiteStore(Store):
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Append entries of many sessions in one transaction, with one sync."""
+        self._keys.note(appends)
         return await self._write(self._append, appends)
 
     async def heads(self) -> AsyncIterator[StoredHead]:
@@ -207,7 +210,12 @@ class SQLiteStore(Store):
             return await find_by_reading(self, session_id, entry_id)
 
     async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
-        """The oldest entry with this key, or None; through an index. One that cannot be read comes as damaged."""
+        """The oldest entry with this key, or None; through an index. One that cannot be read comes as damaged.
+
+        That a key is new is mostly known without looking.
+        """
+        if not await self._keys.may_have(session_id, key):
+            return None
         try:
             return await self._read(partial(statements.entry_with_key, session_id=session_id, key=key))
         except StoreCorrupt:
@@ -215,9 +223,16 @@ class SQLiteStore(Store):
             found = [] if place is None else await self.read(session_id, after=place - 1, limit=1)
             return found[0] if found else None
 
+    async def _keys_of(self, session_id: str) -> KeyFilter:
+        await self._write(_nothing)  # then everything that was on its way is committed
+        return await self._read(lambda connection: KeyFilter(statements.keys_of(connection, session_id)))
+
     async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
         """Write right entries over rows that contradict their checksum."""
-        return await self._write(self._mend, session_id, candidates)
+        try:
+            return await self._write(self._mend, session_id, candidates)
+        finally:
+            self._keys.forget(session_id)
 
     async def delete(self, session_id: str) -> bool:
         """Remove a session and overwrite what it said with zeros; whether there was one.
@@ -225,6 +240,7 @@ class SQLiteStore(Store):
         The deletion is durable when this returns. The old bytes may stay in the -wal file until that is reused, the
         store is closed, or `purge`.
         """
+        self._keys.forget(session_id)
         return await self._write(self._delete, session_id)
 
     async def purge(self) -> bool:
@@ -453,6 +469,7 @@ class SQLiteStore(Store):
         (version,) = driver_of(connection).execute("PRAGMA data_version").fetchone()
         if version != self._version:
             self._known.forget()
+            self._keys.clear()
         self._version = version
 
     @contextmanager
@@ -497,6 +514,7 @@ class SQLiteStore(Store):
     def _dispose(self) -> None:
         """Close everything; the writer last, for the last one moves the -wal file's content to the database."""
         self._known.forget()
+        self._keys.clear()
         if self._readers is not None:
             self._readers.dispose()
         self._discard_writer()
@@ -507,6 +525,10 @@ def _opened(engine: Engine | None, path: Path) -> Engine:
     if engine is None:
         raise _not_open(path)
     return engine
+
+
+def _nothing() -> None:
+    """Wait for what the writer's thread has to do."""
 
 
 def _is_named_rightly(stored: StoredHead) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import (
+    CompoundSelect,
     Connection,
     Dialect,
     Row,
@@ -138,6 +139,12 @@ _PLACE_OF_KEY = select(KeyRow.sequence).where(KeyRow.session == _ROW_OF, _IS_KEY
 _WITH_KEY = _PLACED_ENTRIES.where(PlaceRow.sequence == _PLACE_OF_KEY.scalar_subquery())
 _WITH_KEY_IN_TAIL = (
     _ENTRIES_IN_TAIL.where(EntryRow.idempotency_key == bindparam("key")).order_by(EntryRow.sequence).limit(1)
+)
+_KEYS: CompoundSelect[Any] = union_all(
+    select(KeyRow.idempotency_key).where(KeyRow.session == _ROW_OF),
+    select(EntryRow.idempotency_key).where(
+        _IN_TAIL, EntryRow.session == _ROW_OF, EntryRow.idempotency_key.is_not(None)
+    ),
 )
 
 _PLACE = insert(PlaceRow).from_select(
@@ -380,6 +387,11 @@ def place_of_key(connection: Connection, session_id: str, key: str) -> int | Non
     """The sequence at which the index has an idempotency key, or None; reads no entry."""
     wanted = {"session_id": session_id, "key": key}
     return connection.execute(_PLACE_OF_KEY, wanted).scalar_one_or_none()
+
+
+def keys_of(connection: Connection, session_id: str) -> list[str]:
+    """All idempotency keys of a session."""
+    return list(connection.execute(_KEYS, {"session_id": session_id}).scalars())
 
 
 def _stored_head(row: Row[int, str, str, str, str, datetime, int], tail: Mapping[int, int]) -> StoredHead:
