@@ -19,27 +19,17 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.encoding import message_to_dict
 from miniclaw_sessions.protocol.messages import Message
-from tests.adapters.frameworks import (
-    CHANNEL,
-    CHAT,
-    STEPS,
-    Place,
-    with_a_compaction,
-    with_a_step_back,
-    with_another_program,
-)
+from tests.adapters.steps import CHANNEL, CHAT, WITHOUT_FRAMEWORK, Place
 from tests.adapters.turns import Turn
 from tests.crash.writer import log_past_the_injected_calls
 
+try:
+    from tests.adapters.frameworks import STEPS
+except ModuleNotFoundError:  # in google-adk's own environment
+    from tests.adapters.google_adk_step import STEPS
+
 WINDOW = 12
 """Smaller than most of the conversations: the rest is read from the store."""
-
-ALL_STEPS = {
-    **STEPS,
-    "another program": with_another_program,
-    "a compaction": with_a_compaction,
-    "a step back": with_a_step_back,
-}
 
 
 def main(orders: Mapping[str, Any]) -> int:
@@ -61,7 +51,7 @@ async def _take(orders: Mapping[str, Any]) -> None:
             place = Place(manager, session, manager, session)
             if orders["over_client"]:
                 place = Place(manager, session, client, client.session(session.session_id))
-            await ALL_STEPS[orders["framework"]](place, turn, watch)
+            await {**WITHOUT_FRAMEWORK, **STEPS}[orders["framework"]](place, turn, watch)
         tasks.cancel_scope.cancel()
 
 

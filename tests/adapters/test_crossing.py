@@ -11,7 +11,8 @@ pytest.importorskip("strands")
 from miniclaw_sessions.history.context import is_legal
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message
-from tests.adapters.frameworks import CHANNEL, CHAT, STEPS, Place
+from tests.adapters.frameworks import STEPS
+from tests.adapters.steps import CHANNEL, CHAT, Place
 from tests.adapters.turns import Turn
 
 pytestmark = pytest.mark.anyio

@@ -2,8 +2,8 @@
 
 After each of them nothing that was acknowledged is lost or doubled, the order is kept, and what the next model is asked
 with is legal, whoever wrote it, with whatever ids, and however he ended. Whatever fails tells its seed:
-`CROSSING_SEED=... pytest ...` plays that conversation again. google-adk cannot be installed beside the others;
-`google_adk_checks.py` crosses it with our agent.
+`CROSSING_SEED=... pytest ...` plays that conversation again. google-adk cannot be installed beside the others: its
+turns run in an environment of their own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.encoding import message_from_dict
 from miniclaw_sessions.protocol.entries import Compaction, MessageEntry
-from tests.adapters.crossing_process import ALL_STEPS, WINDOW
-from tests.adapters.frameworks import CHANNEL, CHAT
+from tests.adapters import frameworks
+from tests.adapters.crossing_process import WINDOW
+from tests.adapters.steps import CHANNEL, CHAT, WITHOUT_FRAMEWORK
+from tests.adapters.test_google_adk import google_adk_python
 from tests.adapters.turns import AMBIGUOUS, IDS, Key, Turn, keys_in, keys_of, problems_in
 from tests.crash.launcher import Launcher
 
@@ -39,8 +41,10 @@ SEEDS = [int(os.environ["CROSSING_SEED"])] if "CROSSING_SEED" in os.environ else
 
 NOT_FOR: dict[str, frozenset[str]] = {  # what a framework refuses itself, or sends as it was given
     "openai-agents": AMBIGUOUS | {"none", "very long", "repeated"},
-    **dict.fromkeys(("pydantic-ai", "langchain", "langgraph", "strands"), AMBIGUOUS | {"none"}),
+    **dict.fromkeys(("pydantic-ai", "langchain", "langgraph", "strands", "google-adk"), AMBIGUOUS | {"none"}),
 }
+
+STEPS = [*frameworks.STEPS, "google-adk", *WITHOUT_FRAMEWORK]
 
 NEVER_REPEATS = [name for name, kinds in NOT_FOR.items() if "repeated" in kinds]
 """Frameworks whose own calls all have ids of their own here; so the others' must have others."""
@@ -59,7 +63,7 @@ class Plan:
         """Of one process."""
         chance = self._chance
         if not self._framework or chance.random() < 0.75:  # else whoever was killed goes on himself
-            self._framework = chance.choice(list(ALL_STEPS))
+            self._framework = chance.choice(STEPS)
         framework = self._framework
         kind = chance.choice([kind for kind in IDS if kind not in NOT_FOR.get(framework, ())])
         labels = [
@@ -88,20 +92,23 @@ class Plan:
 
 
 @pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    with Launcher("tests.adapters.crossing_process") as launcher:
-        yield launcher
+def launchers(pytestconfig: pytest.Config) -> Iterator[dict[str, Launcher]]:
+    """What starts the processes of each step."""
+    module = "tests.adapters.crossing_process"
+    with Launcher(module) as here, Launcher(module, python=google_adk_python(pytestconfig)) as there:
+        yield {step: there if step == "google-adk" else here for step in STEPS}
 
 
 @pytest.mark.parametrize("seed", SEEDS, ids=[*map(str, SEEDS[:-1]), "any"])
 async def test_nothing_is_lost_doubled_or_illegal_whoever_goes_on_and_however_he_ended(
-    launcher: Launcher, tmp_path: Path, seed: int
+    launchers: Mapping[str, Launcher], tmp_path: Path, seed: int
 ) -> None:
     plan, conversation = Plan(seed), Conversation(tmp_path)
     killed = 0
     for number in range(TURNS):
         orders = plan.orders(number)
         where = f"CROSSING_SEED={seed}, turn {number}: {orders}"
+        launcher = launchers[orders["framework"]]
         status = launcher.start({**orders, **conversation.files}, log=tmp_path / "log").wait()
         assert status == 0 or (status == -9 and (orders["notes"] or orders["rounds"])), (
             f"{where}\n{(tmp_path / 'log').read_text()[-4000:]}"

@@ -20,8 +20,10 @@ CONSTRAINTS = Path(__file__).with_name("google_adk_constraints.txt")
 PACKAGES = ["google-adk", "pytest", "pytest-timeout", "hypothesis", "blockbuster"]
 
 
-def environment(directory: Path) -> Path:
+def google_adk_python(pytestconfig: pytest.Config) -> Path:
     """The Python of an environment with google-adk; it is made once, and kept beside pytest's own cache."""
+    assert pytestconfig.cache is not None
+    directory = Path(pytestconfig.cache.mkdir("google-adk"))
     python = directory / "bin" / "python"
     complete = directory / "complete"
     wanted = f"{sys.version}\n{PACKAGES}\n{CONSTRAINTS.read_text()}\n{(ROOT / 'pyproject.toml').read_text()}"
@@ -39,8 +41,7 @@ def environment(directory: Path) -> Path:
 
 @pytest.mark.timeout(900)
 def test_service_does_what_google_adk_asks_of_one(pytestconfig: pytest.Config) -> None:
-    assert pytestconfig.cache is not None
-    python = environment(Path(pytestconfig.cache.mkdir("google-adk")))
+    python = google_adk_python(pytestconfig)
     quiet = ["-p", "no:cacheprovider", "-o", "filterwarnings=default"]  # google-adk warns of itself
 
     done = subprocess.run(

@@ -35,16 +35,22 @@ Main = Callable[[Mapping[str, Any]], int]
 
 
 class Launcher:
-    """Starts writers of one module; a context manager."""
+    """Starts writers of one module; a context manager.
 
-    def __init__(self, module: str) -> None:
+    Args:
+        module: its `main` takes the orders of one writer.
+        python: the interpreter that runs it, in its own environment.
+    """
+
+    def __init__(self, module: str, *, python: str | Path = sys.executable) -> None:
         self._module = module
+        self._python = python
         self._received = b""
         self._exits: dict[int, int] = {}
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, self._module],
+            [self._python, "-m", __name__, self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=PROJECT,
