@@ -5,9 +5,10 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ import typer
 from miniclaw_sessions.cli.importing import Importing, found_files
 from miniclaw_sessions.cli.invocation import Invocation, command, write_bytes
 from miniclaw_sessions.cli.names import AnySessionId, find_session
-from miniclaw_sessions.cli.output import counted, one_line, plain_table, unwatched
+from miniclaw_sessions.cli.output import counted, one_line, plain_table
 from miniclaw_sessions.errors import SessionNotFound, SessionsError
 
 if TYPE_CHECKING:
@@ -200,31 +201,16 @@ async def _export_all(invocation: Invocation, form: ExportFormat, directory: Pat
     """Every session into a file of its own, named after its id."""
     from miniclaw_sessions.transfer.exporting_all import export_all  # noqa: PLC0415 - help does not need it
 
-    sizes: dict[str, int] = {}
     problems: list[str] = []
     suffix = _suffix(form)
     async with invocation.sessions(reads=True) as client:
-        rows = await client.list()
-        outer, invocation.report = invocation.report, unwatched
-
-        async def pieces(session_id: str) -> AsyncIterator[bytes]:
-            session = client.session(session_id)
-            size = 0
-            async with aclosing(_rendered(session, form, invocation)) as chunks:
-                async for chunk in chunks:
-                    size += len(chunk)
-                    yield chunk
-            sizes[session_id] = size
-
-        def report(_: str, done: int, total: int | None) -> None:
-            outer("exporting sessions", done, total)
-
-        await export_all([row.session_id for row in rows], pieces, directory, suffix, report)
-        for done, row in enumerate(rows, 1):  # also of those that were there already
+        ids = [row.session_id for row in await client.list()]
+        sizes = await export_all(ids, partial(client.export, form=form.value), directory, suffix, invocation.report)
+        for done, session_id in enumerate(ids, 1):  # also of what was there already
             with suppress(SessionNotFound):
-                problems += [f"{row.session_id}: {text}" for text in await client.session(row.session_id).damage()]
-            outer("looking for damage", done, len(rows))
-    left = len(rows) - len(sizes)
+                problems += [f"{session_id}: {text}" for text in await client.session(session_id).damage()]
+            invocation.report("looking for damage", done, len(ids))
+    left = len(ids) - len(sizes)
     if invocation.as_json:
         written = [
             {"session_id": session_id, "output": str(directory / f"{session_id}{suffix}"), "bytes": size}
@@ -260,21 +246,12 @@ async def _write_session(
 ) -> int:
     """Write one session to a file or to standard output; how many bytes."""
     written = 0
-    async with _sink(output) as write, aclosing(_rendered(session, form, invocation)) as chunks:
+    async with _sink(output) as write, aclosing(session.export(form.value)) as chunks:
         async for chunk in chunks:
             await write(chunk)
             written += len(chunk)
+            invocation.report("exporting", written, None)
     return written
-
-
-async def _rendered(session: ClientSession, form: ExportFormat, invocation: Invocation) -> AsyncGenerator[bytes, None]:
-    """The session in the chosen form, a piece at a time."""
-    done = 0
-    async with aclosing(session.export(form.value)) as chunks:
-        async for chunk in chunks:
-            done += len(chunk)
-            invocation.report("exporting", done, None)
-            yield chunk
 
 
 @asynccontextmanager

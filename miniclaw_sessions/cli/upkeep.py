@@ -155,17 +155,15 @@ async def migrate(
         raise problem
     keys = load_keys(loaded.settings.encryption, os.environ)
     copied = await copy_all(loaded.workspace.absolute(), loaded.settings.sessions, url, keys, invocation.report)
-    document = {"from": loaded.settings.sessions.store, "to": url, **msgspec.structs.asdict(copied)}
     if invocation.as_json:
-        invocation.print_json(document)
-        if copied.problems:
-            raise typer.Exit(1)
-        return
-    told = f"{counted(copied.sessions, 'session', 'sessions')}, {counted(copied.entries, 'entry', 'entries')}"
-    invocation.console.print(f"copied to {one_line(url)}: {told}", style="bold green", soft_wrap=True)
-    for damage in copied.problems:
-        invocation.console.print(f"damaged, and kept as it is: {one_line(damage)}", style="yellow")
-    invocation.console.print(f"now set sessions.store to {one_line(url)!r}", style="dim", soft_wrap=True)
+        store = loaded.settings.sessions.store
+        invocation.print_json({"from": store, "to": url, **msgspec.structs.asdict(copied)})
+    else:
+        told = f"{counted(copied.sessions, 'session', 'sessions')}, {counted(copied.entries, 'entry', 'entries')}"
+        invocation.console.print(f"{told} copied to {one_line(url)}", style="bold green", soft_wrap=True)
+        for damage in copied.problems:
+            invocation.console.print(f"damaged, and kept as it is: {one_line(damage)}", style="yellow")
+        invocation.console.print(f"now set sessions.store to {one_line(url)!r}", style="dim", soft_wrap=True)
     if copied.problems:
         raise typer.Exit(1)
 

@@ -6,12 +6,23 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mappi
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from miniclaw_sessions.clock import Clock
-from miniclaw_sessions.errors import InvalidMessage, SessionDeleted
+from miniclaw_sessions.errors import SessionDeleted
 from miniclaw_sessions.history.branch import rejoined
 from miniclaw_sessions.history.placing import Places
-from miniclaw_sessions.protocol.encoding import encode_entry
-from miniclaw_sessions.protocol.entries import INCOMPLETE, METADATA, OWN_METADATA, Custom, Entry, Label, LeafMove
+from miniclaw_sessions.protocol.encoding import encode_entry, in_utc
+from miniclaw_sessions.protocol.entries import (
+    INCOMPLETE,
+    METADATA,
+    OWN_METADATA,
+    Custom,
+    Entry,
+    Label,
+    LeafMove,
+    MessageEntry,
+)
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.session.unit import Unit
@@ -110,32 +121,40 @@ async def adopt_all(target: Journal, entries: AsyncIterator[Entry]) -> None:
         StoreError: they cannot be stored.
         InvalidMessage: one of them cannot be stored faithfully, or is too large.
     """
-    places = Places()
-    async for batch in in_batches(entries, _size_of):
+    async for batch in in_batches(_placed(entries, target.last_sequence), lambda placed: len(placed[1])):
         for part in _begun_at_clearings(batch):
-            if _is_clearing(part[0]):
+            if _is_clearing(part[0][0]):
                 await target.settle()  # what is in force there stays in force
-            target.adopt(part, places)
+            target.accept(part)
             await target.saved()
     await target.settle()
 
 
-def _begun_at_clearings(batch: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+async def _placed(entries: AsyncIterator[Entry], last: int) -> AsyncIterator[tuple[Entry, bytes]]:
+    """The entries, numbered from the place behind the last one, and their bytes."""
+    places = Places()
+    async for entry in entries:
+        last += 1
+        placed = places.place(_timed(entry), last)
+        yield placed, encode_entry(placed)
+
+
+def _timed(entry: Entry) -> Entry:
+    """Every message that is kept has a time (document 004); one that came without has its entry's."""
+    if isinstance(entry, MessageEntry) and entry.message.timestamp is None:
+        message = msgspec.structs.replace(entry.message, timestamp=in_utc(entry.timestamp))
+        return msgspec.structs.replace(entry, message=message)
+    return entry
+
+
+def _begun_at_clearings(batch: Sequence[tuple[Entry, bytes]]) -> Iterator[Sequence[tuple[Entry, bytes]]]:
     """The batch in parts: whatever takes everything off the branch begins another one."""
-    starts = [place for place, entry in enumerate(batch) if place == 0 or _is_clearing(entry)]
+    starts = [place for place, (entry, _) in enumerate(batch) if place == 0 or _is_clearing(entry)]
     return (batch[start:end] for start, end in zip(starts, [*starts[1:], len(batch)], strict=True))
 
 
 def _is_clearing(entry: Entry) -> bool:
     return isinstance(entry, LeafMove) and entry.target_id is None
-
-
-def _size_of(entry: Entry) -> int:
-    """How many bytes an entry has; that one cannot be written is told when it is adopted."""
-    try:
-        return len(encode_entry(entry))
-    except InvalidMessage:
-        return 0
 
 
 async def _labels_on(source: Journal, path: Iterable[Entry]) -> Iterable[tuple[str, str]]:

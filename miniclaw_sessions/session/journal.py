@@ -26,16 +26,13 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.history.branch import Branch, summary_messages
 from miniclaw_sessions.history.conversation import REMEMBERED_KEYS, Conversation
-from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.persistence.committer import SessionLog, anew
 from miniclaw_sessions.protocol.encoding import (
     dated,
-    encode_entry,
     encode_json,
     encode_message,
     encoded_once,
-    in_utc,
 )
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, EntryBase, LeafMove, MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -315,17 +312,6 @@ class Journal:
         """
         self.accept([encoded_once(self.next_entry(Custom, custom_type=METADATA, data=dict(own_metadata)))])
 
-    def adopt(self, entries: Sequence[Entry], places: Places) -> None:
-        """Accept entries from elsewhere, with their ids and parents, in the places that follow.
-
-        For a session that nobody else uses yet; call `settle` when it is complete.
-
-        Raises:
-            InvalidMessage, UnsavedLimit: nothing of it was accepted.
-        """
-        placed = [places.place(_timed(entry), place) for place, entry in enumerate(entries, self.last_sequence + 1)]
-        self.accept([(entry, encode_entry(entry)) for entry in placed])
-
     async def settle(self) -> None:
         """Give a session that was put together of adopted entries the window of its leaf.
 
@@ -489,11 +475,3 @@ class Journal:
         if self._revision == self._flushed_revision:
             self.home.flusher.add(self)
         self._revision += 1
-
-
-def _timed(entry: Entry) -> Entry:
-    """Every message that is kept has a time (document 004); one that came without has its entry's."""
-    if isinstance(entry, MessageEntry) and entry.message.timestamp is None:
-        message = msgspec.structs.replace(entry.message, timestamp=in_utc(entry.timestamp))
-        return msgspec.structs.replace(entry, message=message)
-    return entry

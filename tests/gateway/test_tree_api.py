@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
@@ -15,11 +16,11 @@ from miniclaw_sessions.api.context import LARGE_REPLIES
 from miniclaw_sessions.api.tree import MAX_BRANCH
 from miniclaw_sessions.config import ListenSettings, SessionSettings
 from miniclaw_sessions.errors import StoreUnavailable
-from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.protocol.encoding import decode_entry
-from miniclaw_sessions.protocol.entries import Custom, MessageEntry
+from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.providers.offline import OfflineProvider
+from miniclaw_sessions.session.copying import adopt_all
 from miniclaw_sessions.stores.base import StoredEntry
 from miniclaw_sessions.testing.provider import ScriptedProvider
 
@@ -165,12 +166,15 @@ async def test_one_entry_is_shown_as_it_is_stored(served: Any) -> None:
     assert reply.headers["x-content-type-options"] == "nosniff"
 
 
+async def only(entry: Entry) -> AsyncIterator[Entry]:
+    yield entry
+
+
 async def test_an_entry_id_in_the_path_is_decoded_exactly_once(served: Any) -> None:
     session = await served.manager.get_or_create("a", "1")
     for entry_id in ("a/b", "%2F", "é 😀", "?x=1#y", "\0", "x" * 5_000):
         note = Custom(id=entry_id, parent_id=session.leaf_id, timestamp=session.journal.now(), custom_type="note")
-        session.journal.adopt([note], Places())
-        await session.saved()
+        await adopt_all(session.journal, only(note))
         reply = await served.unix.get(f"{ONE}/entries/{quote(entry_id, safe='')}")
         assert reply.json()["id"] == entry_id
     for wrong in ("%ff", "a%2fb%2f", "%zz"):
