@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -194,7 +195,8 @@ def _read(message: BaseMessage) -> Message:
     fields = _fields(message)
     canonical = _canonical(message, fields)
     plain = _plain(canonical)
-    kept = {name: value for name, value in fields.items() if plain.get(name, _default(message, name)) != value}
+    unsaid = {**_defaults(type(message)), **plain}
+    kept = {name: value for name, value in fields.items() if unsaid.get(name) != value}
     return msgspec.structs.replace(canonical, extra={KEPT: kept})
 
 
@@ -208,9 +210,10 @@ def _fields(message: BaseMessage) -> dict[str, Any]:
     return dict(fields)
 
 
-def _default(message: BaseMessage, name: str) -> Any:
-    field = type(message).model_fields.get(name)
-    return None if field is None else field.get_default(call_default_factory=True)
+@cache
+def _defaults(kind: type[BaseMessage]) -> Mapping[str, Any]:
+    """What the fields of a class of messages are where nothing is said; only to be compared with."""
+    return {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
 
 
 def _canonical(message: BaseMessage, fields: Mapping[str, Any]) -> Message:

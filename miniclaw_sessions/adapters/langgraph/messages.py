@@ -42,12 +42,14 @@ class Said(NamedTuple):
     Attributes:
         messages: what the record says of it.
         said: what the graph said, for message entries in front of the record.
+        whole: of each of these, what LangChain has when it is read back, and its size; None: not what the graph said.
         values: what no message entry can hold, behind the other values of the record.
         known: of each message; the ids of those that are being said are not known yet.
     """
 
     messages: MessageList
     said: list[Message]
+    whole: list[tuple[BaseMessage, int] | None]
     values: list[Typed]
     known: list[Known]
 
@@ -145,15 +147,18 @@ class MessagesChannel:
         known = list(before[:keep])
         references: list[Reference] = []
         said: list[Message] = []
+        whole: list[tuple[BaseMessage, int] | None] = []
         values: list[Typed] = []
         for place, one in enumerate(found):
             message, entry_id, is_whole, says = messages[keep + place], None, False, None
             if one is not None:
                 _, entry_id, is_whole = one
             elif place >= new_from and (shown := self._shown(message)) is not None:
-                told, is_whole = shown
+                told, back, size = shown
+                is_whole = back is not None
                 says = len(said)
                 said.append(told)
+                whole.append(None if back is None else (back, size))
             value = None
             if not is_whole:
                 value = number + len(values)
@@ -169,14 +174,21 @@ class MessagesChannel:
             said=len(said),
             until=index.taken_until(channel, {reference.entry for reference in references}),
         )
-        return Said(version, said, values, known)
+        return Said(version, said, whole, values, known)
 
-    def _shown(self, message: BaseMessage) -> tuple[Message, bool] | None:
-        """A graph's message for the others, and whether that is all of it; None where no entry can hold it."""
+    def remember(self, said: Said, entry_ids: Sequence[str]) -> None:
+        """Hold what was said, now that its entries have ids: the next step would else read it from the store."""
+        for entry_id, whole in zip(entry_ids, said.whole, strict=True):
+            if whole is not None:
+                self._reading.remember_message(entry_id, *whole)
+
+    def _shown(self, message: BaseMessage) -> tuple[Message, BaseMessage | None, int] | None:
+        """`_shown_to_others` with the size of what they are told; None where no entry can hold it."""
         shown = _shown_to_others(message)
-        if shown is None or len(encode_message(shown[0])) + _ENTRY_BYTES > self._limit:
+        size = 0 if shown is None else len(encode_message(shown[0]))
+        if shown is None or size + _ENTRY_BYTES > self._limit:
             return None  # a value may have any size
-        return shown
+        return *shown, size
 
 
 def _fresh(message: BaseMessage) -> BaseMessage:
@@ -195,8 +207,11 @@ def _fresh_json(value: Any) -> Any:
     return [_fresh_json(item) for item in value] if isinstance(value, list) else value
 
 
-def _shown_to_others(message: BaseMessage) -> tuple[Message, bool] | None:
-    """A graph's message as the session keeps it, and whether that is all of it; None where it cannot be kept."""
+def _shown_to_others(message: BaseMessage) -> tuple[Message, BaseMessage | None] | None:
+    """A graph's message as the session keeps it, and what is read back if that is all of it.
+
+    None where it cannot be kept.
+    """
     try:
         (canonical,) = from_langchain([message])
     except InvalidMessage:  # a tool's artifact may be any object; what was said is JSON
@@ -206,8 +221,9 @@ def _shown_to_others(message: BaseMessage) -> tuple[Message, bool] | None:
             (canonical,) = from_langchain([message.model_copy(update=known)])
         except InvalidMessage:
             return None
-        return canonical, False
-    return canonical, as_langchain(canonical) == message
+        return canonical, None
+    back = as_langchain(canonical)
+    return canonical, back if back == message else None
 
 
 def _offered(entries: Sequence[MessageEntry], before: Sequence[BaseMessage]) -> list[tuple[BaseMessage, Known]]:

@@ -141,10 +141,17 @@ class Reading:
                 found[entry_id] = known
         missing = {place for entry_id, place in places.items() if entry_id not in found}
         for entry, size in (await self._entries(missing)).values():
-            message = _as_entry(entry)
-            found[entry.id] = message, Known(digest_of(message), entry.id, is_whole=True)
-            held.put((incarnation, entry.id), found[entry.id], size + 200)
+            message = as_langchain(entry.message)
+            found[entry.id] = self.remember_message(entry.id, message, size)
         return found
+
+    def remember_message(self, entry_id: str, message: BaseMessage, size: int) -> tuple[BaseMessage, Known]:
+        """Hold a message entry as LangChain has it, so that it need not be read; the message must be nobody else's."""
+        if message.id is None:
+            message.id = entry_id
+        held = message, Known(digest_of(message), entry_id, is_whole=True)
+        self._memory.messages.put((self._incarnation, entry_id), held, size + 200)
+        return held
 
     async def entries(self, sequences: Collection[int]) -> list[MessageEntry]:
         """The message entries at these places, in order; what is missing is left out.
@@ -167,11 +174,3 @@ class Reading:
             if isinstance(entry, MessageEntry):
                 found[sequence] = msgspec.structs.replace(entry, sequence=sequence), len(stored.encoded)
         return found
-
-
-def _as_entry(entry: MessageEntry) -> BaseMessage:
-    """A message entry as LangChain has it, as it was offered."""
-    message = as_langchain(entry.message)
-    if message.id is None:
-        message.id = entry.id
-    return message

@@ -201,6 +201,7 @@ class Thread:
             header = msgspec.structs.replace(header, messages=said.messages)
             entry_ids = await self._append(CHECKPOINT, header, [*values, *said.values], said.said)
             self.index.known = (channel, said.known_by(entry_ids))
+            self._messages.remember(said, entry_ids)
         return self._config(config, namespace, checkpoint["id"])
 
     async def put_writes(
