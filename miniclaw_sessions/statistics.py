@@ -37,25 +37,25 @@ class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     sessions: int
-    cached: int
-    cache_loads: int
-    cache_evictions: int
-    dirty: int
-    messages_in_memory: int
-    evicted_from_window: int
-    unsaved_entries: int
-    unsaved_bytes: int
-    appended: int
-    committed: int
-    commits: int
-    commit_failures: int
-    flushes: int
-    flush_failures: int
-    snapshots_written: int
-    last_flush_seconds: float
-    recovered: int
-    quarantined: int
-    expired: int
+    cached: int = 0
+    cache_loads: int = 0
+    cache_evictions: int = 0
+    dirty: int = 0
+    messages_in_memory: int = 0
+    evicted_from_window: int = 0
+    unsaved_entries: int = 0
+    unsaved_bytes: int = 0
+    appended: int = 0
+    committed: int = 0
+    commits: int = 0
+    commit_failures: int = 0
+    flushes: int = 0
+    flush_failures: int = 0
+    snapshots_written: int = 0
+    last_flush_seconds: float = 0.0
+    recovered: int = 0
+    quarantined: int = 0
+    expired: int = 0
     store: str
     store_state: str
 

@@ -441,6 +441,29 @@ def test_check_finds_a_lost_store_and_makes_no_new_one(filled: Cli) -> None:
     assert contents(filled.workspace) == before
 
 
+def test_a_check_of_a_workspace_without_its_store_is_one_line_and_says_how_many(filled: Cli) -> None:
+    for file in filled.workspace.glob("sessions.db*"):
+        file.unlink()
+    lines = filled("check").out.splitlines()
+    assert len(lines) == 2
+    assert lines[0].endswith("a restart writes it back (and 3 more like it: --verbose)")
+    assert len(filled("check", "--verbose").out.splitlines()) == 5
+    assert len(filled("check", "--json").document["problems"]) == 4
+
+
+def test_check_repair_makes_a_damaged_database_anew_and_says_what_is_lost(filled: Cli) -> None:
+    path = filled.workspace / "sessions.db"
+    data = bytearray(path.read_bytes())
+    page = data.rindex(b'"type":"message"') // 4096
+    data[page * 4096 : page * 4096 + 4096] = bytes(4096)
+    path.write_bytes(data)
+    assert filled("check").status == 1
+    repaired = filled("check", "--repair")
+    assert (repaired.status, "were lost with a former store" in repaired.out) == (1, True)  # the windows had no labels
+    assert any((filled.workspace / "quarantine").glob("*-sessions.db"))
+    assert filled("check", "--acknowledge-losses").status == 0
+
+
 def test_check_of_an_empty_workspace_is_sound(cli: Cli) -> None:
     made(cli.workspace)
     assert cli("check").status == 0

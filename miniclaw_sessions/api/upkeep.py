@@ -63,9 +63,13 @@ class Sweep(msgspec.Struct, frozen=True):
     dry_run: bool = False
 
 
-@operation("POST", "/v1/sweep", Sweep, SweepReply, patient=True)
+@operation("POST", "/v1/sweep", Sweep, SweepReply, reads=True, patient=True)
 async def sweep(context: Context, request: Sweep) -> SweepReply:
-    """Expire now what was idle for longer than its time to live: to the archive, where the setting says so."""
+    """Expire now what was idle for longer than its time to live: to the archive, where the setting says so.
+
+    Raises:
+        ReadOnlyWorkspace: it can only be read; a dry run can be made.
+    """
     return SweepReply.of(await context.manager.sweep(dry_run=request.dry_run))
 
 

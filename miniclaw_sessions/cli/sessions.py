@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,8 @@ app = typer.Typer()
 
 COULD_NOT_LOOK = 3
 """The exit status of `check` where it could not look at all."""
+
+_NUMBER = re.compile(r"\d+")
 
 PAGE = 1_000
 
@@ -304,7 +307,7 @@ def _typed() -> list[str]:
 @command(app, examples={"stats": "of the daemon, or of the files", "stats --json": "for a script"})
 async def stats(invocation: Invocation) -> None:
     """Show the numbers of the daemon, or of the files if no daemon runs."""
-    async with invocation.sessions() as client:
+    async with invocation.sessions(reads=True) as client:
         numbers = await client.statistics()
     if invocation.as_json:
         invocation.print_json(numbers)
@@ -343,6 +346,9 @@ async def check(
     acknowledge: Annotated[
         bool, typer.Option("--acknowledge-losses", help="First, let what was lost before be told no more.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Every problem on a line of its own, however many are alike.")
+    ] = False,
     repair: Annotated[
         bool, typer.Option("--repair", help="First, mend damaged entries of the store from the session files.")
     ] = False,
@@ -365,9 +371,21 @@ async def check(
     if invocation.as_json:
         invocation.print_json(found)
     else:
-        _tell_check(invocation, found)
+        _tell_check(invocation, found, verbose=verbose)
     if not found.sound:
         raise typer.Exit(1)
+
+
+def summed_up(problems: Sequence[str]) -> list[str]:
+    """One sentence for all that say the same of different sessions or entries: the first, and how many more do."""
+    alike: dict[str, list[str]] = {}
+    for problem in problems:
+        _, colon, said = problem.partition(": ")
+        alike.setdefault(_NUMBER.sub("", said if colon else problem), []).append(problem)
+    return [
+        one[0] if len(one) == 1 else f"{one[0]} (and {len(one) - 1:,} more like it: --verbose)"
+        for one in alike.values()
+    ]
 
 
 async def _repair(invocation: Invocation) -> None:
@@ -391,8 +409,8 @@ async def _found(invocation: Invocation) -> CheckReply:
         return await client.check()
 
 
-def _tell_check(invocation: Invocation, found: CheckReply) -> None:
-    for problem in found.problems:
+def _tell_check(invocation: Invocation, found: CheckReply, *, verbose: bool) -> None:
+    for problem in found.problems if verbose else summed_up(found.problems):
         invocation.console.print(f"problem: {one_line(problem)}", style="red")
     for note in found.notes:
         invocation.console.print(f"note: {one_line(note)}", style="dim")

@@ -183,7 +183,7 @@ async def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, only list them.")] = False,
 ) -> None:
     """Expire the sessions that were idle for longer than sessions.ttl_days, or list them."""
-    async with invocation.sessions() as client:
+    async with invocation.sessions(reads=dry_run) as client:
         invocation.report("sweeping", 0, None)
         done = await client.sweep(dry_run=dry_run)
     if invocation.as_json:

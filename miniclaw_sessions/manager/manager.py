@@ -49,7 +49,7 @@ from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.flusher import FlushReport
 from miniclaw_sessions.persistence.losses import NAME as LOSSES
 from miniclaw_sessions.persistence.losses import Loss
-from miniclaw_sessions.persistence.mending import Mended, mend
+from miniclaw_sessions.persistence.mending import Mended, check_and_mend
 from miniclaw_sessions.persistence.recovery import Progress, RecoveryReport
 from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -305,7 +305,7 @@ class SessionManager(SessionReader):
         """
         await self.flush()
         async with self._saving.flusher.lock:
-            return await mend(self._workspace.snapshots, self._store, clock=self.clock)
+            return await check_and_mend(self._workspace.snapshots, self._store, clock=self.clock)
 
     @property
     def losses(self) -> Mapping[str, Loss]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -20,7 +21,8 @@ from miniclaw_sessions.encryption import KeyRing, is_sealed
 from miniclaw_sessions.errors import ConfigError, NotAWorkspace, ReadOnlyWorkspace
 from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
 from miniclaw_sessions.history.state import Snapshot
-from miniclaw_sessions.manager.cache import Listing, SessionCache
+from miniclaw_sessions.manager.cache import Listing, SessionCache, moment_of
+from miniclaw_sessions.manager.expiry import ClockGuard, SweepReport
 from miniclaw_sessions.manager.reader import SessionReader, summarize
 from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.committer import SessionLog
@@ -33,7 +35,7 @@ from miniclaw_sessions.persistence.workspace import open_snapshots
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Journal, Owner, Session
-from miniclaw_sessions.statistics import SessionSummary
+from miniclaw_sessions.statistics import ManagerStatistics, SessionSummary
 from miniclaw_sessions.stores import open_store, refuse_another_store, store_place
 from miniclaw_sessions.stores.base import Store, StoredEntry
 from miniclaw_sessions.stores.encrypted import encrypted
@@ -121,6 +123,26 @@ class ReadOnlySessions(SessionReader):
         losses = self._losses.known
         check = Check(self._snapshots, self.store, clock=self.clock, on_progress=self._on_progress, losses=losses)
         return await check.run()
+
+    async def statistics(self) -> ManagerStatistics:
+        """What can be counted without opening any session; nothing has been done here."""
+        kind, quarantine = self.settings.store.partition(":")[0], self._snapshots.quarantine
+        sessions, quarantined = len((await self._listing()).on_disk), await to_thread.run_sync(quarantine.count)
+        return ManagerStatistics(sessions=sessions, quarantined=quarantined, store=kind, store_state="open to be read")
+
+    async def sweep(self, *, dry_run: bool = False) -> SweepReport:
+        """List what is idle for longer than its time to live.
+
+        Raises:
+            ReadOnlyWorkspace: it was to be expired.
+        """
+        if not dry_run:
+            self._refuse("expire sessions")
+        listing, ttl = await self._listing(), timedelta(days=self.settings.ttl_days)
+        newest = moment_of(max(listing.used)) if listing.used else None
+        guard = ClockGuard(self.clock, newest_access=newest, patience_s=self.settings.sweep_interval_s)
+        idle = listing.on_disk_since(self.clock.now() - ttl) if ttl else []
+        return SweepReport(scanned=len(listing.on_disk), sessions=idle, dry_run=True, postponed=guard.doubt())
 
     async def _load(self, session_id: str) -> Session | None:
         stored = await self.store.head(session_id)  # first: a snapshot that is newer has all of it

@@ -111,7 +111,7 @@ class Check:
             return
         if self._store.keeps_entries:
             self._compare_heads(found.name, snapshot, stored)
-            await self._check_entries(stem, snapshot)
+            await self._check_entries(stem, None if stored is None else snapshot)
 
     def _note_problem(self, problem: str) -> None:
         """Once: what is wrong with the store as a whole, every session meets again."""

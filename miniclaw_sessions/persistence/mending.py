@@ -49,6 +49,18 @@ class Mended(msgspec.Struct):
     needs_start: bool = False
 
 
+async def check_and_mend(snapshots: Snapshots, store: Store, *, clock: Clock) -> Mended:
+    """`mend`, and look as well for what only the store itself finds wrong with its files.
+
+    Raises:
+        StoreError, SnapshotUnreadable: as for `mend`.
+    """
+    mended = await mend(snapshots, store, clock=clock)
+    await store.check()
+    mended.needs_start = await to_thread.run_sync(store.found_damaged)
+    return mended
+
+
 async def mend(snapshots: Snapshots, store: Store, *, clock: Clock) -> Mended:
     """Write what the session files have whole over what is damaged in the store; reads all of both.
 
@@ -70,8 +82,7 @@ async def mend(snapshots: Snapshots, store: Store, *, clock: Clock) -> Mended:
             damaged = [one async for one in read_all(store, session_id, after=first) if is_damaged(one.encoded)]
         if lost := sum(entry.encoded == LOST for entry in damaged):
             report.lost[session_id] = lost
-    report.needs_start = await to_thread.run_sync(store.found_damaged)
-    log.warning(
+    log.info(
         "what the session files have of damaged entries was written over them",
         action="recovery.mended",
         entries=report.entries,

@@ -54,7 +54,7 @@ class Quarantine:
         """The names of the stores' files that are here: each has the words of many sessions."""
         if not self.path.exists():
             return []
-        others = (".json", ".jsonl", "-shm", "-damaged", _REASON)
+        others = (".json", ".jsonl", "-shm", _REASON)
         return sorted(name for name in os.listdir(self.path) if not name.endswith(others) and not name.startswith("."))
 
     def count(self) -> int:

@@ -14,6 +14,7 @@ import hashlib
 import os
 from contextlib import AsyncExitStack
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -121,7 +122,7 @@ async def back_up(manager: Holder, target: Path, on_progress: Report = lambda *_
 async def back_up_closed(
     workspace: Path, settings: SessionSettings, target: Path, on_progress: Report = lambda *_: None
 ) -> BackupReport:
-    """Back a workspace up that nobody has open; nobody can open it meanwhile.
+    """Back a workspace up that nobody has open; nobody can open it meanwhile. It may be one that is only to be read.
 
     Raises:
         DirectoryInUse: a process has it open; let that one make the backup (`back_up`).
@@ -129,14 +130,19 @@ async def back_up_closed(
         ConfigError, StoreError: as for `back_up`.
     """
     async with AsyncExitStack() as stack:
-        place = await stack.enter_async_context(held(workspace, settings.store))
+        is_writable = await in_thread(os.access, workspace, os.W_OK)
+        if is_writable:
+            place = await stack.enter_async_context(held(workspace, settings.store))
+        else:  # nobody can be kept out, and whoever may write it does so beside the backup, as a daemon does
+            await in_thread(partial(recognize, workspace, create=False))
+            place = store_place(settings.store, workspace)
         marker = await in_thread(read_marker, workspace)
         is_half = marker is not None and marker.rekeying != ""
         if is_half or await in_thread((workspace / RESTORING).exists):
             raise ConfigError(f"{workspace} is being rekeyed or restored, and that was interrupted; finish that first")
         store = None
         if await in_thread(place.files):
-            store = await stack.enter_async_context(open_store(place, workspace))
+            store = await stack.enter_async_context(open_store(place, workspace, read_only=not is_writable))
         return await _make(workspace, store, SystemClock(), target, on_progress)
 
 
@@ -226,7 +232,8 @@ async def _make(workspace: Path, store: Store | None, clock: Clock, target: Path
         await in_thread(_refuse_taken, target, workspace)
         marker = await in_thread(read_marker, workspace)
         report = BackupReport(made_at=clock.now(), store=f"{kind}:", key=None if marker is None else marker.key)
-        await in_thread(note_backup, workspace, target, report.made_at)  # first: half a backup has words too
+        if await in_thread(os.access, workspace, os.W_OK):
+            await in_thread(note_backup, workspace, target, report.made_at)  # first: half a backup has words too
         await in_thread(lambda: Directory(target).close())
         copy = Copy(target, store_place(report.store, target))
         await copy.make(workspace, source, None if source is None else source.place.torn, on_progress=on_progress)

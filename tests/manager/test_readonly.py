@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from anyio import run_process
 from msgspec.structs import replace
 
 from miniclaw_sessions.config import SessionSettings
@@ -21,7 +24,8 @@ from miniclaw_sessions.session import Session
 from miniclaw_sessions.statistics import SessionSummary
 from miniclaw_sessions.stores.sql import reader as reading
 from miniclaw_sessions.stores.sql.files import connect
-from miniclaw_sessions.transfer.backup import back_up
+from miniclaw_sessions.testing import FakeClock
+from miniclaw_sessions.transfer.backup import back_up, verify_backup
 
 pytestmark = pytest.mark.anyio
 
@@ -221,3 +225,44 @@ async def test_a_backup_keeps_when_each_session_was_last_used(tmp_path: Path) ->
         await back_up(manager, tmp_path / "backup")
     async with open_readonly(tmp_path / "backup") as reader:
         assert [row.last_accessed for row in await reader.list()] == [row.last_accessed for row in held]
+
+
+async def test_numbers_and_what_would_expire_are_read_and_nothing_changes(
+    tmp_path: Path, settings: SessionSettings
+) -> None:
+    clock = FakeClock()
+    async with SessionManager(tmp_path, settings=settings, clock=clock) as manager:
+        await say(manager, "old", chat_id="1")
+        await say(manager, "new", chat_id="2")
+    await clock.advance(31 * 86_400)
+    for chat_id, used in {"1": clock.now() - timedelta(days=31), "2": clock.now()}.items():
+        os.utime(tmp_path / "sessions" / f"telegram_{chat_id}.json", (used.timestamp(), used.timestamp()))
+    before = contents(tmp_path)
+    async with open_readonly(tmp_path, settings=settings, clock=clock) as reader:
+        numbers = await reader.statistics()
+        assert (numbers.sessions, numbers.store) == (2, settings.store.removesuffix(":"))
+        swept = await reader.sweep(dry_run=True)
+        assert (swept.scanned, swept.sessions, swept.dry_run) == (2, ["telegram_1"], True)
+        with pytest.raises(ReadOnlyWorkspace):
+            await reader.sweep()
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("store", ["sqlite:", "jsonl:", "none:"])
+async def test_a_read_only_mount_is_listed_counted_checked_and_backed_up(tmp_path: Path, store: str) -> None:
+    workspace, backup = tmp_path / "w", tmp_path / "b"
+    async with SessionManager(workspace, settings=SessionSettings(store=store)) as manager:
+        await say(manager, "one", "two")
+    before = contents(workspace)
+    mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+    program = [sys.executable, "-m", "miniclaw_sessions"]
+    for command in (["list"], ["stats"], ["sweep", "--dry-run"], ["check"], ["backup", str(backup)]):
+        done = await run_process(
+            ["unshare", "-rm", "sh", "-c", mount, str(workspace), *program, *command, "--workspace", str(workspace)],
+            env={**os.environ, "MINICLAW_SESSIONS_STORE": store},
+            check=False,
+        )
+        assert (done.returncode, done.stderr.count(b"error")) == (0, 0), done
+    assert contents(workspace) == before
+    assert (await verify_backup(backup)).problems == []

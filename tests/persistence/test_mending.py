@@ -191,6 +191,22 @@ async def test_a_key_whose_entry_cannot_be_read_is_known_all_the_same(tmp_path: 
         assert await store.find_by_idempotency_key("telegram_1", "another") is None
 
 
+async def test_a_damaged_index_is_made_anew_and_costs_nothing(tmp_path: Path) -> None:
+    home = Home(tmp_path / "w")
+    whole = await filled(home, None)
+    path = home.workspace / "sessions.db"
+    with closing(sqlite3.connect(path)) as connection:
+        (root,) = connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE tbl_name = 'idempotency_keys'"
+        ).fetchone()
+    data = bytearray(path.read_bytes())
+    data[(root - 1) * PAGE : root * PAGE] = bytes(PAGE)
+    path.write_bytes(data)
+    async with home.open(None) as manager:
+        assert (await manager.repair()).needs_start
+    assert await home.said(None) == whole
+
+
 def damage_newest_page(path: Path) -> None:
     """Overwrite the leaf page with the newest entry."""
     with closing(sqlite3.connect(path)) as connection:

@@ -10,6 +10,7 @@ import os
 import re
 import sqlite3
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -40,10 +41,43 @@ _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def database_files(path: Path) -> tuple[Path, ...]:
     """All files that a database may consist of; all but the first only exist while it is open, or after a crash.
 
-    A rollback journal is there only until the new database has changed to its -wal file, and the last one says that
-    damage was met in it.
+    A rollback journal is there only until the new database has changed to its -wal file.
     """
-    return (path, *(path.with_name(f"{path.name}-{suffix}") for suffix in ("wal", "shm", "journal", "damaged")))
+    return (path, *(path.with_name(f"{path.name}-{suffix}") for suffix in ("wal", "shm", "journal")))
+
+
+def integrity_problems(answers: Iterable[str]) -> list[str]:
+    """What SQLite's `integrity_check` answers, one sentence for each line."""
+    lines = [line for text in answers for line in text.splitlines()]
+    return [f"the database is damaged: {line}" for line in lines if line != "ok" and not line.startswith("***")]
+
+
+def note_damage(path: Path) -> None:
+    """Leave beside a database that damage was met in it; that is forgotten with it. Where it cannot be left, it is not.
+
+    Whoever has the database open serves what can be read; the next start makes it anew.
+    """
+    with suppress(OSError):
+        sign = _damage_sign(path)
+        sign.touch(_MODE)
+        sign.write_text(str(path.stat().st_ino), encoding="ascii")
+
+
+def has_noted_damage(path: Path) -> bool:
+    """Whether damage was met in this very database; another one may have taken its place since."""
+    sign = _damage_sign(path)
+    try:
+        is_this = sign.read_text(encoding="ascii") == str(path.stat().st_ino)
+    except (OSError, UnicodeDecodeError):
+        is_this = False
+    if not is_this:
+        with suppress(OSError):
+            sign.unlink(missing_ok=True)
+    return is_this
+
+
+def _damage_sign(path: Path) -> Path:
+    return path.with_name(f"{path.name}-damaged")
 
 
 def create_file(path: Path) -> None:

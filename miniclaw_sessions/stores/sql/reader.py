@@ -20,14 +20,14 @@ from urllib.parse import quote
 
 from anyio import CapacityLimiter, to_thread
 
-from miniclaw_sessions.errors import SchemaTooNew, StoreCorrupt, StoreUnavailable
+from miniclaw_sessions.errors import SchemaTooNew, StoreCorrupt
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.stores.base import SessionHead, StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import SessionHead, StoredEntry, StoredHead, StorePlace
 from miniclaw_sessions.stores.reading import ReadOnlyStore, find_by_reading
 from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.sql.checksums import entry_of_row, unreadable
-from miniclaw_sessions.stores.sql.failures import is_damage
-from miniclaw_sessions.stores.sql.files import connect, database_files, version_in
+from miniclaw_sessions.stores.sql.failures import store_error
+from miniclaw_sessions.stores.sql.files import connect, database_files, integrity_problems, version_in
 from miniclaw_sessions.stores.sql.row_by_row import read_row_by_row
 
 _KNOWN = ("0001", "0002", "0003")
@@ -53,6 +53,11 @@ class SQLiteReader(ReadOnlyStore):
         self._entries = ""
         self._is_current = False
         self._is_unlocked = False
+
+    @property
+    def place(self) -> StorePlace:
+        """The database."""
+        return StorePlace("sqlite", self.path)
 
     async def __aenter__(self) -> Self:
         """Open the file; one that does not exist is like one without sessions.
@@ -205,8 +210,7 @@ class SQLiteReader(ReadOnlyStore):
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            kind = StoreCorrupt if is_damage(error) else StoreUnavailable
-            raise kind(f"cannot {attempted} {self.path}: {error}") from error
+            raise store_error(error, path=self.path, attempted=attempted) from error
         except (TypeError, ValueError) as error:  # a column holds what nobody wrote into it: no date, no text
             raise unreadable(error, self.path) from error
 
@@ -266,5 +270,4 @@ def _check_database(connection: sqlite3.Connection) -> list[str]:
 
 def _check_integrity(connection: sqlite3.Connection) -> list[str]:
     """SQLite's own checks: the tables of older versions are others."""
-    rows = connection.execute("PRAGMA integrity_check").fetchall()
-    return [f"the database is damaged: {text}" for (text,) in rows if text != "ok"]
+    return integrity_problems(text for (text,) in connection.execute("PRAGMA integrity_check"))

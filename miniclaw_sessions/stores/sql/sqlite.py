@@ -36,6 +36,8 @@ from miniclaw_sessions.stores.sql.files import (
     database_files,
     empty_log,
     fill_log,
+    has_noted_damage,
+    note_damage,
     schema_version,
     settle_log,
 )
@@ -107,14 +109,8 @@ class SQLiteStore(Store):
         return self._files
 
     def found_damaged(self) -> bool:
-        """Whether somebody who had it open came upon a page that cannot be read, or tables that contradict each other.
-
-        The file that says so is beside the database, and goes with it when that is set aside.
-        """
-        *_, sign = database_files(self._path)
-        if not self._path.exists():
-            sign.unlink(missing_ok=True)
-        return sign.exists()
+        """Whether whoever had it open met a page that cannot be read, or tables that contradict each other."""
+        return has_noted_damage(self._path)
 
     def rest_of(self, directory: Path) -> Salvage:
         """The rows that can still be read."""
@@ -287,8 +283,7 @@ class SQLiteStore(Store):
             action="store.damaged",
             error=problem,
         )
-        with suppress(OSError):  # who meets it again tries again
-            await to_thread.run_sync(database_files(self._path)[-1].touch, 0o600)
+        await to_thread.run_sync(note_damage, self._path)
 
     async def _write(self, transaction: Callable[..., T], *arguments: Any) -> T:
         """Run a function in the writer's thread, behind what runs there already; once begun it runs to its end."""

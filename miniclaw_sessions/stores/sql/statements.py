@@ -39,6 +39,7 @@ from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.appending import entries_to_add
 from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead
 from miniclaw_sessions.stores.sql.checksums import checksum_of, entry_of_row, was_entry
+from miniclaw_sessions.stores.sql.files import integrity_problems
 from miniclaw_sessions.stores.sql.models import Base, EntryRow, KeyRow, PlacedRow, PlaceRow, SessionRow
 
 PAGE = 500
@@ -462,8 +463,7 @@ def delete_session(connection: Connection, session_id: str, known: Known) -> boo
 
 def check_database(connection: Connection) -> list[str]:
     """What the engine itself finds wrong with its file, and where the tables contradict each other (SQLite only)."""
-    rows = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
-    problems = [f"the database is damaged: {text}" for text in rows if text != "ok"]
+    problems = integrity_problems(connection.exec_driver_sql("PRAGMA integrity_check").scalars())
     try:
         problems += _contradictions(connection)
     except (DatabaseError, sqlite3.Error):  # what keeps them from being looked for, the engine has told
