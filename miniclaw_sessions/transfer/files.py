@@ -76,7 +76,7 @@ def copy_files(
             if source.path.name == SESSIONS:
                 data = source.read(name, limit=_ANY_SIZE)
                 used[name] = source.modified_ns(name)
-                resealed = None if sealing is None else resealed_snapshot(sealing, data, source.path / name, problems)
+                resealed = None if sealing is None else _resealed_snapshot(sealing, data, source.path / name, problems)
                 short.append((name, data if resealed is None else resealed))
                 changed += resealed is not None
             else:
@@ -89,7 +89,7 @@ def copy_files(
     return changed
 
 
-def resealed_snapshot(sealing: Sealing, data: bytes, path: Path, problems: list[str]) -> bytes | None:
+def _resealed_snapshot(sealing: Sealing, data: bytes, path: Path, problems: list[str]) -> bytes | None:
     """What a session's file should hold, or None if it does.
 
     What does not open is kept as it is, in what does: whoever reads it finds it damaged, and needs no old key.
@@ -109,16 +109,8 @@ def resealed_snapshot(sealing: Sealing, data: bytes, path: Path, problems: list[
     return None if sealing.seals.is_current(data) else sealing.seals.seal(content, place)
 
 
-def is_to_be_resealed(sealing: Sealing, directory: Directory, name: str) -> bool:
+def _is_wrong(sealing: Sealing, name: str, beginning: bytes) -> bool:
     """Whether a long file is sealed otherwise than it should be."""
-    try:
-        with os.fdopen(directory.open_file(name), "rb") as file:
-            return _is_to_be_resealed(sealing, name, file.read(_BEGINNING_BYTES))
-    except (FileNotFoundError, NotRegular):
-        return False
-
-
-def _is_to_be_resealed(sealing: Sealing, name: str, beginning: bytes) -> bool:
     if name.endswith(_REASON):
         return False
     if sealing.seals is None:
@@ -130,7 +122,7 @@ def _copy_long(source: Directory, name: str, target: Directory, sealing: Sealing
     with os.fdopen(source.open_file(name), "rb") as file:
         beginning = file.read(_BEGINNING_BYTES)
         file.seek(0)
-        if sealing is not None and _is_to_be_resealed(sealing, name, beginning):
+        if sealing is not None and _is_wrong(sealing, name, beginning):
             is_plain = not (is_sealed(beginning) or is_in_pieces(beginning))
             content = _pieces(file) if is_plain else opened(sealing.opens, file, name)
             try:

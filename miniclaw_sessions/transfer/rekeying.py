@@ -10,14 +10,13 @@ again, and a flash drive for longer: only encryption from the beginning, or of t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import msgspec
+from anyio import CancelScope
 
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.disk import Directory, NotRegular
 from miniclaw_sessions.encryption import KeyRing, is_sealed
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.persistence.marker import DamagedMarker, Marker, read_marker, remove_marker, write_marker
@@ -26,24 +25,14 @@ from miniclaw_sessions.stores import open_store, store_place, stores_in
 from miniclaw_sessions.stores.base import StoredEntry, mark_damaged
 from miniclaw_sessions.stores.copying import Source
 from miniclaw_sessions.stores.encrypted import open_entry
-from miniclaw_sessions.stores.reading import read_all
 from miniclaw_sessions.transfer.copying import Copy, Report, held, in_thread
-from miniclaw_sessions.transfer.files import (
-    SESSIONS,
-    SET_ASIDE,
-    Sealing,
-    files_in,
-    is_to_be_resealed,
-    resealed_snapshot,
-)
+from miniclaw_sessions.transfer.files import Sealing
 
 BESIDE = ".rekeyed"
 """What follows the name of the store, in the name of the directory in which its copy is; and where the files' is."""
 
 SWAPPING = "putting the new files in their places"
 """What the marker says of a rekey that is under way."""
-
-_ANY_SIZE = 2**62
 
 
 class RekeyReport(msgspec.Struct, kw_only=True):
@@ -125,69 +114,42 @@ class Rekey:
     async def _change(self) -> RekeyReport:
         key = None if self._sealing.seals is None else self._keys.ids[0]
         others = [other for other in await in_thread(stores_in, self._workspace) if other.path != self._place.path]
-        report = RekeyReport(key=key, left=[str(other.path) for other in others])
-        wrong = await self._wrong_entries()
-        if await in_thread(self._are_files_wrong) or wrong:
-            async with self._opened_store() as source:
-                torn, sealing = self._place.torn, self._sealing
-                await self._copy.make(self._workspace, source, torn, sealing=sealing, on_progress=self._on_progress)
+        wrong, copied = await self._make_copy(), self._copy.report
+        report = RekeyReport(
+            key=key,
+            entries=wrong,
+            snapshots=copied.resealed_snapshots,
+            files=copied.resealed_files,
+            damaged=copied.problems,
+            left=[str(other.path) for other in others],
+        )
+        if report.entries or report.snapshots or report.files:
             await in_thread(write_marker, self._workspace, Marker(key=self._keys.ids[0], rekeying=SWAPPING))
             self._on_progress(SWAPPING, 0, None)
             await in_thread(self._copy.take_places, self._workspace, self._place)
-            copied = self._copy.report
-            report.entries, report.damaged = wrong, copied.problems
-            report.snapshots, report.files = copied.resealed_snapshots, copied.resealed_files
+        else:
+            await in_thread(self._copy.remove)
         if key is None:
             await in_thread(remove_marker, self._workspace)
         else:
             await in_thread(write_marker, self._workspace, Marker(key=key))
         return report
 
-    @asynccontextmanager
-    async def _opened_store(self) -> AsyncIterator[_Opened | None]:
-        """The store, its entries as they were before they were sealed; None where there is none."""
-        if not await in_thread(self._place.files):
-            yield None
-            return
-        async with open_store(self._place, self._workspace) as store:
-            yield _Opened(store, self._sealing)
-
-    # --- what is wrong -----------------------------------------------------------------------------------------------
-
-    async def _wrong_entries(self) -> int:
-        """Read every entry; how many there are that are sealed otherwise than they should be."""
-        done = 0
-        async with self._opened_store() as source:
-            if source is None:
-                return 0
-            async for stored in source.heads():
-                async for _ in read_all(source, stored.head.session_id):
-                    done += 1
-                    self._on_progress("reading the store", done, None)
-            return source.wrong
-
-    def _are_files_wrong(self) -> bool:
-        """Look at every file; whether there is one that is sealed otherwise than it should be.
-
-        Raises:
-            WrongKey: a session's file needs a key that is not held.
-        """
-        wrong = False
-        names = files_in(self._workspace / SESSIONS)
-        for name in names:
-            path = self._workspace / SESSIONS / name
-            with Directory(path.parent) as directory:
-                try:
-                    data = directory.read(name, limit=_ANY_SIZE)
-                except NotRegular:
-                    continue
-            wrong = resealed_snapshot(self._sealing, data, path, []) is not None or wrong
-        kept = [*(self._workspace / name for name in SET_ASIDE), *([self._place.torn] if self._place.torn else [])]
-        for path in kept:
-            for name in files_in(path):
-                with Directory(path) as directory:
-                    wrong = is_to_be_resealed(self._sealing, directory, name) or wrong
-        return wrong
+    async def _make_copy(self) -> int:
+        """Copy everything, sealed as it should be; how many entries were not. If that fails, nothing is left of it."""
+        torn, sealing = self._place.torn, self._sealing
+        try:
+            async with AsyncExitStack() as stack:
+                source = None
+                if await in_thread(self._place.files):
+                    store = await stack.enter_async_context(open_store(self._place, self._workspace))
+                    source = _Opened(store, sealing)
+                await self._copy.make(self._workspace, source, torn, sealing=sealing, on_progress=self._on_progress)
+                return 0 if source is None else source.wrong
+        except BaseException:
+            with CancelScope(shield=True):
+                await in_thread(self._copy.remove)
+            raise
 
 
 class _Opened:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from miniclaw_sessions.config import ListenSettings, SessionSettings
 from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.formats.registry import FORMATS, READABLE, WRITABLE
 from miniclaw_sessions.gateway.binding import MAX_UPLOADS
+from tests.transfer.test_importing import GARBAGE
 
 pytestmark = pytest.mark.anyio
 
@@ -75,45 +75,6 @@ def check_refusal(reply: Any, status: int, kind: str, param: str | None = None) 
 
 
 # --- in --------------------------------------------------------------------------------------------------------------
-
-
-async def test_a_large_real_session_comes_in_whole(served: Any) -> None:
-    report = await imported(served, LARGE.read_bytes(), name="large")
-    assert (report["format"], report["entries"], report["messages"]) == ("pi", 1018, 914)
-    assert (report["repaired"], report["set_aside"], report["dry_run"]) == (0, 0, False)
-    assert report["bytes_read"] == LARGE.stat().st_size == 974_031
-    path = f"/v1/sessions/{report['session_id']}"
-    session = (await served.unix.get(path)).json()
-    assert session["message_count"] == 914
-    assert session["committed_sequence"] == session["entries"]
-    usage = session["usage"]
-    counts = [usage[f"{name}_tokens"] for name in ("input", "output", "cache_read", "cache_write")]
-    assert counts == [1_049, 83_156, 43_229_469, 4_296_232]
-    assert usage["cost"] == pytest.approx(30.330198)
-    context = (await served.unix.get(f"{path}/context")).json()
-    assert (context["provider"], context["model"]) == ("anthropic", "claude-sonnet-4-5")
-    assert (context["thinking_level"], context["problems"]) == ("off", [])
-
-
-async def test_a_resumed_session_comes_in_with_its_own_ids_and_state(served: Any) -> None:
-    lines = [json.loads(line) for line in RESUMED.read_bytes().splitlines()]
-    report = await imported(served, RESUMED.read_bytes())
-    assert report["session_id"] == f"import_{lines[0]['id']}"
-    assert (report["entries"], report["messages"]) == (6, 4)
-    path = f"/v1/sessions/{report['session_id']}"
-    tree = (await served.unix.get(f"{path}/tree")).json()
-    assert (tree["roots"], tree["leaf_id"]) == ([lines[1]["id"]], lines[-1]["id"])
-    context = (await served.unix.get(f"{path}/context")).json()
-    assert (context["provider"], context["model"]) == ("openai-codex", "gpt-5.5")
-    assert context["thinking_level"] == "medium"
-    reply = await served.unix.post("/v1/chat", json={"channel": "import", "chat_id": lines[0]["id"], "message": "on"})
-    assert reply.json()["reply"]["content"] == "echo: on"
-
-
-async def test_a_stream_of_events_is_no_session_and_nothing_is_left(served: Any) -> None:
-    reply = await send(served, EVENTS.read_bytes())
-    check_refusal(reply, 422, "import_refused")
-    await check_nothing_is_left(served)
 
 
 @pytest.mark.parametrize("media_type", ["application/octet-stream", "application/x-ndjson", "Application/JSON"])
@@ -262,62 +223,10 @@ def test_a_file_name_is_plain_whatever_it_is_made_of(session_id: str, suffix: st
 
 # --- refusals --------------------------------------------------------------------------------------------------------
 
-GARBAGE = {
-    "empty": b"",
-    "blank": b" \n\n\t\n",
-    "NUL": b"\0" * 100_000,
-    "random": random.Random(1).randbytes(300_000),
-    "text": b"Dear diary,\ntoday\n" * 1000,
-    "HTML": b"<!doctype html><title>x</title>",
-    "JSON number": b"5",
-    "JSON null": b"null",
-    "empty list": b"[]",
-    "empty object": b"{}",
-    "object of nothing known": b'{"a":{"b":[1,2]}}',
-    "lines of nothing known": b'{"a":1}\n{"b":2}\n',
-    "deep": b"[" * 100_000,
-    "deep in a line": b'{"type":"session","version":3,"id":"x"}\n' + b"[" * 100_000 + b"\n",
-    "only a byte order mark": b"\xef\xbb\xbf",
-    "UTF-16": '{"role":"user","content":"x"}'.encode("utf-16"),
-    "a multipart form": b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n{}\r\n--x--\r\n',
-    "gzip": b"\x1f\x8b\x08\x00" + random.Random(2).randbytes(1000),
-}
 
-
-@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE.keys())
-async def test_garbage_is_refused_and_nothing_is_left(served: Any, data: bytes) -> None:
-    check_refusal(await send(served, data), 422, "import_refused")
-    await check_nothing_is_left(served)
-
-
-@pytest.mark.parametrize("form", READABLE, ids=lambda form: form.name)
-async def test_garbage_that_is_said_to_be_a_format_is_refused_or_reported(served: Any, form: Any) -> None:
-    for name, data in GARBAGE.items():
-        reply = await send(served, data, format=form.name, session_id="a_1")
-        assert reply.status_code in (201, 422), (name, reply.text)
-        if reply.status_code == 422:
-            assert reply.json()["error"]["type"] == "import_refused", name
-        else:
-            assert (await served.unix.delete("/v1/sessions/a_1")).status_code == 200
-    await check_nothing_is_left(served)
-
-
-async def test_a_damaged_file_is_taken_in_as_far_as_it_can_be_or_refused(served: Any) -> None:
-    whole = RESUMED.read_bytes()
-    dice = random.Random(7)
-    for _ in range(60):
-        data = bytearray(whole)
-        for _ in range(dice.randrange(1, 6)):
-            place = dice.randrange(len(data))
-            data[place : place + dice.randrange(30)] = dice.randbytes(dice.randrange(3))
-        reply = await send(served, bytes(data), session_id="a_1")
-        assert reply.status_code in (201, 422), reply.text
-        if reply.status_code == 201:
-            assert (await served.unix.get("/v1/sessions/a_1/tree")).status_code == 200
-            assert (await served.unix.get("/v1/sessions/a_1/context")).status_code == 200
-            assert (await served.unix.get("/v1/sessions/a_1/export?format=pi")).status_code == 200
-            assert (await served.unix.post("/v1/check")).json()["problems"] == []
-            await served.unix.delete("/v1/sessions/a_1")
+async def test_garbage_is_refused_and_nothing_is_left(served: Any) -> None:
+    for data in GARBAGE.values():
+        check_refusal(await send(served, data), 422, "import_refused")
     await check_nothing_is_left(served)
 
 
@@ -372,14 +281,6 @@ async def test_a_wrong_query_is_told_and_nothing_is_left(
 ) -> None:
     check_refusal(await send(served, json.dumps(CHAT), **query), status, kind, param)
     await check_nothing_is_left(served)
-
-
-async def test_an_existing_session_is_never_replaced(served: Any) -> None:
-    await served.unix.post("/v1/sessions/a_1/messages", json={"role": "user", "content": "mine"})
-    check_refusal(await send(served, RESUMED.read_bytes(), session_id="a_1"), 409, "session_exists")
-    await imported(served, RESUMED.read_bytes())
-    check_refusal(await send(served, RESUMED.read_bytes()), 409, "session_exists")
-    assert await branch(served, "a_1") == [("user", '"mine"')]
 
 
 async def test_a_client_that_is_still_sending_sees_why_it_is_refused(served: Any) -> None:

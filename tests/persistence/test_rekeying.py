@@ -256,7 +256,7 @@ async def test_what_was_cut_off_is_told_and_opens_for_nobody(jsonl_home: Home) -
         assert "run `miniclaw-sessions rekey` again" in str(await jsonl_home.refusal(keys))
 
 
-@pytest.mark.parametrize("moment", ["reading", "copying", "swapping"])
+@pytest.mark.parametrize("moment", ["copying", "swapping"])
 async def test_killed_for_real_and_run_again_it_is_whole(jsonl_home: Home, moment: str) -> None:
     await jsonl_home.fill(None)
     said = await jsonl_home.said(None)

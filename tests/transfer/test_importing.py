@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -205,31 +206,48 @@ async def test_an_imported_conversation_goes_on(tmp_path: Path) -> None:
 # --- what is refused, repaired, set aside ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\n\n",
-        b"just text\n" * 100,
-        b"{}",
-        b"[]",
-        b"[1, 2, 3]",
-        b'{"a": 1}\n' * 10,
-        b"\x89PNG\r\n\x1a\n" + bytes(5000),
-        b"\xff" * 100_000,
-        bytes(300_000),
-        b"[" * 100_000,
-        b'{"type":"session"',
-    ],
-    ids=lambda content: repr(content[:12]),
-)
-async def test_what_is_no_session_is_refused_untouched(tmp_path: Path, content: bytes) -> None:
+GARBAGE = {
+    "empty": b"",
+    "blank": b" \n\n\t\n",
+    "NUL": b"\0" * 100_000,
+    "random": random.Random(1).randbytes(300_000),
+    "text": b"Dear diary,\ntoday\n" * 1000,
+    "HTML": b"<!doctype html><title>x</title>",
+    "JSON number": b"5",
+    "JSON null": b"null",
+    "empty list": b"[]",
+    "empty object": b"{}",
+    "object of nothing known": b'{"a":{"b":[1,2]}}',
+    "lines of nothing known": b'{"a":1}\n{"b":2}\n',
+    "an image": b"\x89PNG\r\n\x1a\n" + bytes(5000),
+    "all ones": b"\xff" * 100_000,
+    "numbers": b"[1, 2, 3]",
+    "a torn header": b'{"type":"session"',
+    "deep": b"[" * 100_000,
+    "deep in a line": b'{"type":"session","version":3,"id":"x"}\n' + b"[" * 100_000 + b"\n",
+    "only a byte order mark": b"\xef\xbb\xbf",
+    "UTF-16": '{"role":"user","content":"x"}'.encode("utf-16"),
+    "a multipart form": b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n{}\r\n--x--\r\n',
+    "gzip": b"\x1f\x8b\x08\x00" + random.Random(2).randbytes(1000),
+}
+
+
+@pytest.mark.parametrize("content", GARBAGE.values(), ids=GARBAGE)
+async def test_what_is_no_session_is_refused_untouched_whatever_it_is_said_to_be(
+    tmp_path: Path, content: bytes
+) -> None:
     file = tmp_path / "file"
     file.write_bytes(content)
-    async with opened(tmp_path / "w") as manager:
+    async with opened(tmp_path / "w", "memory:") as manager:
         with pytest.raises(ImportRefused):
             await manager.import_file(file)
         assert await manager.list() == []
+        for form in READABLE:
+            with suppress(ImportRefused):  # or as much of it as is in that format
+                report = await manager.import_file(file, form=form)
+                assert report.set_aside + report.repaired + report.entries > 0, form.name
+                assert await manager.delete(report.session_id)
+        assert (await manager.check()).entries == 0
     assert file.read_bytes() == content
 
 
