@@ -44,4 +44,4 @@ class Account:
         """Every message is there, and everything is sound."""
         ledger = Ledger()
         assert ledger.learn(self.lines) > 0
-        assert (await verify(workspace, ledger, store=self._store)).problems == []
+        assert await verify(workspace, ledger, store=self._store) == []

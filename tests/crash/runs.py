@@ -41,43 +41,24 @@ SETTINGS: Sequence[Mapping[str, object]] = ({}, {"max_cached": 3})
 """The writers' settings, in turns: all sessions in memory, and hardly any, so that most are loaded again and again."""
 
 
-class Result(msgspec.Struct, kw_only=True):
+class Result(Tally, kw_only=True):
     """What a piece came to; of the pieces of one run the results are added up.
 
     Attributes:
         tier: of reliability's four: A needs nothing, B strace, C mounts, D a systemd to boot.
         name: the run that this is a part of.
-        trials: how often something was ended and looked at afterwards.
-        crashes: how many power cuts or kills there were; more than one in some trials.
-        in_recovery: how many of them hit a writer before it had recovered.
-        backups: how many backups, made meanwhile, were restored and held all that was promised before them.
-        acknowledged: how many messages and other changes were promised to be safe.
-        skipped: how many tests could not run here.
-        problems: a sentence for everything that was lost, doubled or unsound.
         seconds: how long it took, in one process.
     """
 
     tier: str
     name: str
-    trials: int = 0
-    crashes: int = 0
-    in_recovery: int = 0
-    backups: int = 0
-    acknowledged: int = 0
-    skipped: int = 0
-    problems: list[str] = msgspec.field(default_factory=list)
     seconds: float = 0.0
 
     def add(self, other: Result) -> None:
         """Add what another piece of the same run came to."""
-        self.trials += other.trials
-        self.crashes += other.crashes
-        self.in_recovery += other.in_recovery
-        self.backups += other.backups
-        self.acknowledged += other.acknowledged
-        self.skipped += other.skipped
-        self.problems += other.problems
-        self.seconds += other.seconds
+        for count in self.__struct_fields__:
+            if count not in ("tier", "name"):
+                setattr(self, count, getattr(self, count) + getattr(other, count))
 
 
 class Tools:
@@ -159,16 +140,7 @@ class Piece(msgspec.Struct, kw_only=True, tag=True):
 
     def came_to(self, tally: Tally) -> Result:
         """The result that a tally tells."""
-        return Result(
-            tier=self.tier,
-            name=self.name,
-            trials=tally.trials,
-            crashes=tally.crashes,
-            in_recovery=tally.in_recovery,
-            backups=tally.backups,
-            acknowledged=tally.acknowledged,
-            problems=tally.problems,
-        )
+        return Result(tier=self.tier, name=self.name, **msgspec.structs.asdict(tally))
 
 
 class CrashPiece(Piece, kw_only=True):

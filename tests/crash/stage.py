@@ -103,7 +103,7 @@ class Stage:
         self._beginning.mkdir(mode=0o700)
         if act != "create":
             self._perform_undisturbed("prepare")
-            assert anyio.run(partial(verify, self._beginning, self._ledger, store=store)).problems == []
+            assert anyio.run(partial(verify, self._beginning, self._ledger, store=store)) == []
         if act in ("open", "wake"):
             self._spoil()
 
@@ -215,7 +215,7 @@ class Stage:
         self._evidence.secure(self._workspace, self._found)
         ledger = copy.deepcopy(self._ledger)
         ledger.learn(lines)
-        problems = list(anyio.run(partial(verify, self._workspace, ledger, store=self._store)).problems)
+        problems = anyio.run(partial(verify, self._workspace, ledger, store=self._store))
         if status not in (-signal.SIGKILL, UNSAVED_STATUS if self._act == "close" else -signal.SIGKILL):
             problems.append(f"the writer ended with status {status}")
         return problems

@@ -96,7 +96,7 @@ def sum_of(results: Iterable[Result]) -> Result:
     """All of them together."""
     total = Result(tier="", name="")
     for result in results:
-        total.add(msgspec.structs.replace(result, problems=list(result.problems)))
+        total.add(result)
     return total
 
 

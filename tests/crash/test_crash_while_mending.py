@@ -79,8 +79,8 @@ def problems_of(case: Damaged, state: State, root: Path) -> Iterator[str]:
         yield "the crash took the damaged file"
     write_state(state, root)
     with without_syncs():
-        verdict = anyio.run(partial(verify, root / "workspace", copy.deepcopy(case.ledger), store=case.store))
-    yield from (problem for problem in verdict.problems if "set aside" not in problem)
+        problems = anyio.run(partial(verify, root / "workspace", copy.deepcopy(case.ledger), store=case.store))
+    yield from (problem for problem in problems if "set aside" not in problem)
     after = {path: file[1] for path, file in read_state(root).items() if file is not None}
     if case.evidence not in {content for path, content in after.items() if "/quarantine/" in path}:
         yield "the damaged file was not kept"

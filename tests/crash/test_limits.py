@@ -34,7 +34,7 @@ def run(workspace: Path, store: str, *, log: str) -> dict[str, Any]:
 def problems_of(workspace: Path, store: str, lines: list[dict[str, Any]]) -> list[str]:
     ledger = Ledger()
     assert ledger.learn(lines) >= 2 * SESSIONS
-    return anyio.run(partial(verify, workspace, ledger, store=store)).problems
+    return anyio.run(partial(verify, workspace, ledger, store=store))
 
 
 @pytest.mark.parametrize("store", STORES)

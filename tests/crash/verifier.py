@@ -55,15 +55,6 @@ class Found(NamedTuple):
     folded_metadata: Mapping[str, Any]
 
 
-class Verdict(NamedTuple):
-    """What one verification found; sound when there are no problems."""
-
-    problems: list[str]
-    sessions: int
-    entries: int
-    promises: int
-
-
 class Ledger:
     """Everything that was promised so far and still holds.
 
@@ -111,9 +102,8 @@ class Ledger:
         self.promises[life][line["sequence"]] = Promise(line["what"], line["digest"], line.get("id"))
 
 
-async def verify(workspace: Path, ledger: Ledger, *, store: str = "sqlite:") -> Verdict:
-    """Open the directory twice and compare it with the ledger, which then adopts what was found."""
-    promises = sum(map(len, ledger.promises.values()))
+async def verify(workspace: Path, ledger: Ledger, *, store: str = "sqlite:") -> list[str]:
+    """Open the directory twice and compare it with the ledger, which then adopts what was found: what is wrong."""
     try:
         found, problems = await _open_and_look(workspace, store, ledger.damaged)
         files = _snapshot_files(workspace)
@@ -121,13 +111,13 @@ async def verify(workspace: Path, ledger: Ledger, *, store: str = "sqlite:") -> 
         problems += _lost_evidence(workspace, ledger.damaged)
         again, more_problems = await _open_and_look(workspace, store, ledger.damaged)
     except (SessionsError, OSError) as error:
-        return Verdict([f"it did not open again: {type(error).__name__}: {error}"], 0, 0, promises)
+        return [f"it did not open again: {type(error).__name__}: {error}"]
     problems += more_problems
     problems += [f"{session_id}: differs after the second start" for session_id in _differences(found, again)]
     problems += [f"{name}: was written again without need" for name in _differences(files, _snapshot_files(workspace))]
     problems += judge(ledger, found, has_transcript=store != "none:")
     ledger.adopt(found)
-    return Verdict(problems, len(found), sum(len(one.transcript) for one in found.values()), promises)
+    return problems
 
 
 async def _open_and_look(workspace: Path, store: str, damaged: Collection[str]) -> tuple[dict[str, Found], list[str]]:
