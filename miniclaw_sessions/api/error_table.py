@@ -22,6 +22,10 @@ OUR_FAULT = 500
 MODELS_FAULT = 502
 UNREACHABLE = 503
 _LATER = (503, 507)
+_DAMAGED = (
+    "the message store is damaged there: restart the daemon, which makes it anew from what can be read, and try again; "
+    "the daemon's log has the details"
+)
 _NOT_NOW = (
     "the message store cannot be reached or written now; nothing is lost, try again later with the same Idempotency-Key"
 )
@@ -58,6 +62,7 @@ STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.UnsavedLimit: (503, "too much is waiting to be saved; try again later"),
     errors.StoreUnavailable: (503, _NOT_NOW),
     errors.StoreConflict: (409, "another process appended to this session at the same time; try again"),
+    errors.StoreCorrupt: (500, _DAMAGED),
     errors.StoreError: (500, "the message store failed; the daemon's log has the details"),
     errors.SnapshotUnreadable: (503, _NOT_NOW),
     errors.AgentError: (MODELS_FAULT, None),

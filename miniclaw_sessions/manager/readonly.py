@@ -17,10 +17,8 @@ from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.encryption import KeyRing, is_sealed
+from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, NotAWorkspace, ReadOnlyWorkspace
-from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
-from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.manager.cache import Listing, SessionCache, moment_of
 from miniclaw_sessions.manager.expiry import ClockGuard, SweepReport
 from miniclaw_sessions.manager.reader import SessionReader, summarize
@@ -29,8 +27,8 @@ from miniclaw_sessions.persistence.committer import SessionLog
 from miniclaw_sessions.persistence.flusher import Flushable
 from miniclaw_sessions.persistence.losses import Losses
 from miniclaw_sessions.persistence.marker import check_marker
-from miniclaw_sessions.persistence.recovery import Progress, ids_for, join
-from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
+from miniclaw_sessions.persistence.recovery import Progress, join, read_snapshot
+from miniclaw_sessions.persistence.snapshots import Snapshots
 from miniclaw_sessions.persistence.workspace import open_snapshots
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -146,7 +144,7 @@ class ReadOnlySessions(SessionReader):
 
     async def _load(self, session_id: str) -> Session | None:
         stored = await self.store.head(session_id)  # first: a snapshot that is newer has all of it
-        snapshot = await self._snapshot(session_id)
+        snapshot = await read_snapshot(self._snapshots, session_id, self.clock)
         if snapshot is not None and stored is not None and snapshot.state.incarnation != stored.head.incarnation:
             snapshot = None
         if snapshot is None and stored is None:
@@ -173,20 +171,6 @@ class ReadOnlySessions(SessionReader):
         """When a session was last used that has no file yet."""
         session = await self._load(session_id)
         return 0.0 if session is None else session.last_accessed.timestamp()
-
-    async def _snapshot(self, session_id: str) -> Snapshot | None:
-        """What a session's file says, if it says something."""
-        async for chunk in self._snapshots.read([session_id + SUFFIX]):
-            for found in chunk:
-                if found.data is None or is_sealed(found.data):
-                    continue
-                try:
-                    return decode_snapshot(
-                        found.data, stem=session_id, now=self.clock.now(), new_id=ids_for(found.data)
-                    )
-                except DamagedSnapshot:
-                    continue
-        return None
 
     def _open(self) -> Snapshots:
         if not (self.workspace / "sessions").is_dir():

@@ -7,18 +7,18 @@ file's message is taken, if all of it is there: a window leaves out calls of a t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock
-from miniclaw_sessions.encryption import is_sealed
-from miniclaw_sessions.errors import SchemaTooNew
-from miniclaw_sessions.formats.snapshot import DamagedSnapshot, decode_snapshot
+from miniclaw_sessions.errors import StoreCorrupt
 from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.history.window import Kept
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
+from miniclaw_sessions.persistence.recovery import read_snapshot
+from miniclaw_sessions.persistence.snapshots import Snapshots
 from miniclaw_sessions.stores.base import (
     LOST,
     Store,
@@ -74,10 +74,11 @@ async def mend(snapshots: Snapshots, store: Store, *, clock: Clock) -> Mended:
         damaged = [entry async for entry in read_all(store, session_id) if is_damaged(entry.encoded)]
         if not damaged:
             continue
-        snapshot = await _snapshot(snapshots, session_id, clock)
+        snapshot = await read_snapshot(snapshots, session_id, clock)
         if snapshot is not None and snapshot.state.incarnation == stored.head.incarnation:
             candidates = [one for entry in damaged for one in _candidates(entry, snapshot)]
-            report.entries += await store.mend(session_id, candidates)
+            with suppress(StoreCorrupt):  # the place cannot even be written: making the files anew comes first
+                report.entries += await store.mend(session_id, candidates)
             first = damaged[0].sequence - 1
             damaged = [one async for one in read_all(store, session_id, after=first) if is_damaged(one.encoded)]
         if lost := sum(entry.encoded == LOST for entry in damaged):
@@ -89,18 +90,6 @@ async def mend(snapshots: Snapshots, store: Store, *, clock: Clock) -> Mended:
         with_losses=len(report.lost),
     )
     return report
-
-
-async def _snapshot(snapshots: Snapshots, session_id: str, clock: Clock) -> Snapshot | None:
-    """What a session's file says, if it is sound."""
-    async for chunk in snapshots.read([session_id + SUFFIX]):
-        for found in chunk:
-            if found.data is not None and not is_sealed(found.data):
-                try:
-                    return decode_snapshot(found.data, stem=session_id, now=clock.now(), new_id=clock.new_id)
-                except (DamagedSnapshot, SchemaTooNew):
-                    return None
-    return None
 
 
 def _candidates(damaged: StoredEntry, snapshot: Snapshot) -> Iterator[StoredEntry]:

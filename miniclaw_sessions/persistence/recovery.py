@@ -350,6 +350,21 @@ def ids_for(data: bytes) -> Callable[[], str]:
     return ids().__next__
 
 
+async def read_snapshot(snapshots: Snapshots, session_id: str, clock: Clock) -> Snapshot | None:
+    """What a session's file says; None if there is none, or it is damaged.
+
+    Raises:
+        SnapshotUnreadable: it cannot be read.
+        SchemaTooNew: a newer version wrote it.
+    """
+    async for chunk in snapshots.read([session_id + SUFFIX]):
+        for found in chunk:
+            if found.data is not None and not is_sealed(found.data):
+                with suppress(DamagedSnapshot):
+                    return decode_snapshot(found.data, stem=session_id, now=clock.now(), new_id=ids_for(found.data))
+    return None
+
+
 class Joined(NamedTuple):
     """What snapshot and store say together; `is_behind` says that the snapshot lacked something."""
 

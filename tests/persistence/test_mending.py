@@ -127,6 +127,7 @@ async def test_a_database_in_which_damage_was_met_is_made_anew_by_the_next_start
     async with home.open(None) as manager:
         left = await read_all(manager)
         assert sum(map(len, left.values())) == sum(map(len, whole.values())) - lost
+        assert (await manager.repair()).needs_start
     async with home.open(None) as manager:
         assert await read_all(manager) == left
         assert sum(loss.messages for loss in manager.losses.values()) == lost

@@ -301,6 +301,7 @@ class SQLiteStore(Store):
 
     def _open(self) -> None:
         with self._failing("open"):
+            has_noted_damage(self._path)  # what was noted of another database is forgotten
             create_file(self._path)
             self._identities.clear()
             self._is_gone = False
