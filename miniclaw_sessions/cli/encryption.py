@@ -44,7 +44,7 @@ async def rekey(
     from miniclaw_sessions.cli.opening import refused  # noqa: PLC0415 - help does not need it
     from miniclaw_sessions.transfer.rekeying import Rekey  # noqa: PLC0415 - loads the persistence layer
 
-    loaded = invocation.loaded
+    loaded = invocation.local
     if (problem := refused(loaded, create=False)) is not None:
         raise problem
     workspace, settings = loaded.workspace.absolute(), loaded.settings.sessions

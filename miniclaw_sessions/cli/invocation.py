@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,8 +116,28 @@ class Invocation:
         """
         return self.load()
 
+    @functools.cached_property
+    def local(self) -> LoadedSettings:
+        """`loaded`, for opening the workspace in this process: with the store that lies in it, where nobody named one.
+
+        Raises:
+            ConfigError: one of them is wrong.
+        """
+        import msgspec  # noqa: PLC0415 - whoever asks a daemon does without
+
+        from miniclaw_sessions.stores import stores_in  # noqa: PLC0415 - same
+
+        loaded, lying = self.loaded, []
+        if loaded.sources["sessions.store"] == "default":
+            with suppress(OSError):  # whoever opens it says what is wrong
+                lying = [f"{place.kind}:" for place in stores_in(loaded.workspace)]
+        if not lying or loaded.settings.sessions.store in lying:
+            return loaded
+        sessions = msgspec.structs.replace(loaded.settings.sessions, store=lying[0])
+        return msgspec.structs.replace(loaded, settings=msgspec.structs.replace(loaded.settings, sessions=sessions))
+
     def load(self) -> LoadedSettings:
-        """Read the settings from file, environment and flags; which store it has the workspace itself says otherwise.
+        """Read the settings from file, environment and flags.
 
         Raises:
             ConfigError: one of them is wrong.
@@ -128,7 +149,7 @@ class Invocation:
             "listen.token_file": self.token_file,
             **self.overrides,
         }
-        return _with_its_store(load_settings(self.config or config_path(os.environ), os.environ, flags))
+        return load_settings(self.config or config_path(os.environ), os.environ, flags)
 
     def sessions(self, *, create: bool = False, reads: bool = False) -> AbstractAsyncContextManager[Client]:
         """The sessions, whoever holds them; see `cli.opening.open_client`."""
@@ -183,26 +204,6 @@ def write_bytes(data: bytes) -> None:
     """JSON or Markdown to standard output: as it is, but on a terminal with its control characters escaped."""
     sys.stdout.flush()
     sys.stdout.buffer.write(printable_json(data.decode()).encode() if sys.stdout.isatty() else data)
-
-
-def _with_its_store(loaded: LoadedSettings) -> LoadedSettings:
-    """The settings, with the store that lies in the workspace where nobody has named one."""
-    import msgspec  # noqa: PLC0415 - help does not need it
-
-    from miniclaw_sessions.stores import stores_in  # noqa: PLC0415 - same
-
-    if loaded.sources["sessions.store"] != "default":
-        return loaded
-    try:
-        found = [f"{place.kind}:" for place in stores_in(loaded.workspace)]
-    except OSError:  # whoever opens it says what is wrong
-        return loaded
-    store = loaded.settings.sessions.store
-    if not found or store in found:
-        return loaded
-    sessions = msgspec.structs.replace(loaded.settings.sessions, store=found[0])
-    settings = msgspec.structs.replace(loaded.settings, sessions=sessions)
-    return LoadedSettings(settings, {**loaded.sources, "sessions.store": "the workspace"})
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

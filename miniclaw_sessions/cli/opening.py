@@ -74,7 +74,7 @@ async def _open_to_read(invocation: Invocation) -> AsyncIterator[Client]:
         raise problem
     reader = open_readonly(
         loaded.workspace,
-        settings=loaded.settings.sessions,
+        settings=invocation.local.settings.sessions,
         encryption=_keys(loaded),
         on_progress=lambda progress: invocation.report(progress.stage, progress.done, progress.total),
     )
@@ -122,7 +122,7 @@ def _connected(invocation: Invocation, *, in_process: bool) -> AbstractAsyncCont
         in_process=in_process,
         patience_s=PATIENCE_S if in_process else 0,
         sockets=_sockets(loaded),
-        settings=loaded.settings.sessions,
+        settings=invocation.local.settings.sessions if in_process else None,
         encryption=_keys(loaded) if in_process else None,
         on_progress=lambda progress: invocation.report(progress.stage, progress.done, progress.total),
         on_waiting=wait,

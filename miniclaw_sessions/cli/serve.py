@@ -66,7 +66,7 @@ def serve(  # noqa: PLR0913 - one parameter per flag
         "log.format": log_format,
     }
     try:
-        loaded = invocation.loaded
+        loaded = invocation.local
     except ConfigError as error:
         from miniclaw_sessions.cli.failures import tell  # noqa: PLC0415 - only a failure pays for it
 

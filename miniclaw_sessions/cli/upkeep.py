@@ -61,7 +61,7 @@ async def _backed_up(invocation: Invocation, target: Path) -> BackupReply:
         if daemon is not None:
             invocation.report("backing up", 0, None)
             return await daemon.back_up(target)
-    loaded = invocation.loaded
+    loaded = invocation.local
     if (problem := refused(loaded, create=False)) is not None:
         raise problem
     made = await back_up_closed(loaded.workspace.absolute(), loaded.settings.sessions, target, invocation.report)
@@ -150,7 +150,7 @@ async def migrate(
     from miniclaw_sessions.encryption import load_keys  # noqa: PLC0415 - same
     from miniclaw_sessions.transfer.migrating import migrate as copy_all  # noqa: PLC0415 - same
 
-    loaded = invocation.loaded
+    loaded = invocation.local
     if (problem := refused(loaded, create=False)) is not None:
         raise problem
     keys = load_keys(loaded.settings.encryption, os.environ)
