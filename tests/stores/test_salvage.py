@@ -93,3 +93,20 @@ async def test_a_start_keeps_what_can_be_read_of_a_damaged_store(tmp_path: Path,
         assert (await manager.check()).problems == []
     assert list((home.workspace / "quarantine").iterdir())
     assert not (home.workspace / ".salvage").exists()
+
+
+@pytest.mark.parametrize("table", ["sessions", "entries"])
+async def test_a_page_that_only_leads_to_others_costs_no_row(tmp_path: Path, table: str) -> None:
+    path = tmp_path / "sessions.db"
+    whole = await filled(path, sessions=100, entries=50)
+    async with SQLiteStore(path) as store:
+        long = sample_entries(51, 51, text="long " * 5_000)  # goes on in pages of its own
+        assert await store.append([Append(sample_head(0), long)]) == [None]
+    whole["telegram_0"] += long
+    with closing(sqlite3.connect(path)) as connection:
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    data = bytearray(path.read_bytes())
+    assert data[(root - 1) * PAGE] == 5
+    data[(root - 1) * PAGE : root * PAGE] = bytes(PAGE)
+    path.write_bytes(data)
+    assert await salvaged(path) == whole

@@ -12,7 +12,7 @@ import sqlite3
 import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -33,6 +33,7 @@ from miniclaw_sessions.stores.base import LOST, SessionHead, StoredEntry, Stored
 from miniclaw_sessions.stores.sql.checksums import is_sound
 from miniclaw_sessions.stores.sql.files import PAGE_BYTES, connect
 from miniclaw_sessions.stores.sql.migrations import create
+from miniclaw_sessions.stores.sql.pages import Pages
 
 _MOST_LOST = 1 << 30
 _LENGTH = 28
@@ -42,6 +43,7 @@ _SEARCHED = 1 << 32
 
 _ENTRIES = "SELECT * FROM entries WHERE rowid >= ? ORDER BY rowid"  # the names of columns may be damaged
 _SESSIONS = "SELECT * FROM sessions WHERE rowid >= ? ORDER BY rowid"
+_FEWEST_COLUMNS = 5
 _UNREADABLE = (sqlite3.Error, UnicodeError, TypeError, ValueError, OverflowError, AttributeError)
 
 
@@ -95,6 +97,7 @@ class Salvage:
         self._path = path
         self._heads: dict[str, SessionHead] = {}
         self._where: dict[str, dict[int, int | None]] = {}
+        self._cells: dict[int, int] = {}
 
     async def __aenter__(self) -> Self:
         """Make the file readable, and look at every row.
@@ -116,18 +119,20 @@ class Salvage:
         del kind, error, trace
 
     def _look(self) -> None:
-        with closing(connect(self._path, writing=False)) as connection:
+        with closing(connect(self._path, writing=False)) as connection, Pages(self._path) as pages:
             heads: dict[int, SessionHead] = {}
-            for row in _readable(
-                connection, _SESSIONS, _end(connection, "sqlite_sequence", "seq", "sessions", "rowid")
-            ):
+            end = _end(connection, "sqlite_sequence", "seq", "sessions", "rowid")
+            for row, _ in _all_rows(connection, pages, _SESSIONS, end):
                 head = _head(row)
                 if head is not None:
-                    heads[row[0]] = head
+                    heads.setdefault(row[0], head)
             where: dict[int, dict[int, int]] = defaultdict(dict)
-            for row in _readable(connection, _ENTRIES, _end(connection, "placed", "up_to", "entries", "rowid")):
-                if row[1] in heads and _entry(row) is not None:
+            end = _end(connection, "placed", "up_to", "entries", "rowid")
+            for row, cell in _all_rows(connection, pages, _ENTRIES, end):
+                if row[1] in heads and row[2] not in where[row[1]] and _entry(row) is not None:
                     where[row[1]][row[2]] = row[0]
+                    if cell is not None:
+                        self._cells[row[0]] = cell
             places = _places(connection)
         for number, head in heads.items():
             found = where[number]
@@ -148,9 +153,12 @@ class Salvage:
 
     def _read(self, wanted: Sequence[tuple[int, int | None]]) -> list[StoredEntry]:
         entries = []
-        with closing(connect(self._path, writing=False)) as connection:
+        with closing(connect(self._path, writing=False)) as connection, Pages(self._path) as pages:
             for sequence, position in wanted:
-                row = None if position is None else _first(connection, _ENTRIES, position)
+                row = None
+                if position is not None:
+                    cell = self._cells.get(position)
+                    row = _first(connection, _ENTRIES, position) if cell is None else pages.row(cell)
                 entry = None if row is None else _entry(row)
                 entries.append(entry or StoredEntry(sequence, f"lost-{sequence}", LOST))
         return entries
@@ -180,8 +188,24 @@ def _end(connection: sqlite3.Connection, table: str, column: str, rows: str, key
     return max(ends) + 1
 
 
-def _readable(connection: sqlite3.Connection, query: str, end: int) -> Iterator[tuple[Any, ...]]:
-    """The rows of a table that can be read, in order; what cannot be read is skipped."""
+def _all_rows(
+    connection: sqlite3.Connection, pages: Pages, query: str, end: int
+) -> Iterator[tuple[tuple[Any, ...], int | None]]:
+    """The rows of a table that can be read; then, where SQLite met damage, those of any table, each with its place."""
+    is_damaged = False
+    for row in _readable(connection, query, end):
+        is_damaged = is_damaged or row is None
+        if row is not None:
+            yield row, None
+    for cell in pages.cells() if is_damaged else ():
+        with suppress(*_UNREADABLE, IndexError):
+            row = pages.row(cell)
+            if len(row) >= _FEWEST_COLUMNS:
+                yield row, cell
+
+
+def _readable(connection: sqlite3.Connection, query: str, end: int) -> Iterator[tuple[Any, ...] | None]:
+    """The rows of a table that can be read, in order, and None in the place of those that cannot."""
     position = 0
     while position < end:
         try:
@@ -189,6 +213,7 @@ def _readable(connection: sqlite3.Connection, query: str, end: int) -> Iterator[
                 yield row
                 position = max(position, int(row[0])) + 1
         except _UNREADABLE:
+            yield None
             row = _first(connection, query, position)  # the driver looks one row ahead: this one may be sound
             if row:
                 yield row
