@@ -36,7 +36,7 @@ from miniclaw_sessions.persistence.quarantine import Quarantine
 from miniclaw_sessions.persistence.recognition import recognize
 from miniclaw_sessions.persistence.recovery import Progress, Recovered, Recovery, RecoveryReport
 from miniclaw_sessions.persistence.snapshots import Snapshots
-from miniclaw_sessions.stores import open_store, refuse_another_store, store_place
+from miniclaw_sessions.stores import SALVAGE, open_store, refuse_another_store, store_place
 from miniclaw_sessions.stores.base import Store, StorePlace
 from miniclaw_sessions.stores.copying import copy_store
 from miniclaw_sessions.stores.encrypted import encrypted
@@ -49,7 +49,6 @@ LOOK_AGAIN_S = 0.1
 SNAPSHOT_REST = 2 << 20
 """Bytes that a session file takes at the most beside its messages, metadata and compaction."""
 
-_SALVAGE = ".salvage"
 _BEGINNING = 1 << 20
 
 log = get_logger(__name__)
@@ -223,7 +222,7 @@ class Workspace:
             self._keep_for_salvage(files)
         except OSError as failure:  # no room for a copy; the files themselves are kept
             log.error("nothing could be salvaged", action="recovery.salvage_failed", error=str(failure))
-            remove_tree(self.path / _SALVAGE)
+            remove_tree(self.path / SALVAGE)
             if not at_any_price:
                 return False
         if files:
@@ -233,7 +232,7 @@ class Workspace:
 
     def _keep_for_salvage(self, files: Sequence[Path]) -> None:
         """Copy a damaged database, with its log, to where it is salvaged from; the files themselves are evidence."""
-        target = self.path / _SALVAGE
+        target = self.path / SALVAGE
         remove_tree(target)
         if self._new_store().rest_of(target) is None or not _holds_anything(files[0]):
             return  # a hole of gigabytes would be copied for nothing
@@ -249,7 +248,7 @@ class Workspace:
         Returns:
             Whether there was one.
         """
-        path = self.path / _SALVAGE
+        path = self.path / SALVAGE
         rest = store.rest_of(path)
         if rest is None or not await to_thread.run_sync(path.exists):
             return False
@@ -272,7 +271,7 @@ class Workspace:
         mended = await mend(self.snapshots, store, clock=self._clock)
         lost = {session_id: Loss(count, self._clock.now()) for session_id, count in mended.lost.items()}
         await to_thread.run_sync(self.losses.note, lost)
-        await to_thread.run_sync(remove_tree, self.path / _SALVAGE)
+        await to_thread.run_sync(remove_tree, self.path / SALVAGE)
 
     def _recovery(self, store: Store) -> Recovery:
         return Recovery(

@@ -12,13 +12,16 @@ import msgspec
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.stores.base import Store, StorePlace
 
-__all__ = ["STORE_URLS", "open_store", "refuse_another_store", "store_place", "stores_in"]
+__all__ = ["SALVAGE", "STORE_URLS", "open_store", "refuse_another_store", "store_place", "stores_in"]
 
 STORE_URLS = (
     *("none:", "memory:", "sqlite:", "sqlite:///absolute/path/to/file.db"),
     *("jsonl:", "jsonl:///absolute/path/to/directory"),
 )
 """What the setting `store` may be."""
+
+SALVAGE = ".salvage"
+"""The directory in a workspace of a store that was set aside, as long as the new one lacks what can be read of it."""
 
 
 _KINDS = {
@@ -85,7 +88,12 @@ def store_place(url: str, workspace: Path) -> StorePlace:
 
 
 def stores_in(workspace: Path) -> list[StorePlace]:
-    """The stores that lie in a workspace, where it has them unless a URL says otherwise. Blocks."""
+    """The stores that lie in a workspace, where it has them unless a URL says otherwise. Blocks.
+
+    None while one is being salvaged: it is not there, and another one would be taken for it.
+    """
+    if (workspace / SALVAGE).exists():
+        return []
     places = (store_place(f"{kind}:", workspace) for kind in _KINDS)
     return [place for place in places if place.files()]
 

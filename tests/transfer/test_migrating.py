@@ -35,3 +35,16 @@ async def test_a_store_that_makes_no_sense_is_refused(to: str, tmp_path: Path) -
     await home.fill(None)
     with pytest.raises(ConfigError, match="two different stores"):
         await migrate(home.workspace, home.settings, to, None)
+
+
+async def test_salvaging_that_was_cut_off_goes_on_beside_the_old_store(tmp_path: Path) -> None:
+    home = Home(tmp_path / "w", "jsonl:")
+    await home.fill(None)
+    await migrate(home.workspace, home.settings, "sqlite:", None)
+    said = await home.said(None)
+    (home.workspace / ".salvage").mkdir(mode=0o700)
+    (home.workspace / "sessions.db").rename(home.workspace / ".salvage" / "sessions.db")
+    assert await Home(home.workspace, "sqlite:").said(None) == said
+    (home.workspace / "sessions.db").unlink()
+    with pytest.raises(ConfigError, match="to 'jsonl:'"):
+        await Home(home.workspace, "sqlite:").said(None)
