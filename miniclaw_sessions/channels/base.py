@@ -18,29 +18,21 @@ from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd,
 from miniclaw_sessions.protocol.messages import Message
 
 
-class Person(msgspec.Struct, frozen=True):
-    """Somebody in a channel, a human or the bot itself: the channel's own id and what people call them."""
-
-    id: str = ""
-    name: str = ""
-
-
 class Incoming(msgspec.Struct, frozen=True, eq=False):
     """Something that was said in a chat. Each delivery is an object of its own, also where it repeats another one.
 
     Attributes:
         chat_id: which chat.
-        message: what was said; None: nothing was, and the turn that was left unanswered is to go on.
+        message: what was said, with its `author` where the channel knows one; None: nothing was, and the turn that was
+            left unanswered is to go on.
         message_id: the sender's or the network's own id of the message, by which a repeated delivery is recognized;
             None: there is none, and each delivery is a message of its own.
-        sender: who said it.
         channel: in which channel's sessions the chat is kept; empty: in those of the channel that hands it over.
     """
 
     chat_id: str
     message: Message | None
     message_id: str | None = None
-    sender: Person = Person()
     channel: str = ""
 
 
@@ -161,11 +153,9 @@ class Channel(Protocol):
 
     Attributes:
         name: names its sessions: `{name}_{chat_id}`.
-        bot: who the agent is there.
     """
 
     name: str
-    bot: Person
 
     def receive(self) -> AsyncGenerator[Incoming, None]:
         """Hand over what is said, as it comes.

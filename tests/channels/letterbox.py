@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from miniclaw_sessions.channels.base import Incoming, Outgoing, Person
+from miniclaw_sessions.channels.base import Incoming, Outgoing
 from miniclaw_sessions.protocol.messages import Message
 
 
@@ -17,7 +17,6 @@ class Letterbox:
     """Looks into `$LETTERBOX/in`, and answers into `$LETTERBOX/out`."""
 
     name = "letter"
-    bot = Person("bot", "the bot")
 
     def __init__(self) -> None:
         self._directory = Path(os.environ["LETTERBOX"])

@@ -16,7 +16,6 @@ from miniclaw_sessions.channels.base import (
     Incoming,
     Last,
     Outgoing,
-    Person,
     Progress,
 )
 from miniclaw_sessions.protocol.messages import Message
@@ -30,7 +29,6 @@ class Room:
 
     def __init__(self, name: str = "room") -> None:
         self.name = name
-        self.bot = Person("bot", "the bot")
         self.sent: list[Outgoing] = []
         self.typing_in: list[str] = []
         self.begun = 0
@@ -38,7 +36,7 @@ class Room:
         self._changed = anyio.Event()
 
     def say(self, text: str, chat_id: str = "1", message_id: str | None = None) -> Incoming:
-        incoming = Incoming(chat_id, Message.user(text), message_id=message_id, sender=Person("7", "Ada"))
+        incoming = Incoming(chat_id, Message.user(text), message_id=message_id)
         self._said.send_nowait(incoming)
         return incoming
 
