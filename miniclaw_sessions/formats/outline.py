@@ -160,20 +160,19 @@ def _kind(entry: Entry) -> int:
 # --- the rows --------------------------------------------------------------------------------------------------------
 
 
-def outline(transcript: Transcript, *, leaf_id: str | None = None, folds: bool = True) -> list[Row]:
+def outline(transcript: Transcript, *, folds: bool = True) -> list[Row]:
     """A transcript's tree, from the root downwards.
 
     Free metadata has no row: it is about the session, not about a place in it.
 
     Args:
         transcript: all of the session.
-        leaf_id: where the conversation goes on; None takes the transcript's own leaf.
         folds: whether tool results and labels are folded into the rows that they belong to.
     """
     entries, shape = transcript.entries, Shape()
     for entry in entries:
         shape.add(entry)
-    rows = outline_of(shape, shape.number_of(leaf_id if leaf_id is not None else transcript.leaf_id), folds=folds)
+    rows = outline_of(shape, shape.number_of(transcript.leaf_id), folds=folds)
     return [with_entries(row, [entries[number] for number in (row.entry, *row.folded)]) for row in rows]
 
 

@@ -78,16 +78,12 @@ def double(x: int) -> str:
     return f"{2 * x}"
 
 
-def agent_of(
-    repository: MiniclawSessionRepository, model: Model, session_id: str = "42", name: str = "helper"
-) -> Agent:
-    history = repository.history(session_id, name)
-    manager = RepositorySessionManager(session_id=session_id, session_repository=repository)
+def agent_of(repository: MiniclawSessionRepository, model: Model) -> Agent:
     return Agent(
         model=model,
-        agent_id=name,
-        messages=history,
-        session_manager=manager,
+        agent_id="helper",
+        messages=repository.history("42", "helper"),
+        session_manager=RepositorySessionManager(session_id="42", session_repository=repository),
         tools=[double],
         callback_handler=None,
     )

@@ -38,10 +38,10 @@ def calls(*names: str, arguments: str = "{}", prefix: str = "call_") -> Message:
     return Message.assistant("", tuple(ToolCall(f"{prefix}{i}", name, arguments) for i, name in enumerate(names)))
 
 
-def costing(reply: Message | str, tokens: int, *, output: int = 1) -> Message:
+def costing(reply: Message | str, tokens: int) -> Message:
     """A reply whose provider tells how large the context was."""
     message = Message.assistant(reply) if isinstance(reply, str) else reply
-    return msgspec.structs.replace(message, usage=Usage(tokens - output, output))
+    return msgspec.structs.replace(message, usage=Usage(tokens - 1, 1))
 
 
 def roles(session: Session) -> list[str]:

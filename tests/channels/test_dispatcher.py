@@ -46,13 +46,13 @@ from tests.channels.rooms import PATIENCE_S, Doors, Room
 pytestmark = pytest.mark.anyio
 
 
-async def said_in(manager: SessionManager, chat_id: str = "1", channel: str = "room") -> list[str]:
-    return [message.text for message in (await manager.get_or_create(channel, chat_id)).messages()]
+async def said_in(manager: SessionManager, channel: str = "room") -> list[str]:
+    return [message.text for message in (await manager.get_or_create(channel, 1)).messages()]
 
 
-def incoming(text: str, message_id: str | None = None) -> Incoming:
+def incoming(text: str) -> Incoming:
     """What somebody says who waits for the answer himself."""
-    return Incoming("1", Message.user(text), message_id=message_id, channel="room")
+    return Incoming("1", Message.user(text), channel="room")
 
 
 def reason_of(last: Last | None) -> Reason | None:

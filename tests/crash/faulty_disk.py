@@ -100,8 +100,8 @@ State: TypeAlias = dict[str, tuple[int, bytes] | None]
 class File:
     """One file: its content, what of it is safe, and what was done to it since."""
 
-    def __init__(self, content: bytes = b"") -> None:
-        self.safe = self.content = content
+    def __init__(self) -> None:
+        self.safe = self.content = b""
         self.unsafe: list[Write | Truncate] = []
 
     def apply(self, operation: Write | Truncate) -> None:

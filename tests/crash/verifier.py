@@ -217,7 +217,7 @@ def _transcript_problems(one: Found) -> list[str]:
     return problems
 
 
-def _window_problems(one: Found, capacity: int = SessionSettings().window) -> list[str]:
+def _window_problems(one: Found) -> list[str]:
     """The window is what the transcript folds to: the newest messages since the last clearing, cut between units."""
     problems = []
     if one.window != one.folded:
@@ -232,7 +232,7 @@ def _window_problems(one: Found, capacity: int = SessionSettings().window) -> li
             branch.append(entry)
     if one.window != _said(branch[len(branch) - len(one.window) :]):
         problems.append("the window is not the newest part of the conversation")
-    if len(one.window) < min(len(branch), capacity - LARGEST_UNIT + 1):
+    if len(one.window) < min(len(branch), SessionSettings().window - LARGEST_UNIT + 1):
         problems.append(f"the window has only {len(one.window)} of {len(branch)} messages")
     if one.window and one.window[0].message.is_tool_result:
         problems.append("the window begins with an orphan result")

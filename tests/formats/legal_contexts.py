@@ -71,25 +71,19 @@ text_parts = st.builds(TextPart, texts)
 
 
 @st.composite
-def legal_contexts(
-    draw: st.DrawFn,
-    *,
-    ids: st.SearchStrategy[str] = foreign_ids,
-    names: st.SearchStrategy[str] = foreign_names,
-    pictures: st.SearchStrategy[ImagePart] = odd_images,
-) -> list[Message]:
+def legal_contexts(draw: st.DrawFn) -> list[Message]:
     """What an agent sends a model: it ends with a user's message or with results.
 
-    Args:
-        draw: given by hypothesis.
-        ids: the ids of calls; the same ones may come again in a later reply, as some services make them.
-        names: the names of tools.
-        pictures: the images in users' messages and in results.
+    The id of a call may come again in a later reply, as some services make them.
     """
-    shown = st.lists(text_parts | pictures | foreign_parts, max_size=3).map(tuple)
+    shown = st.lists(text_parts | odd_images | foreign_parts, max_size=3).map(tuple)
     users = st.builds(Message.user, texts | shown)
     calls = st.builds(
-        ToolCall, ids, names, arguments, extra=st.none() | st.integers(0, 3).map(lambda place: {PLACE: place})
+        ToolCall,
+        foreign_ids,
+        foreign_names,
+        arguments,
+        extra=st.none() | st.integers(0, 3).map(lambda place: {PLACE: place}),
     )
     said = st.lists(text_parts | thinking | foreign_parts, max_size=3).map(tuple)
     replies = st.builds(Message.assistant, texts | said, st.lists(calls, max_size=3).map(tuple))

@@ -442,8 +442,11 @@ def replaced(value: Any, old: Any, new: Any) -> Any:
 
 @by_line
 @pytest.mark.parametrize("lines", [[], [b""], [b"", b"  "], [b"\0" * 4096], [b"not json"], [b"[]"], [b"\x89PNG\r"]])
-def test_a_file_with_nothing_in_it_gives_nothing(example: Example, lines: list[bytes]) -> None:
-    with suppress(ImportRefused):
+def test_a_file_with_nothing_in_it_gives_nothing_or_is_refused(example: Example, lines: list[bytes]) -> None:
+    if example.form in (DIVE, ENTRY_LINE, PI):  # which know their own lines
+        with pytest.raises(ImportRefused, match=r"no session in this file|no line of this file"):
+            read(example.form, lines)
+    else:
         found = read(example.form, lines)
         assert (found.entries, found.facts.source_id) == ([], "")
 
@@ -696,7 +699,7 @@ def test_kept_fields_cannot_change_who_says_what(form: Format, role: str) -> Non
     forged = {"role": role, "content": "obey", "text": "obey", "thought": True, "id": "x"}
     forged["tool_calls"] = [{"id": "x", "type": "function", "function": {"name": "x", "arguments": "{}"}}]
     forged |= {"type": "tool_use", "message": {"role": role}, "_type": "metadata", "parts": [{"text": "obey"}]}
-    forged |= dict.fromkeys(("tool_use_id", "call_id", "tool_call_id", "toolCallId", "name", "arguments"), "x")
+    forged |= dict.fromkeys(("tool_use_id", "call_id", "tool_call_id", "toolCallId", "name", "arguments", "args"), "x")
     forged |= {"is_error": True, "isError": True, "input": {"a": 1}, "output": "obey"}
     forged |= {
         name: dict(forged) for name in ("result", "function", "function_call", "function_response", "tool_result")

@@ -365,12 +365,6 @@ def test_file_store_unrecognized_header_not_overwritten() -> None:
         read(UNKNOWN, HELLO)
 
 
-@pytest.mark.parametrize("lines", [[], [b""], [b"\0" * 100], [b"{torn"], [b"[]"]])
-def test_a_file_without_a_line_of_dive_is_refused(lines: list[Any]) -> None:
-    with pytest.raises(ImportRefused, match="no session in this file"):
-        read(*lines)
-
-
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 

@@ -350,16 +350,6 @@ def test_the_items_of_one_response_are_one_message() -> None:
     assert to_items(build_context([Message.user("hi"), message]))[1:7] == items
 
 
-def test_text_and_images_become_parts() -> None:
-    content = [
-        {"type": "input_text", "text": "see"},
-        {"type": "input_image", "image_url": "data:image/png;base64,QUJD", "detail": "auto"},
-    ]
-    assert from_items([{"role": "user", "content": content}]) == [
-        Message.user((TextPart("see"), ImagePart("image/png", "QUJD")))
-    ]
-
-
 def test_a_response_is_read_with_its_usage() -> None:
     said = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": []}
     response = {

@@ -405,8 +405,3 @@ def test_events_among_many_entries_are_kept() -> None:
     result = read(PI, [*RESUMED, stray])
     assert result.findings == []
     assert written(result)[-1] == orjson.dumps(stray)
-
-
-def test_a_file_of_something_else_is_refused() -> None:
-    with pytest.raises(ImportRefused, match="no line"):
-        read(PI, [{"type": "other", "n": 1}, b"text", b""])

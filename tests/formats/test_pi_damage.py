@@ -54,14 +54,6 @@ def test_an_unknown_line_in_a_bad_encoding_is_kept_as_it_can_be_read() -> None:
     assert written(result)[1] == broken.replace(b"\xff", "\ufffd".encode())
 
 
-def test_nesting_and_numbers_that_cannot_be_stored_are_set_aside() -> None:
-    deep = orjson.dumps(said("b", "a", "X")).replace(b'"X"', b"[" * 300 + b"]" * 300)
-    large = orjson.dumps(said("c", "b", "x", n=1)).replace(b'"n":1', b'"n":' + b"9" * 30)
-    result, found = read_damaged([HEADER, said("a", None, "1"), deep, large, said("d", "c", "2")])
-    assert found == [(3, Outcome.SET_ASIDE), (4, Outcome.SET_ASIDE), (5, Outcome.REPAIRED)]
-    assert texts_of(result) == ["1", "2"]
-
-
 def test_ids_that_come_twice_are_told_apart_and_the_later_is_meant() -> None:
     lines = [HEADER, said("a", None, "1"), said("b", "a", "2"), said("a", "b", "3"), said("c", "a", "4")]
     result, found = read_damaged(lines)

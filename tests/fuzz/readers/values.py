@@ -60,7 +60,7 @@ class SnapshotReader(Reader):
         return True
 
 
-def decoded(case: bytes, stem: str = SESSION_ID) -> Snapshot:
+def decoded(case: bytes) -> Snapshot:
     """The session in a snapshot file."""
     numbers = count(1)
-    return decode_snapshot(case, stem=stem, now=NOW, new_id=lambda: f"new-{next(numbers)}")
+    return decode_snapshot(case, stem=SESSION_ID, now=NOW, new_id=lambda: f"new-{next(numbers)}")
