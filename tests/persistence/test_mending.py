@@ -16,6 +16,7 @@ from miniclaw_sessions.errors import StoreCorrupt
 from miniclaw_sessions.protocol.messages import ToolCall
 from miniclaw_sessions.stores import open_store
 from miniclaw_sessions.stores.base import is_damaged
+from miniclaw_sessions.stores.sql.files import note_damage
 from tests.persistence.encrypted_homes import OLD_KEY, Home
 from tests.stores.test_damaged_page import PAGE, damage_page, row
 
@@ -206,6 +207,17 @@ async def test_a_damaged_index_is_made_anew_and_costs_nothing(tmp_path: Path) ->
     async with home.open(None) as manager:
         assert (await manager.repair()).needs_start
     assert await home.said(None) == whole
+
+
+async def test_a_sound_database_is_not_set_aside_for_a_read_that_failed_once(tmp_path: Path) -> None:
+    home = Home(tmp_path / "w")
+    whole = await filled(home, None)
+    note_damage(home.workspace / "sessions.db")
+    async with home.open(None) as manager:
+        assert manager.losses == {}
+    assert await home.said(None) == whole
+    assert not (home.workspace / "quarantine").exists()
+    assert not (home.workspace / "sessions.db-damaged").exists()
 
 
 def damage_newest_page(path: Path) -> None:

@@ -71,9 +71,14 @@ def has_noted_damage(path: Path) -> bool:
     except (OSError, UnicodeDecodeError):
         is_this = False
     if not is_this:
-        with suppress(OSError):
-            sign.unlink(missing_ok=True)
+        forget_damage(path)
     return is_this
+
+
+def forget_damage(path: Path) -> None:
+    """Remove the note."""
+    with suppress(OSError):
+        _damage_sign(path).unlink(missing_ok=True)
 
 
 def _damage_sign(path: Path) -> Path:

@@ -36,6 +36,7 @@ from miniclaw_sessions.stores.sql.files import (
     database_files,
     empty_log,
     fill_log,
+    forget_damage,
     has_noted_damage,
     note_damage,
     schema_version,
@@ -109,8 +110,23 @@ class SQLiteStore(Store):
         return self._files
 
     def found_damaged(self) -> bool:
-        """Whether whoever had it open met a page that cannot be read, or tables that contradict each other."""
-        return has_noted_damage(self._path)
+        """Whether whoever had it open met a page that cannot be read, or tables that contradict each other.
+
+        Looks again: SQLite calls a read damaged, too, that the disk refused, and may not refuse any more.
+        """
+        if not has_noted_damage(self._path):
+            return False
+        for _ in range(2):
+            try:
+                problems = self._own_problems()
+            except StoreCorrupt:
+                continue
+            except StoreUnavailable:
+                return False
+            if not problems:
+                forget_damage(self._path)
+                return False
+        return True
 
     def rest_of(self, directory: Path) -> Salvage:
         """The rows that can still be read."""
@@ -334,6 +350,15 @@ class SQLiteStore(Store):
             statements.check_schema(connection)
         with self._reader() as connection:
             statements.look(connection)
+
+    def _own_problems(self) -> list[str]:
+        """What SQLite finds wrong with the database, asked over a connection of its own."""
+        engine = self._engine(writing=False)
+        try:
+            with self._failing("check"), engine.connect() as connection:
+                return statements.check_database(connection)
+        finally:
+            engine.dispose()
 
     def _close(self) -> None:
         with suppress(StoreError):  # the next opening tries it again
