@@ -72,13 +72,7 @@ async def flush(context: Context, request: Nothing) -> FlushReply:
     """Commit and write everything that is dirty; an error when not all of it could be written."""
     del request
     report = await context.manager.flush()
-    reply = FlushReply(
-        written=report.written,
-        failed=report.failed,
-        bytes_written=report.bytes_written,
-        seconds=report.seconds,
-        problems=context.without_paths([*report.problems]),
-    )
+    reply = FlushReply.of(report, problems=context.without_paths([*report.problems]))
     if report.failed:
         sentence = f"{report.failed} sessions could not be written to their files; they stay in memory and in the store"
         raise RequestError(UNREACHABLE, "flush_incomplete", sentence, details=msgspec.to_builtins(reply))
@@ -90,13 +84,8 @@ async def check(context: Context, request: Nothing) -> CheckReply:
     """Compare snapshots and store; changes nothing."""
     del request
     report = await context.manager.check()
-    return CheckReply(
-        sound=report.sound,
-        sessions=report.sessions,
-        entries=report.entries,
-        problems=context.without_paths(report.problems),
-        notes=context.without_paths(report.notes),
-    )
+    problems, notes = context.without_paths(report.problems), context.without_paths(report.notes)
+    return CheckReply.of(report, problems=problems, notes=notes)
 
 
 @operation("POST", "/v1/repair", Nothing, RepairReply, patient=True)

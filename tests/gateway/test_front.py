@@ -87,30 +87,6 @@ async def test_a_query_text_that_spells_null_or_a_number_is_a_text(served: Any) 
 # --- promises of single operations -----------------------------------------------------------------------------------
 
 
-async def test_the_messages_show_the_summary_after_a_compaction(served: Any) -> None:
-    await served.unix.post(f"{ONE}/messages", json={"messages": [user("1"), user("2")]})
-    await served.unix.post(f"{ONE}/compact", json={"summary": "it was counted"})
-    shown = (await served.unix.get(f"{ONE}/messages")).json()["messages"]
-    assert [(message["content"], message["summary"]) for message in shown] == [("it was counted", True)]
-    session = await served.manager.find("a_1")
-    assert [message.text for message in session.messages()] == ["it was counted"]
-
-
-async def test_a_repeated_turn_fork_and_deletion_do_it_once(served: Any) -> None:
-    turn = {"messages": [user("q"), {"role": "assistant", "content": "a"}]}
-    key = {"Idempotency-Key": "k1"}
-    replies = [await served.unix.post(f"{ONE}/turns", json=turn, headers=key) for _ in range(2)]
-    assert [reply.json()["duplicate"] for reply in replies] == [False, True]
-    assert (await served.unix.get(ONE)).json()["message_count"] == 2
-    forks = [await served.unix.post(f"{ONE}/fork", json={}, headers=key) for _ in range(2)]
-    assert [fork.status_code for fork in forks] == [201, 201]
-    assert forks[0].json()["session_id"] == forks[1].json()["session_id"]
-    assert (await served.unix.get("/v1/statistics")).json()["sessions"] == 2
-    deleted = [await served.unix.delete(ONE, headers=key) for _ in range(2)]
-    assert [reply.json()["deleted"] for reply in deleted] == [True, True]
-    assert (await served.unix.delete(ONE)).status_code == 404
-
-
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-01:00"])
 async def test_a_time_that_utc_does_not_have_is_refused_at_the_door(served: Any, moment: str) -> None:
     for route, body in (

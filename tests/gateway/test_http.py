@@ -52,17 +52,6 @@ async def test_metrics_are_prometheus_text_without_a_single_id(served: Any) -> N
     assert labels <= {"route", "status", "le"}
 
 
-async def test_a_flush_reports_what_it_wrote(served: Any) -> None:
-    await served.unix.post("/v1/sessions/a_1/messages", json=user("x"))
-    report = (await served.unix.post("/v1/flush")).json()
-    assert (report["written"], report["failed"]) == (1, 0)
-    assert report["bytes_written"] > 0
-    assert (served.manager.workspace / "sessions" / "a_1.json").stat().st_mode & 0o777 == 0o600
-    check = (await served.unix.post("/v1/check")).json()
-    assert check["sound"]
-    assert check["problems"] == []
-
-
 # --- sessions --------------------------------------------------------------------------------------------------------
 
 
@@ -130,13 +119,6 @@ async def test_free_metadata_cannot_take_the_name_of_a_field(served: Any, name: 
     reply = await served.unix.patch("/v1/sessions/a_1", json={"metadata": {name: "x"}})
     assert reply.status_code == 422
     assert reply.json()["error"]["param"] == f"metadata.{name}"
-
-
-async def test_deleting_forgets_the_session(served: Any) -> None:
-    await served.unix.post("/v1/sessions/a_1/messages", json=user("x"))
-    assert (await served.unix.delete("/v1/sessions/a_1")).json()["deleted"] is True
-    assert (await served.unix.delete("/v1/sessions/a_1")).status_code == 404
-    assert (await served.unix.get("/v1/sessions/a_1/transcript")).status_code == 404
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
