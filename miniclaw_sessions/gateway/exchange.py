@@ -175,7 +175,7 @@ class Exchange:
         ]
         if length is not None:
             headers.append((b"content-length", length))
-        if self._is_unread:
+        if self._is_unread and "Connection" not in reply.headers:
             headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
 
