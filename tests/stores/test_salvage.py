@@ -110,3 +110,19 @@ async def test_a_page_that_only_leads_to_others_costs_no_row(tmp_path: Path, tab
     data[(root - 1) * PAGE : root * PAGE] = bytes(PAGE)
     path.write_bytes(data)
     assert await salvaged(path) == whole
+
+
+async def test_what_was_deleted_does_not_come_back_from_pages_that_the_log_replaces(tmp_path: Path) -> None:
+    path, copy = tmp_path / "sessions.db", tmp_path / "copy.db"
+    whole = await filled(path, sessions=100, entries=50)
+    with closing(sqlite3.connect(path)) as connection:
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'sessions'").fetchone()
+    async with SQLiteStore(path) as store:
+        assert await store.delete("telegram_5")
+        for suffix in ("", "-wal"):  # as a kill leaves them
+            copy.with_name(copy.name + suffix).write_bytes(path.with_name(path.name + suffix).read_bytes())
+    data = bytearray(copy.read_bytes())
+    data[(root - 1) * PAGE : root * PAGE] = bytes(PAGE)
+    copy.write_bytes(data)
+    del whole["telegram_5"]
+    assert await salvaged(copy) == whole

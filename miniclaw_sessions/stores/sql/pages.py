@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from miniclaw_sessions.stores.sql.files import PAGE_BYTES
+from miniclaw_sessions.stores.sql.files import PAGE_BYTES, database_files
 
 _LEAF_OF_TABLE = 0x0D
 _MOST_IN_LEAF = PAGE_BYTES - 35
@@ -25,9 +25,15 @@ Row = tuple[int | str | bytes | None, ...]
 
 
 class Pages:
-    """A database file of our page size, to be read only; a context manager."""
+    """A database file of our page size, to be read only; a context manager.
+
+    Attributes:
+        are_up_to_date: the database has no log, in which other rows may be, or these deleted.
+    """
 
     def __init__(self, path: Path) -> None:
+        log = database_files(path)[1]
+        self.are_up_to_date = not log.exists() or not log.stat().st_size
         with path.open("rb") as file:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 

@@ -31,7 +31,7 @@ from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.base import LOST, SessionHead, StoredEntry, StoredHead
 from miniclaw_sessions.stores.sql.checksums import is_sound
-from miniclaw_sessions.stores.sql.files import PAGE_BYTES, connect
+from miniclaw_sessions.stores.sql.files import PAGE_BYTES, connect, empty_log
 from miniclaw_sessions.stores.sql.migrations import create
 from miniclaw_sessions.stores.sql.pages import Pages
 
@@ -49,6 +49,8 @@ _UNREADABLE = (sqlite3.Error, UnicodeError, TypeError, ValueError, OverflowError
 
 def make_readable(path: Path) -> None:
     """Give a copy of a damaged database what SQLite needs to read any of it: a first page, and its whole length.
+
+    What is in its log is moved to it, so that the pages themselves say what was deleted.
 
     The first page says where each table begins. Where it makes no sense, that of a new database takes its place: what
     it says is true of every database that was not made by a version with another schema, and of any other, no row
@@ -69,6 +71,8 @@ def make_readable(path: Path) -> None:
         length = PAGE_BYTES * int.from_bytes(header[_LENGTH : _LENGTH + 4], "big")
         if file.seek(0, os.SEEK_END) < length <= 2 * file.tell() + _MOST_LOST:
             file.truncate(length)
+    with suppress(sqlite3.Error, StoreUnavailable):
+        empty_log(path)
 
 
 def _has_tables(path: Path) -> bool:
@@ -197,7 +201,7 @@ def _all_rows(
         is_damaged = is_damaged or row is None
         if row is not None:
             yield row, None
-    for cell in pages.cells() if is_damaged else ():
+    for cell in pages.cells() if is_damaged and pages.are_up_to_date else ():
         with suppress(*_UNREADABLE, IndexError):
             row = pages.row(cell)
             if len(row) >= _FEWEST_COLUMNS:
