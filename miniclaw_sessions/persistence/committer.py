@@ -320,8 +320,10 @@ class Committer:
             self.failure = None
         self._commits += 1
         for session, outcome in zip(sessions, outcomes, strict=True):
-            sent = session.sending or []
-            session.sending = None
+            if isinstance(outcome, StoreUnavailable):
+                self._delay(session, outcome)
+                continue
+            sent, session.sending = session.sending or [], None
             self._unsaved_entries -= len(sent)
             for entry in sent:
                 self._unsaved_bytes -= len(entry.encoded)
@@ -330,13 +332,11 @@ class Committer:
                 if session.failure is not None:
                     session.failure, self._retry_delay_s = None, FIRST_RETRY_S
                 self._committed += len(sent)
-            elif isinstance(outcome, StoreUnavailable):
-                self._delay(session, sent, outcome)
             else:
                 session.rejected = outcome
                 self._reject_rest(session, outcome)
 
-    def _delay(self, session: SessionLog, sent: list[StoredEntry], error: StoreUnavailable) -> None:
+    def _delay(self, session: SessionLog, error: StoreUnavailable) -> None:
         """One session cannot be written now: it waits to be tried again, and holds nobody else up."""
         self._failures += 1
         if session.failure is None:
@@ -347,10 +347,7 @@ class Committer:
                 error=str(error),
             )
         session.failure = error
-        session.sending = sent
         session.put_back()
-        self._unsaved_entries += len(sent)
-        self._unsaved_bytes += sum(len(entry.encoded) for entry in sent)
         self._queued.pop(session, None)
         if not self._delayed:
             self._retry_delay_s = min(2 * self._retry_delay_s, LAST_RETRY_S)

@@ -103,9 +103,11 @@ async def compact(  # noqa: PLR0913 - what may be chosen, each with a default at
         with anyio.fail_after(timeout_s):
             summary = _as_messages(await summarizer(plan.summarized))
     except Exception as error:  # noqa: BLE001 - the caller's coroutine: whatever it raises, nothing has changed
-        return _failed(journal, plan, f"the summary could not be made: {type(error).__name__}")
+        return _unchanged(
+            journal, plan, CompactionStatus.FAILED, f"the summary could not be made: {type(error).__name__}"
+        )
     if not any(message.text.strip() for message in summary):
-        return _failed(journal, plan, "the summary is empty")
+        return _unchanged(journal, plan, CompactionStatus.FAILED, "the summary is empty")
     return await _append(journal, branch, plan, summary, count=count, reason=reason)
 
 
@@ -132,9 +134,9 @@ async def _append(  # noqa: PLR0913 - the parts of one compaction
             messages=(*plan.instructions, *(m for m in summary if m.role is not Role.COMPACTION_SUMMARY)),
         )
     except UnsafeCompaction as error:
-        return _aborted(journal, plan, str(error))
+        return _unchanged(journal, plan, CompactionStatus.ABORTED, str(error))
     except SessionDeleted:
-        return _aborted(journal, plan, "the session was deleted meanwhile")
+        return _unchanged(journal, plan, CompactionStatus.ABORTED, "the session was deleted meanwhile")
     log.info(
         "compacted",
         action="compaction.done",
@@ -222,14 +224,6 @@ def _as_messages(summary: str | Message | Sequence[Message]) -> list[Message]:
 
 def _compaction_id(branch: Branch) -> str | None:
     return None if branch.compaction is None else branch.compaction.id
-
-
-def _failed(journal: Journal, plan: SummaryPlan, detail: str) -> CompactionOutcome:
-    return _unchanged(journal, plan, CompactionStatus.FAILED, detail)
-
-
-def _aborted(journal: Journal, plan: SummaryPlan, detail: str) -> CompactionOutcome:
-    return _unchanged(journal, plan, CompactionStatus.ABORTED, detail)
 
 
 def _unchanged(journal: Journal, plan: SummaryPlan, status: CompactionStatus, detail: str) -> CompactionOutcome:

@@ -40,6 +40,7 @@ from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.home import Home, OpenTurn
 from miniclaw_sessions.session.reading import TreeReader
 from miniclaw_sessions.stores.base import SessionHead, decode_stored, stored_entry
+from miniclaw_sessions.stores.branches import bring_window_up
 
 ACCESS_RESOLUTION = timedelta(hours=1)
 """An access that changes nothing is written to disk at most this often."""
@@ -318,7 +319,7 @@ class Journal:
         Raises:
             StoreUnavailable: the store cannot be read.
         """
-        await self.reader.bring_window_up()
+        await bring_window_up(self.conversation, self.reader)
 
     async def saved(self) -> None:
         """Return when everything accepted so far is acknowledged; see `Session.saved`."""

@@ -13,7 +13,7 @@ from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.committer import SessionLog
 from miniclaw_sessions.protocol.entries import Entry, LeafMove
 from miniclaw_sessions.stores.base import Store, StoredEntry, decode_stored, stored_entry
-from miniclaw_sessions.stores.branches import bring_window_up, read_branch, walk_up
+from miniclaw_sessions.stores.branches import read_branch, walk_up
 from miniclaw_sessions.stores.reading import PAGE
 
 
@@ -118,10 +118,6 @@ class TreeReader:
             model=known.get("model"),
             thinking_level=known.get("thinking_level"),
         )
-
-    async def bring_window_up(self) -> None:
-        """Give the conversation the window of its leaf, where the entries that were folded in do not."""
-        await bring_window_up(self._conversation, self)
 
     @property
     def _session_id(self) -> str:
