@@ -204,10 +204,8 @@ class Committer:
         while session.committed < sequence:
             if session.rejected is not None:
                 raise anew(session.rejected)
-            if self.failure is not None:
-                raise anew(self.failure, _STILL_THERE if self.accepting else "")
-            if session.failure is not None:
-                raise anew(session.failure, _STILL_THERE if self.accepting else "")
+            if (failure := self.failure or session.failure) is not None:
+                raise anew(failure, _STILL_THERE if self.accepting else "")
             on_its_way = session.sending is not None and sequence <= session.sending[-1].sequence
             await (self._this_round if on_its_way else self._next_round).wait()
 
