@@ -2,7 +2,7 @@
 
 Backup, restoring, rekeying, migrating and salvaging what is left of a damaged store all do this. Of which kinds the two
 are, and whether either is encrypted, is theirs: whatever the contract of `stores.base` covers is copied, byte for byte.
-Each session is copied by itself, from where it is told to begin; an entry that is there already changes nothing.
+Each session is copied by itself. An entry that is there already changes nothing, so that a copy may be run again.
 
 What is made of entries from elsewhere, such as a fork or an import, is put together by `session.copying`, in the same
 batches.

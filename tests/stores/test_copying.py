@@ -1,0 +1,55 @@
+"""A store is copied in batches that neither a long transcript nor large entries make too large."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import pytest
+
+from miniclaw_sessions.errors import StoreError
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry
+from miniclaw_sessions.stores.copying import BATCH_BYTES, GROUP, copy_store
+from miniclaw_sessions.stores.memory import MemoryStore
+
+pytestmark = pytest.mark.anyio
+
+
+class Recorder(MemoryStore):
+    """Notes how many entries and bytes come in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[int, int]] = []
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        entries = [entry for append in appends for entry in append.entries]
+        self.calls.append((len(entries), sum(len(entry.encoded) for entry in entries)))
+        return await super().append(appends)
+
+
+def transcript(chat_id: str, sizes: Sequence[int]) -> Append:
+    key = SessionKey("telegram", chat_id)
+    head = SessionHead(key.session_id, key, f"incarnation of {chat_id}", datetime(2026, 1, 1, tzinfo=UTC))
+    return Append(head, [StoredEntry(n, f"{chat_id}/{n}", b"x" * size, f"k{n}") for n, size in enumerate(sizes, 1)])
+
+
+async def test_batches_are_bounded_in_number_and_in_bytes_and_nothing_is_left_out() -> None:
+    source, target = MemoryStore(), Recorder()
+    appends = [
+        transcript("empty", []),
+        transcript("large", [BATCH_BYTES // 3] * 10),
+        transcript("long", [10] * (2 * GROUP + 1)),
+        transcript("short", [10]),
+    ]
+    assert await source.append(appends) == [None] * 4
+    copied = await copy_store(source, target)
+    assert (copied.sessions, copied.entries, copied.problems) == (4, 2 * GROUP + 12, [])
+    assert max(count for count, _ in target.calls) == GROUP
+    assert max(size for _, size in target.calls) < 2 * BATCH_BYTES
+    for append in appends:
+        assert await target.head(append.head.session_id) == await source.head(append.head.session_id)
+        assert await target.read(append.head.session_id) == append.entries
+    await copy_store(source, target)  # again: what is there already changes nothing
+    assert await target.read("telegram_long") == appends[2].entries
