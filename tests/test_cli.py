@@ -375,6 +375,7 @@ def test_export_to_a_file_makes_a_private_one(filled: Cli, tmp_path: Path) -> No
         "session_id": "telegram_123",
         "output": str(output),
         "bytes": output.stat().st_size,
+        "problems": [],
     }
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
     assert output.read_text() == filled("export", "telegram_123").out

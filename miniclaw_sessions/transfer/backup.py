@@ -14,7 +14,6 @@ import hashlib
 import os
 from contextlib import AsyncExitStack
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -131,11 +130,8 @@ async def back_up_closed(
     """
     async with AsyncExitStack() as stack:
         is_writable = await in_thread(os.access, workspace, os.W_OK)
-        if is_writable:
-            place = await stack.enter_async_context(held(workspace, settings.store))
-        else:  # nobody can be kept out, and whoever may write it does so beside the backup, as a daemon does
-            await in_thread(partial(recognize, workspace, create=False))
-            place = store_place(settings.store, workspace)
+        # otherwise nobody can be kept out: whoever may write it does so beside the backup, as a daemon does
+        place = await stack.enter_async_context(held(workspace, settings.store, locked=is_writable))
         marker = await in_thread(read_marker, workspace)
         is_half = marker is not None and marker.rekeying != ""
         if is_half or await in_thread((workspace / RESTORING).exists):

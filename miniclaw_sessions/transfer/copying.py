@@ -9,7 +9,7 @@ that the copy's may be of another kind, and sealed otherwise; `migrate` does not
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -56,8 +56,14 @@ class CopyReport(msgspec.Struct, kw_only=True):
 
 
 @asynccontextmanager
-async def held(workspace: Path, url: str, *, create: bool = False) -> AsyncIterator[StorePlace]:
+async def held(workspace: Path, url: str, *, create: bool = False, locked: bool = True) -> AsyncIterator[StorePlace]:
     """A workspace that nobody else can open meanwhile; gives the place of its store. Run it `in_own_task`.
+
+    Args:
+        workspace: the directory.
+        url: of its store.
+        create: it may be an empty directory, or one of plain session files.
+        locked: False for one that cannot be written, and so not locked either.
 
     Raises:
         NotAWorkspace: it is none, or another program's directory; it was not touched.
@@ -66,12 +72,11 @@ async def held(workspace: Path, url: str, *, create: bool = False) -> AsyncItera
     """
     place = store_place(url, workspace)
     await in_thread(partial(recognize, workspace, create=create))
-    lock = await in_thread(DirectoryLock, workspace)
-    try:
+    with ExitStack() as stack:
+        if locked:
+            stack.callback((await in_thread(DirectoryLock, workspace)).release)
         await in_thread(refuse_another_store, place, workspace)
         yield place
-    finally:
-        lock.release()
 
 
 class Copy:
