@@ -253,11 +253,11 @@ def test_a_wrong_setting_is_told_in_one_line(cli: Cli, monkeypatch: pytest.Monke
 def test_a_failure_nobody_foresaw_shows_neither_its_text_nor_a_trace_unless_asked(
     filled: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: SessionManager) -> None:
+    def fail(self: object) -> None:
         del self
         raise RuntimeError("somebody said something")
 
-    monkeypatch.setattr(SessionManager, "statistics", fail)
+    monkeypatch.setattr("miniclaw_sessions.manager.readonly.ReadOnlySessions.statistics", fail)
     result = filled("stats")
     assert result.status == 1
     assert result.error == "unexpected RuntimeError; the same command with --debug shows where"
