@@ -260,7 +260,7 @@ class MiniclawSessionService(BaseSessionService):
         """
         leaf_id = (await session.state()).leaf_id or ""
         newest = await _newest(session)
-        if newest is not None and _is_same(newest, event):
+        if newest is not None and verbatim(_kept(newest)) is not None and _event_of(newest) == event:
             return None  # it was delivered once more
         marker = known._storage_update_marker  # noqa: SLF001 - made for services
         is_stale = (
@@ -406,10 +406,6 @@ def _time_of(entry: MessageEntry | Custom) -> float:
         return float(told)  # to the last digit, which a message's time does not have
     said_at = entry.message.timestamp if isinstance(entry, MessageEntry) else None
     return (said_at or entry.timestamp).timestamp()
-
-
-def _is_same(entry: MessageEntry | Custom, event: Event) -> bool:
-    return verbatim(_kept(entry)) is not None and _event_of(entry) == event
 
 
 async def _newest(session: Chat) -> MessageEntry | Custom | None:

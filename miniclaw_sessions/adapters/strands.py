@@ -283,7 +283,9 @@ class MiniclawSessionRepository(SessionRepository):
         session_message.created_at = before.get("created_at", session_message.created_at)
         while later and isinstance(later[-1], MessageEntry) and _OF in _kept(later[-1]):
             later.pop()  # the further results of the same message
-        again = [_again(repeated) for repeated in reversed(later)]
+        again: list[New] = [
+            one.message if isinstance(one, MessageEntry) else Data(one.custom_type, one.data) for one in reversed(later)
+        ]
         await session.go_to(entry.parent_id)
         try:
             await session.append([*_entries(agent_id, session_message), *again])
@@ -347,10 +349,6 @@ def _entries(agent_id: str, session_message: SessionMessage) -> list[New]:
         author = agent_id if message.is_assistant else None
         appended.append(msgspec.structs.replace(message, author=author, extra={KEPT: kept}))
     return appended
-
-
-def _again(entry: MessageEntry | Custom) -> New:
-    return entry.message if isinstance(entry, MessageEntry) else Data(entry.custom_type, entry.data)
 
 
 def _listed(entries: Sequence[MessageEntry]) -> list[SessionMessage]:

@@ -93,7 +93,7 @@ class _Reader:
         """The entries that are complete with this line."""
         line = self._lines.parse(piece)
         if line is not None:
-            self._note_time(line)
+            self._time = self._lines.moment_in(line) or self._time
             self._take(line)
         return self._drain()
 
@@ -287,9 +287,6 @@ class _Reader:
             self._chain.last_id = self._turns[-min(turns, len(self._turns))]
             del self._turns[-turns:]
             self._model = self._effort = self._context = None  # what said them may be among the turns: say them again
-
-    def _note_time(self, line: Mapping[str, Any]) -> None:
-        self._time = self._lines.moment_in(line) or self._time
 
 
 def _item_texts(item: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ not know, so other services' blocks are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -164,11 +164,9 @@ def _written(message: Message) -> dict[str, Any]:
         blocks = [_written_result(message, message.tool_call_id)]
     else:
         blocks = _written_blocks(in_order(message))
-    return {**kept_fields(kept, "message"), "role": role, "content": blocks} | _no_content(kept, blocks)
-
-
-def _no_content(kept: Mapping[str, Any], blocks: list[Any]) -> dict[str, None]:
-    return {"content": None} if not blocks and "content" in kept_fields(kept, "message") else {}
+    theirs = kept_fields(kept, "message")
+    was_null = not blocks and "content" in theirs
+    return {**theirs, "role": role, "content": None if was_null else blocks}
 
 
 def _written_output(message: Message, call: ToolCall) -> dict[str, Any]:

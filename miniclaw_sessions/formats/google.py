@@ -100,7 +100,9 @@ class _Request(Request):
 
     def add(self, message: Message) -> list[dict[str, Any]]:
         if message.role is Role.SYSTEM:
-            self._system += _write_system(message)
+            self._system += [
+                _write_text(part) for part in in_order(message) if isinstance(part, TextPart) and part.text
+            ]
         elif message.is_tool_result:
             response, shown = _write_response(message, self._calls)
             self._put("user", [response])
@@ -159,10 +161,6 @@ class _Calls:
 
 def _is_response(part: Mapping[str, Any]) -> bool:
     return "function_response" in part
-
-
-def _write_system(message: Message) -> list[dict[str, Any]]:
-    return [_write_text(part) for part in in_order(message) if isinstance(part, TextPart) and part.text]
 
 
 def _write_parts(message: Message, calls: _Calls, stand_in: str | None) -> list[dict[str, Any]]:
@@ -444,7 +442,7 @@ def _read_usage(usage: Any) -> Usage | None:
     """The counts; what the prompt took from the cache is told apart from the rest of it, thoughts are output."""
     if not isinstance(usage, dict):
         return None
-    prompt, of_tools, cached, said, thought = (_count(usage.get(f"{name}_token_count")) for name in _COUNTED)
+    prompt, of_tools, cached, said, thought = (max(count_of(usage, f"{name}_token_count") or 0, 0) for name in _COUNTED)
     counted = ("total_token_count", *(f"{name}_token_count" for name in _COUNTED))
     return Usage(
         input_tokens=max(prompt + of_tools - cached, 0),
@@ -453,10 +451,6 @@ def _read_usage(usage: Any) -> Usage | None:
         total_tokens=count_of(usage, "total_token_count"),
         extra=keeping(without(usage, *counted), KEPT),
     )
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _snake(fields: Mapping[str, Any]) -> dict[str, Any]:

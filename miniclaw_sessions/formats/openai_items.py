@@ -411,10 +411,6 @@ def _whole(item: Mapping[str, Any]) -> OtherPart:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def _instructions(text: Any) -> Any:
-    return {"role": "system", "content": text}
-
-
 def _is_list_of_items(found: MessageList) -> bool:
     """Whether a list has what only items have: a type on each that is no message, or their names of content parts."""
     if found.field in ("input", "output"):
@@ -438,7 +434,7 @@ OPENAI_ITEMS = message_list_format(
     about="OpenAI Responses and Conversations items: a list of them, a request or a response; times, and that a result "
     "is an error, are lost",
     fields=["input", "output", "items"],
-    before={"instructions": _instructions},
+    before={"instructions": lambda text: {"role": "system", "content": text}},
     is_ours=_is_list_of_items,
     reader=_ItemReader,
     request=ItemsRequest,

@@ -67,7 +67,10 @@ class _Reader:
             message = self._message(fields, number)
             if message is not None:
                 entries.append(self._entry(message, ids[number - 1] if ids else self._chain.new_id()))
-        return _with_idempotency_keys(entries, keys) if isinstance(keys, dict) else entries
+        if not isinstance(keys, dict):
+            return entries
+        key_of = {entry_id: key for key, entry_id in keys.items() if isinstance(entry_id, str)}
+        return [msgspec.structs.replace(entry, idempotency_key=key_of.get(entry.id)) for entry in entries]
 
     def finish(self) -> list[Entry]:
         """Nothing more: the document was one piece."""
@@ -145,11 +148,6 @@ class _Reader:
 
     def _repaired(self, number: int, text: str) -> None:
         self.findings.append(Finding(number, Outcome.REPAIRED, text))
-
-
-def _with_idempotency_keys(entries: Sequence[Entry], keys: Mapping[str, Any]) -> list[Entry]:
-    key_of = {entry_id: key for key, entry_id in keys.items() if isinstance(entry_id, str)}
-    return [msgspec.structs.replace(entry, idempotency_key=key_of.get(entry.id)) for entry in entries]
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -265,13 +265,10 @@ def _without_reasoning(message: Message) -> Message:
         return message
     content = message.content
     if not isinstance(content, str):
-        content = tuple(_bare(part) for part in content if isinstance(part, TextPart | ImagePart))
+        shown = (part for part in content if isinstance(part, TextPart | ImagePart))
+        content = tuple(msgspec.structs.replace(part, extra=None) for part in shown)
     calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls or ())
     return msgspec.structs.replace(message, content=content, tool_calls=calls or None, extra=None)
-
-
-def _bare(part: TextPart | ImagePart) -> TextPart | ImagePart:
-    return msgspec.structs.replace(part, extra=None)
 
 
 def _fields_of(error: Exception) -> Mapping[str, Any]:

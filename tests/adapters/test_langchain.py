@@ -44,6 +44,7 @@ from miniclaw_sessions.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall, Usage
 from miniclaw_sessions.session import Session
 from tests.adapters.examples import run_example
+from tests.adapters.json_values import json_values, objects
 from tests.formats.legal_contexts import legal_contexts, rejects_openai
 
 pytestmark = pytest.mark.anyio
@@ -199,16 +200,6 @@ async def test_all_of_them_come_back_from_a_real_store(tmp_path: Path) -> None:
         assert is_legal((await history.session.get_context()).messages) == []
 
 
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-objects = st.dictionaries(st.text(max_size=5), json_values, max_size=3)
 odd_blocks = st.fixed_dictionaries(
     {"type": st.sampled_from(["text", "image", "image_url", "thinking", "reasoning", "str", "tool_use", "x"])},
     optional=dict.fromkeys(("text", "url", "image_url", "thinking", "reasoning", "signature", "base64"), json_values),

@@ -63,6 +63,7 @@ from miniclaw_sessions.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, ToolCall, Usage
 from miniclaw_sessions.session import Session
 from tests.adapters.examples import run_example
+from tests.adapters.json_values import json_values, objects
 from tests.formats.legal_contexts import legal_contexts
 
 pytestmark = pytest.mark.anyio
@@ -274,16 +275,6 @@ async def test_a_whole_conversation_comes_back_from_a_real_store(tmp_path: Path)
         assert is_legal((await session.get_context()).messages) == []
 
 
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-objects = st.dictionaries(st.text(max_size=5), json_values, max_size=3)
 texts, ids = st.text(max_size=6), st.text(max_size=4)
 times = st.datetimes(timezones=st.just(UTC)) | st.datetimes()
 items = texts | st.just(IMAGE) | st.just(PDF) | st.builds(TextContent, texts, metadata=st.none() | objects)

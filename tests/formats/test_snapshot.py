@@ -21,6 +21,7 @@ from miniclaw_sessions.history.window import Packed, Window, keep
 from miniclaw_sessions.protocol.entries import Compaction, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Role, TextPart, ToolCall
+from tests.formats.codec_files import json_values
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 CREATED = datetime(2026, 2, 14, 10, 30, tzinfo=UTC)
@@ -555,12 +556,6 @@ def test_a_mangled_file_is_never_more_than_damage(data: st.DataObject) -> None:
         b"}}",
     ]
     check_outcome(source[:start] + data.draw(st.sampled_from(pieces) | st.binary(max_size=8)) + source[end:])
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-)
 
 
 @given(st.sampled_from([REAL, SAMPLE.encode()]), st.data())
