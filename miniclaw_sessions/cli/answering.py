@@ -14,7 +14,7 @@ from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.client import Client
 from miniclaw_sessions.client.transport import LocalTransport
 from miniclaw_sessions.config import ModelSettings, Settings
-from miniclaw_sessions.gateway.documents import event_document
+from miniclaw_sessions.gateway.chat import event_document
 from miniclaw_sessions.providers.configured import open_agent
 from miniclaw_sessions.session import Session
 

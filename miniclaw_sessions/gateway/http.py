@@ -78,7 +78,7 @@ class Gateway:
             else:
                 await exchange.reply(Reply.of_error(refused), stall_s=self._stall_s)
         finally:
-            self._requests.count(exchange.operation, exchange.status)
+            self._requests[exchange.operation, exchange.status] += 1
 
     def _admit(self, exchange: Exchange) -> None:
         if exchange.is_trusted:

@@ -44,15 +44,8 @@ _COUNTERS = {
 }
 
 
-class RequestCounts:
-    """How many requests were answered, by route and status."""
-
-    def __init__(self) -> None:
-        self.by_route: Counter[tuple[str, int]] = Counter()
-
-    def count(self, route: str, status: int) -> None:
-        """One more."""
-        self.by_route[route, status] += 1
+RequestCounts = Counter[tuple[str, int]]
+"""How many requests were answered, by what was asked and status."""
 
 
 class LoopDelay:
@@ -90,7 +83,7 @@ class ManagerCollector(Collector):
         ok = statistics.store_state == "ok"
         yield GaugeMetricFamily("miniclaw_store_up", "Whether the store takes messages.", value=float(ok))
         requests = CounterMetricFamily("miniclaw_http_requests", "Requests answered.", labels=("route", "status"))
-        for (route, status), count in self._requests.by_route.items():
+        for (route, status), count in self._requests.items():
             requests.add_metric((route, str(status)), count)
         yield requests
 
