@@ -82,7 +82,7 @@ class UsedKeys:
                         found.add(key)
                     self._known[session_id] = found
                     if len(self._known) > MAX_SESSIONS:
-                        del self._known[next(iter(self._known))]
+                        self._known.pop(next(iter(self._known), session_id), None)  # a thread may clear it
         return True
 
     def note(self, appends: Sequence[Append]) -> None:
