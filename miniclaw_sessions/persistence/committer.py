@@ -103,9 +103,18 @@ class _Round:
             self._waiters.append(future)
         return future
 
+    async def ended(self) -> None:
+        """Return when the round is over."""
+        while not self._is_over:
+            await self.wait()
+
     def over(self) -> None:
         """Let everybody go who waits."""
         self._is_over = True
+        self.look()
+
+    def look(self) -> None:
+        """Let those who wait look whether what they wait for is decided already."""
         for future in self._waiters:
             if not future.done():
                 future.set_result(None)
@@ -221,11 +230,11 @@ class Committer:
         if self._queued and self.failure is not None:
             round_done = self._next_round
             self._hurry.set()
-            await round_done.wait()
+            await round_done.ended()
         elif self._queued:
-            await self._next_round.wait()
+            await self._next_round.ended()
         elif self.busy_since is not None:
-            await self._this_round.wait()
+            await self._this_round.ended()
         self.check_store()
         for session in self._delayed:
             if session.failure is not None:
@@ -356,6 +365,7 @@ class Committer:
         """What follows a refused entry would leave a gap: it is refused too."""
         self._failures += 1
         self._queued.pop(session, None)
+        self._next_round.look()  # what is waited for there is decided, and that round may never come
         self._unsaved_entries -= len(session.waiting)
         self._unsaved_bytes -= session.drop()
         log.error(

@@ -285,6 +285,26 @@ async def test_a_refused_session_does_not_fail_its_neighbours_and_leaves_no_gap(
         assert bench.committer.counts == (0, 0, 1, 1, 1)
 
 
+async def test_what_was_accepted_behind_a_refused_entry_is_refused_though_no_other_commit_comes() -> None:
+    async with at_work() as bench:
+        bad = session_log("bad")
+        await bench.store.append([Append(session_log("bad", "another").head, [stored(1)])])
+        bench.store.gate = anyio.Event()
+        bench.submit(bad, 1)
+        await bench.settle()
+        bench.submit(bad, 2)
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+
+                async def wait(sequence: int) -> None:
+                    assert isinstance(await error_of(lambda: bench.committer.wait(bad, sequence)), StoreConflict)
+
+                for sequence in (1, 2):
+                    tasks.start_soon(wait, sequence, name=f"wait {sequence}")
+                await bench.settle()
+                bench.store.gate.set()
+
+
 async def test_accepting_stops_at_the_bound_and_goes_on_when_there_is_room() -> None:
     entry = stored(1)
     async with at_work(max_unsaved_bytes=2 * len(entry.encoded)) as bench:
