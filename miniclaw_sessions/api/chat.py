@@ -9,11 +9,11 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.api.error_table import as_reply, invalid
+from miniclaw_sessions.api.messages import checked_message
 from miniclaw_sessions.api.operation import Stream, checked_idempotency_key, operation
 from miniclaw_sessions.api.sessions import ONE, OneSession
 from miniclaw_sessions.api.shapes import ChatEvent, ChatReply, ChatRequest, StoppedReply
 from miniclaw_sessions.errors import InvalidMessage, TurnCutOff
-from miniclaw_sessions.protocol.encoding import message_from_dict
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 
@@ -73,7 +73,7 @@ def user_message(request: ChatRequest) -> Message | None:
     """The message as a value; None where a turn is to go on.
 
     Raises:
-        InvalidMessage: it is not a user's message.
+        InvalidMessage: it is not a user's message, or not one that could be appended.
         RequestError: there is neither a message nor `resume`, or both.
     """
     if (request.message is msgspec.UNSET) != request.resume:
@@ -83,7 +83,7 @@ def user_message(request: ChatRequest) -> Message | None:
         return None
     if isinstance(request.message, str):
         return Message.user(request.message)
-    message = message_from_dict({"role": "user", **request.message})
+    message = checked_message({"role": "user", **request.message})
     if not message.is_user:
         raise InvalidMessage("only a user's message can be answered; add others with POST .../messages")
     return message

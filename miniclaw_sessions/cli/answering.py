@@ -13,7 +13,7 @@ from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.client import Client
 from miniclaw_sessions.client.transport import LocalTransport
-from miniclaw_sessions.config import ModelSettings, Settings
+from miniclaw_sessions.config import Settings
 from miniclaw_sessions.gateway.chat import event_document
 from miniclaw_sessions.providers.configured import open_agent
 from miniclaw_sessions.session import Session
@@ -22,7 +22,7 @@ from miniclaw_sessions.session import Session
 def answer_with(client: Client, settings: Settings, stack: AsyncExitStack) -> None:
     """Let the settings' model answer and summarize for a client of this process; it is closed with the stack."""
     if isinstance(client.transport, LocalTransport):
-        chats = _Chats(client.transport.context, settings.model, stack)
+        chats = _Chats(client.transport.context, settings, stack)
         client.transport.context.chats = chats
         client.transport.context.summarizer = chats.summarize
 
@@ -30,9 +30,9 @@ def answer_with(client: Client, settings: Settings, stack: AsyncExitStack) -> No
 class _Chats:
     """The configured model, as `api.context.Chats` wants it."""
 
-    def __init__(self, context: Context, model: ModelSettings, stack: AsyncExitStack) -> None:
+    def __init__(self, context: Context, settings: Settings, stack: AsyncExitStack) -> None:
         self._context = context
-        self._model = model
+        self._settings = settings
         self._stack = stack
         self._assistant: Assistant | None = None
 
@@ -54,6 +54,6 @@ class _Chats:
 
     async def _opened(self) -> Assistant:
         if self._assistant is None:
-            agent = await self._stack.enter_async_context(open_agent(self._model))
-            self._assistant = Assistant(agent, self._model)
+            agent = await self._stack.enter_async_context(open_agent(self._settings))
+            self._assistant = Assistant(agent, self._settings.model)
         return self._assistant

@@ -12,28 +12,32 @@ from miniclaw_sessions.agent.asking import ReplyLimits
 from miniclaw_sessions.agent.provider import Provider
 from miniclaw_sessions.agent.tools import Tool, calculator_tool, time_tool
 from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.config import ModelSettings, Secret, read_secret
+from miniclaw_sessions.config import ModelSettings, Secret, Settings, read_secret
 from miniclaw_sessions.providers.offline import OfflineProvider
 
 _TOOLS: dict[str, Callable[[], Tool]] = {"time": lambda: time_tool(SystemClock()), "calculator": calculator_tool}
 
 
 @asynccontextmanager
-async def open_agent(settings: ModelSettings) -> AsyncGenerator[Agent, None]:
-    """An agent with the tools that the settings name; its model's connections are closed at the end of the block.
+async def open_agent(settings: Settings) -> AsyncGenerator[Agent, None]:
+    """An agent with the tools that the settings name, which sends its model as much as a session's window holds.
+
+    Its model's connections are closed at the end of the block.
 
     Raises:
         ConfigError: the key cannot be read, the model's library is not installed, or a provider other than the
             default is named without a model.
     """
-    async with _provider(settings) as provider:
+    model = settings.model
+    async with _provider(model) as provider:
         yield Agent(
             provider,
-            tools=[_TOOLS[name]() for name in settings.tools],
-            system_prompt=settings.system_prompt,
-            max_iterations=settings.max_iterations,
-            tool_timeout_s=settings.tool_timeout_s,
-            limits=ReplyLimits(settings.max_reply_bytes, settings.reply_timeout_s),
+            tools=[_TOOLS[name]() for name in model.tools],
+            system_prompt=model.system_prompt,
+            max_iterations=model.max_iterations,
+            history_limit=settings.sessions.window,
+            tool_timeout_s=model.tool_timeout_s,
+            limits=ReplyLimits(model.max_reply_bytes, model.reply_timeout_s),
         )
 
 

@@ -142,6 +142,7 @@ CALLS: dict[str, Call] = {
     "history": lambda here: here.manager.get_session_history("fuzz", "cold"),
     "flush": lambda here: here.manager.flush(),
     "check": lambda here: here.manager.check(),
+    "repair": lambda here: here.manager.repair(),
     "sweep": lambda here: here.manager.sweep(),
     "import": lambda here: here.manager.import_stream(_file(40), name="new"),
     "export": _export,

@@ -95,6 +95,10 @@ async def test_a_time_that_utc_does_not_have_is_refused_at_the_door(served: Any,
     ):
         reply = await served.unix.post(f"{ONE}/{route}", json=body)
         assert (reply.status_code, reply.json()["error"]["type"]) == (422, "invalid_message")
+    reply = await served.unix.post(
+        "/v1/chat", json={"channel": "a", "chat_id": "b", "message": {**user("x"), "timestamp": moment}}
+    )
+    assert (reply.status_code, reply.json()["error"]["type"]) == (422, "invalid_message")
     await served.unix.post(f"{ONE}/messages", json=user("fine"))
     for form in ("html", "nanobot", "jsonl"):
         assert (await served.unix.get(f"{ONE}/export", params={"format": form})).status_code == 200

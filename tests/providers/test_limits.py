@@ -19,7 +19,7 @@ from miniclaw_sessions.agent.provider import ModelEvent, TextDelta
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Tool, calculator_tool
 from miniclaw_sessions.channels.base import Incoming, NotAnswered, Reason
-from miniclaw_sessions.config import ModelSettings, load_settings
+from miniclaw_sessions.config import ModelSettings, Settings, load_settings
 from miniclaw_sessions.errors import ConfigError, ModelError
 from miniclaw_sessions.providers.configured import open_agent
 from tests.providers.all_providers import CLASSES, KEY, MODEL, SERVICES, provider_for, reply_of
@@ -183,7 +183,7 @@ async def test_a_model_that_takes_no_tools_still_answers(service: str) -> None:
 
 async def test_tools_can_be_switched_off() -> None:
     async with StrictServer(lambda _: Answer(text="hi")) as server:
-        settings = ModelSettings(model=MODEL, base_url=server.url_for("openai"), tools=())
+        settings = Settings(model=ModelSettings(model=MODEL, base_url=server.url_for("openai"), tools=()))
         async with open_agent(settings) as agent:
             assert (await agent.reply(HELLO)).text == "hi"
         assert server.requests[0].tools == []
