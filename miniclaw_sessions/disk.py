@@ -1,4 +1,4 @@
-"""Files that survive power cuts: the only module that syncs.
+"""Files that survive power cuts. Nothing else syncs but `stores/sql`, the files around its databases.
 
 One protocol, in one order: temporary file in the same directory, created 0600, written whole, synced; renamed;
 directory synced (rules R1-R5). `Directory.replace` does it for many files at once: write all, sync once, rename all,

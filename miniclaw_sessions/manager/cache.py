@@ -4,7 +4,8 @@ What is cached is a session's journal; people hold the `Session` of it. Beyond t
 ago are evicted, as soon as their file and the store have all of them; whoever asks for one again has it loaded. One
 that was evicted while somebody still holds it is the same object when it is asked for again: it is remembered for as
 long as it lives, so that there are never two live objects for one key. What such a holder appends is saved as ever,
-because the flusher holds what is dirty.
+because the flusher holds what is dirty. Who evicts: the registry when it adds one, and after each flush, when what was
+dirty may go.
 """
 
 from __future__ import annotations
