@@ -24,6 +24,7 @@ from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import (
     ConfigError,
     DirectoryInUse,
+    StoreConflict,
     StoreCorrupt,
     StoreError,
 )
@@ -50,6 +51,9 @@ SNAPSHOT_REST = 2 << 20
 """Bytes that a session file takes at the most beside its messages, metadata and compaction."""
 
 _BEGINNING = 1 << 20
+
+_PART = SALVAGE + ".new"
+"""What is salvaged from, while it is copied or removed."""
 
 log = get_logger(__name__)
 
@@ -222,7 +226,7 @@ class Workspace:
             self._keep_for_salvage(files)
         except OSError as failure:  # no room for a copy; the files themselves are kept
             log.error("nothing could be salvaged", action="recovery.salvage_failed", error=str(failure))
-            remove_tree(self.path / SALVAGE)
+            remove_tree(self.path / _PART)
             if not at_any_price:
                 return False
         if files:
@@ -232,32 +236,44 @@ class Workspace:
 
     def _keep_for_salvage(self, files: Sequence[Path]) -> None:
         """Copy a damaged database, with its log, to where it is salvaged from; the files themselves are evidence."""
-        target = self.path / SALVAGE
-        remove_tree(target)
-        if self._new_store().rest_of(target) is None or not _holds_anything(files[0]):
+        complete, part = self.path / SALVAGE, self.path / _PART
+        if complete.exists():
+            return  # what is damaged now was being made of it: the copy has more
+        remove_tree(part)
+        if self._new_store().rest_of(complete) is None or not _holds_anything(files[0]):
             return  # a hole of gigabytes would be copied for nothing
-        with Directory(target) as copies:
+        with Directory(part) as copies:
             for file in files[:2]:
                 if file.is_file():
                     with Directory(file.parent, is_ours=False) as source:
                         source.copy(file.name, copies, file.name)
+        self._rename(part, complete)  # whole, or not there: without its log, what was deleted would come back
 
     async def _salvage(self, store: Store) -> bool:
         """Copy what can still be read of a store that was set aside into the new one; again, if that was cut off.
 
         Returns:
             Whether there was one.
+
+        Raises:
+            StoreError, OSError: what can be read could not all be written. It is kept for the next start: a new store
+                with some of it would be taken for the whole.
         """
         path = self.path / SALVAGE
+        await to_thread.run_sync(remove_tree, self.path / _PART)
         rest = store.rest_of(path)
         if rest is None or not await to_thread.run_sync(path.exists):
             return False
-        try:
-            async with rest as source:
+        async with AsyncExitStack() as opened:
+            try:
+                source = await opened.enter_async_context(rest)
+            except (StoreError, OSError) as error:
+                log.error("nothing could be salvaged", action="recovery.salvage_failed", error=str(error))
+                return True
+            try:
                 copied = await copy_store(source, innermost(store))
-        except (StoreError, OSError) as error:
-            log.error("nothing could be salvaged", action="recovery.salvage_failed", error=str(error))
-        else:
+            except StoreConflict:  # it was all copied before, and mended since
+                return True
             log.warning(
                 "what could still be read of the damaged store was kept",
                 action="recovery.salvaged",
@@ -271,7 +287,13 @@ class Workspace:
         mended = await mend(self.snapshots, store, clock=self._clock)
         lost = {session_id: Loss(count, self._clock.now()) for session_id, count in mended.lost.items()}
         await to_thread.run_sync(self.losses.note, lost)
-        await to_thread.run_sync(remove_tree, self.path / SALVAGE)
+        await to_thread.run_sync(self._rename, self.path / SALVAGE, self.path / _PART)  # half of it is not all of it
+        await to_thread.run_sync(remove_tree, self.path / _PART)
+
+    def _rename(self, old: Path, new: Path) -> None:
+        old.rename(new)
+        with Directory(self.path) as directory:
+            directory.sync()
 
     def _recovery(self, store: Store) -> Recovery:
         return Recovery(

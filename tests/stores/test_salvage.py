@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing
+from miniclaw_sessions.errors import StoreUnavailable
+from miniclaw_sessions.stores import copying
 from miniclaw_sessions.stores.base import LOST, Append, StoredEntry
 from miniclaw_sessions.stores.copying import copy_store
 from miniclaw_sessions.stores.memory import MemoryStore
+from miniclaw_sessions.stores.sql.files import note_damage
 from miniclaw_sessions.stores.sql.salvage import Salvage, make_readable
 from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.testing import sample_entries, sample_head
@@ -37,6 +43,15 @@ async def salvaged(path: Path) -> dict[str, list[StoredEntry]]:
         session_id: [entry for entry in await target.read(session_id) if entry.encoded != LOST]
         for session_id in await target.session_ids()
     }
+
+
+def damage_index(path: Path) -> None:
+    """Of the entries' places, which can be found again."""
+    with closing(sqlite3.connect(path)) as connection:
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'places'").fetchone()
+    data = bytearray(path.read_bytes())
+    data[(root - 1) * PAGE : (root - 1) * PAGE + 200] = b"\xff" * 200
+    path.write_bytes(data)
 
 
 async def test_a_sound_database_is_salvaged_whole(tmp_path: Path) -> None:
@@ -78,12 +93,7 @@ async def test_a_start_keeps_what_can_be_read_of_a_damaged_store(tmp_path: Path,
         for number in range(5):
             await home.say(manager, number, 60)
     whole = await home.said(keys)
-    path = home.workspace / "sessions.db"
-    with closing(sqlite3.connect(path)) as connection:
-        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'places'").fetchone()
-    data = bytearray(path.read_bytes())
-    data[(root - 1) * PAGE : (root - 1) * PAGE + 200] = b"\xff" * 200  # an index, which can be made anew
-    path.write_bytes(data)
+    damage_index(home.workspace / "sessions.db")
     async with home.open(keys) as manager:
         for session_id, texts in whole.items():
             session = await manager.find(session_id)
@@ -126,3 +136,95 @@ async def test_what_was_deleted_does_not_come_back_from_pages_that_the_log_repla
     copy.write_bytes(data)
     del whole["telegram_5"]
     assert await salvaged(copy) == whole
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["", "damaged again"])
+async def test_a_salvage_that_was_cut_off_is_begun_again_from_all_there_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool
+) -> None:
+    home = Home(tmp_path / "w")
+    async with home.open(None) as manager:
+        for number in range(3):
+            await home.say(manager, number, 30)
+    whole = await home.said(None)
+    damage_index(home.workspace / "sessions.db")
+    append, groups = copying._append, 0
+
+    async def append_two(*arguments: Any) -> None:
+        nonlocal groups
+        groups += 1
+        if groups > 2:
+            raise StoreUnavailable("the disk refuses a write")
+        await append(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(copying, "_append", append_two)
+        patched.setattr(copying, "GROUP", 20)
+        with pytest.raises(StoreUnavailable):
+            await home.open(None).__aenter__()
+    if again:
+        damage_index(home.workspace / "sessions.db")
+    assert await home.said(None) == whole
+
+
+async def test_an_entry_that_no_index_has_yet_keeps_its_place_when_it_is_lost(tmp_path: Path) -> None:
+    path, copy = tmp_path / "sessions.db", tmp_path / "copy.db"
+    async with SQLiteStore(path) as store:
+        for number in range(1, 41):
+            entries = sample_entries(number, number, text=f"m{number} " + "y" * 300)
+            assert await store.append([Append(sample_head(0), entries)]) == [None]
+        for suffix in ("", "-wal"):  # as a kill leaves them
+            copy.with_name(copy.name + suffix).write_bytes(path.with_name(path.name + suffix).read_bytes())
+    with closing(sqlite3.connect(copy)) as connection:
+        (indexed,) = connection.execute("SELECT max(sequence) FROM places").fetchone()
+        assert connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+    assert indexed is None or indexed < 30
+    data = bytearray(copy.read_bytes())
+    page = data.find(b"m30 yyy") // PAGE
+    data[page * PAGE : page * PAGE + PAGE] = b"\x55" * PAGE
+    copy.write_bytes(data)
+    target = MemoryStore()
+    async with Salvage(copy) as rest:
+        await copy_store(rest, target)
+    kept = await target.read("telegram_0")
+    assert [entry.sequence for entry in kept] == list(range(1, 41))
+    assert 0 < sum(entry.encoded == LOST for entry in kept) < 15
+
+
+async def test_an_index_that_makes_no_sense_costs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    whole = await filled(path, sessions=2, entries=200)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        assert connection.execute("UPDATE places SET sequence = 'x' WHERE sequence = 7 AND session = 1").rowcount
+    assert await salvaged(path) == whole
+
+
+async def test_a_database_that_was_copied_without_its_log_is_not_salvaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, killed = Home(tmp_path / "w"), Home(tmp_path / "killed")
+    async with home.open(None) as manager:
+        for number in range(3):
+            await home.say(manager, number)
+    async with home.open(None) as manager:
+        await manager.delete("telegram_1")
+        shutil.copytree(home.workspace, killed.workspace)  # as a kill leaves it: the deletion is in the log
+    (killed.workspace / ".lock").unlink()
+    note_damage(killed.workspace / "sessions.db")
+    copy = Directory.copy
+
+    class Killed(BaseException):
+        pass
+
+    def copy_no_log(self: Directory, name: str, *others: Any) -> None:
+        if name.endswith("-wal"):
+            raise Killed
+        copy(self, name, *others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SQLiteStore, "_own_problems", lambda _: ["a read that the disk refused"])
+        patched.setattr(Directory, "copy", copy_no_log)
+        with pytest.raises(Killed):
+            await killed.open(None).__aenter__()
+    assert sorted(await killed.said(None)) == ["telegram_0", "telegram_2"]
+    assert not list(killed.workspace.glob(".salvage*"))

@@ -112,7 +112,7 @@ class Salvage:
         try:
             await to_thread.run_sync(make_readable, self._path)
             await to_thread.run_sync(self._look)
-        except (sqlite3.Error, SQLAlchemyError) as error:
+        except (*_UNREADABLE, SQLAlchemyError) as error:
             raise StoreUnavailable(f"nothing can be read from {self._path}: {error}") from error
         return self
 
@@ -133,14 +133,15 @@ class Salvage:
             where: dict[int, dict[int, int]] = defaultdict(dict)
             end = _end(connection, "placed", "up_to", "entries", "rowid")
             for row, cell in _all_rows(connection, pages, _ENTRIES, end):
-                if row[1] in heads and row[2] not in where[row[1]] and _entry(row) is not None:
+                if row[1] in heads and type(row[2]) is int and row[2] not in where[row[1]] and _entry(row) is not None:
                     where[row[1]][row[2]] = row[0]
                     if cell is not None:
                         self._cells[row[0]] = cell
             places = _places(connection)
         for number, head in heads.items():
             found = where[number]
-            expected = range(1, max(found, default=0) + 1) if places is None else places[number]
+            known = places[number]
+            expected = known | set(range(max(known, default=0) + 1, max(found, default=0) + 1))  # not yet in it
             self._where[head.session_id] = dict(sorted({**dict.fromkeys(expected), **found}.items()))
             self._heads[head.session_id] = head
 
@@ -168,14 +169,16 @@ class Salvage:
         return entries
 
 
-def _places(connection: sqlite3.Connection) -> dict[int, set[int]] | None:
-    """Which entries each session had, by the index; None: that is damaged too."""
+def _places(connection: sqlite3.Connection) -> dict[int, set[int]]:
+    """Which entries each session had, by the index; of one that is damaged, nothing is believed."""
     places: dict[int, set[int]] = defaultdict(set)
     try:
         for session, sequence in connection.execute("SELECT session, sequence FROM places"):
+            if type(session) is not int or type(sequence) is not int:
+                return defaultdict(set)
             places[session].add(sequence)
     except _UNREADABLE:
-        return None
+        return defaultdict(set)
     return places
 
 
