@@ -23,7 +23,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from miniclaw_sessions.errors import SchemaTooNew, StoreConflict, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, StorePlace
+from miniclaw_sessions.stores.base import LOST, Append, Store, StoredEntry, StoredHead, StorePlace
 from miniclaw_sessions.stores.keys import KeyFilter, UsedKeys
 from miniclaw_sessions.stores.reading import find_by_reading, read_through
 from miniclaw_sessions.stores.soundness import check_transcripts
@@ -232,8 +232,10 @@ class SQLiteStore(Store):
             return await self._read(partial(statements.entry_with_key, session_id=session_id, key=key))
         except StoreCorrupt:
             place = await self._read(partial(statements.place_of_key, session_id=session_id, key=key))
-            found = [] if place is None else await self.read(session_id, after=place - 1, limit=1)
-            return found[0] if found else None
+            if place is None:
+                return None
+            found = await self.read(session_id, after=place - 1, limit=1)
+            return found[0] if found and found[0].sequence == place else StoredEntry(place, f"lost-{place}", LOST, key)
 
     async def _keys_of(self, session_id: str) -> KeyFilter:
         await self._write(_nothing)  # then everything that was on its way is committed
