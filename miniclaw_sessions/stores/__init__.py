@@ -104,7 +104,7 @@ def refuse_another_store(place: StorePlace, workspace: Path) -> None:
     Raises:
         ConfigError: it has; which URL is meant is said.
     """
-    if place.path is None or place.files():
+    if place.path is None or place.is_there():
         return
     for other in stores_in(workspace):
         raise ConfigError(

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 import msgspec
 from anyio.lowlevel import checkpoint
 
+from miniclaw_sessions.disk import LOCK
 from miniclaw_sessions.errors import InvalidMessage, StoreError
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.protocol.entries import Entry
@@ -192,6 +193,12 @@ class StorePlace(msgspec.Struct, frozen=True):
         if not self.is_directory:
             return [self.path.name]
         return sorted(file.name for file in self.path.glob("[!.]*.jsonl"))
+
+    def is_there(self) -> bool:
+        """Whether it was made; it may have no session: all were deleted, or expired. Blocks."""
+        if self.path is None or not self.is_directory:
+            return bool(self.files())
+        return bool(self.files()) or (self.path / LOCK).exists()  # whoever opens it leaves that
 
     def is_in_use(self) -> bool:
         """Whether another program has it open, though nobody of ours does. Blocks."""
