@@ -12,7 +12,16 @@ import msgspec
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.stores.base import Store, StorePlace
 
-__all__ = ["SALVAGE", "STORE_URLS", "open_store", "refuse_another_store", "store_place", "stores_in"]
+__all__ = [
+    "SALVAGE",
+    "SALVAGE_PART",
+    "STORE_URLS",
+    "open_store",
+    "refuse_another_store",
+    "salvage_in",
+    "store_place",
+    "stores_in",
+]
 
 STORE_URLS = (
     *("none:", "memory:", "sqlite:", "sqlite:///absolute/path/to/file.db"),
@@ -23,6 +32,8 @@ STORE_URLS = (
 SALVAGE = ".salvage"
 """The directory in a workspace of a store that was set aside, as long as the new one lacks what can be read of it."""
 
+SALVAGE_PART = SALVAGE + ".new"
+"""The same, while it is copied or removed."""
 
 _KINDS = {
     "none": StorePlace("none", durable=False),
@@ -96,6 +107,14 @@ def stores_in(workspace: Path) -> list[StorePlace]:
         return []
     places = (store_place(f"{kind}:", workspace) for kind in _KINDS)
     return [place for place in places if place.files()]
+
+
+def salvage_in(workspace: Path) -> list[Path]:
+    """What is in a workspace of a salvage that was cut off; the next start finishes and removes it. Blocks.
+
+    Until then the store may lack most of the transcripts.
+    """
+    return [path for name in (SALVAGE, SALVAGE_PART) if (path := workspace / name).exists()]
 
 
 def refuse_another_store(place: StorePlace, workspace: Path) -> None:

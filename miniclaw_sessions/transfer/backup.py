@@ -29,7 +29,7 @@ from miniclaw_sessions.persistence.marker import NAME as MARKER
 from miniclaw_sessions.persistence.marker import RESTORING, read_marker
 from miniclaw_sessions.persistence.own_task import in_own_task
 from miniclaw_sessions.persistence.recognition import recognize
-from miniclaw_sessions.stores import open_store, store_place, stores_in
+from miniclaw_sessions.stores import open_store, salvage_in, store_place, stores_in
 from miniclaw_sessions.stores.base import Store, StorePlace
 from miniclaw_sessions.stores.wrapping import innermost
 from miniclaw_sessions.transfer.copying import Copy, Report, copy_missing, held, in_thread
@@ -126,7 +126,7 @@ async def back_up_closed(
     Raises:
         DirectoryInUse: a process has it open; let that one make the backup (`back_up`).
         NotAWorkspace: there is none, or the directory is another program's; it was not touched.
-        ConfigError, StoreError: as for `back_up`.
+        ConfigError, StoreError: as for `back_up`; also as long as a damaged store is not salvaged whole.
     """
     async with AsyncExitStack() as stack:
         is_writable = await in_thread(os.access, workspace, os.W_OK)
@@ -179,7 +179,7 @@ async def restore(
 
     Args:
         backup: the directory of the backup; it is verified first, and not changed.
-        workspace: where to; there may be nothing that lives: no session, no store.
+        workspace: where to; there may be nothing that lives: no session, no store, nothing to be salvaged.
         settings: say which store the workspace is to have, of whatever kind.
         on_progress: told how it advances.
         damaged: restore also what is damaged, with the store that it has: the next start makes of it what can be made.
@@ -203,7 +203,7 @@ async def restore(
         )
     try:
         await in_thread(_make_directory, workspace)
-        async with held(workspace, settings.store, create=True):
+        async with held(workspace, settings.store, create=True, is_target=True):
             beside = place if place.path is None else place.moved(place.path.with_name(f".{place.path.name}.restoring"))
             copy = Copy(workspace / RESTORING, beside)
             if not await in_thread((copy.path / MANIFEST).exists):  # or an earlier run had decided
@@ -333,6 +333,7 @@ def _make_directory(workspace: Path) -> None:
 def _refuse_living(workspace: Path, place: StorePlace) -> None:
     living = [str(workspace / name) for name in (SESSIONS, *SET_ASIDE) if files_in(workspace / name)]
     living += sorted({str(one.path) for one in (place, *stores_in(workspace)) if one.files()})
+    living += map(str, salvage_in(workspace))  # the next start would put its sessions among the restored ones
     if living:
         raise ConfigError(
             f"cannot restore to {workspace}: there is something already ({', '.join(living)}); nothing was changed. "

@@ -21,7 +21,7 @@ from miniclaw_sessions.disk import Directory, DirectoryLock, remove_tree
 from miniclaw_sessions.errors import ConfigError, StoreError
 from miniclaw_sessions.persistence.recognition import recognize
 from miniclaw_sessions.persistence.snapshots import SUFFIX
-from miniclaw_sessions.stores import open_store, refuse_another_store, store_place
+from miniclaw_sessions.stores import open_store, refuse_another_store, salvage_in, store_place
 from miniclaw_sessions.stores.base import StorePlace
 from miniclaw_sessions.stores.copying import Source, copy_store
 from miniclaw_sessions.stores.encrypted import encrypted
@@ -56,7 +56,9 @@ class CopyReport(msgspec.Struct, kw_only=True):
 
 
 @asynccontextmanager
-async def held(workspace: Path, url: str, *, create: bool = False, locked: bool = True) -> AsyncIterator[StorePlace]:
+async def held(
+    workspace: Path, url: str, *, create: bool = False, locked: bool = True, is_target: bool = False
+) -> AsyncIterator[StorePlace]:
     """A workspace that nobody else can open meanwhile; gives the place of its store. Run it `in_own_task`.
 
     Args:
@@ -64,11 +66,13 @@ async def held(workspace: Path, url: str, *, create: bool = False, locked: bool 
         url: of its store.
         create: it may be an empty directory, or one of plain session files.
         locked: False for one that cannot be written, and so not locked either.
+        is_target: nothing is copied from it; whoever copies to it refuses what is there.
 
     Raises:
         NotAWorkspace: it is none, or another program's directory; it was not touched.
         DirectoryInUse: a process has it.
-        ConfigError: no store goes by this URL, or the workspace has its transcripts in another one.
+        ConfigError: no store goes by this URL, the workspace has its transcripts in another one, or that one was set
+            aside and what can be read of it is not in the new one yet.
     """
     place = store_place(url, workspace)
     await in_thread(partial(recognize, workspace, create=create))
@@ -76,7 +80,19 @@ async def held(workspace: Path, url: str, *, create: bool = False, locked: bool 
         if locked:
             stack.callback((await in_thread(DirectoryLock, workspace)).release)
         await in_thread(refuse_another_store, place, workspace)
+        if not is_target:
+            await in_thread(_refuse_cut_off_salvage, workspace)
         yield place
+
+
+def _refuse_cut_off_salvage(workspace: Path) -> None:
+    """What the new store has so far would be taken for all that there is, and the rest come in behind it."""
+    for path in salvage_in(workspace):
+        raise ConfigError(
+            f"cannot copy the transcripts of {workspace}: its store was damaged, and a start was cut off while it made "
+            f"a new one of what can be read ({path}); nothing was changed. Start it once, with `miniclaw-sessions "
+            "serve` and the settings that it had, so that the salvage is finished; then run this again"
+        )
 
 
 class Copy:

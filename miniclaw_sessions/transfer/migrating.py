@@ -30,7 +30,8 @@ async def migrate(
         on_progress: told how it advances.
 
     Raises:
-        ConfigError: one of the two keeps no entries, both are the same, or there is something in the new one.
+        ConfigError: one of the two keeps no entries, both are the same, there is something in the new one, or the old
+            one lacks what is still to be salvaged.
         NotAWorkspace: there is none, or the directory is another program's; it was not touched.
         DirectoryInUse: a process has the workspace.
         StoreError: the old store cannot be read, or the new one not be written; run it again with an empty one.

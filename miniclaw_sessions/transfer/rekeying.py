@@ -88,7 +88,8 @@ class Rekey:
             DirectoryInUse: a process has the workspace.
             WrongKey: something needs a key that is not held; nothing was changed.
             StoreError: the store cannot be read or written.
-            ConfigError: the workspace cannot be changed, or has its transcripts in another store than was said.
+            ConfigError: the workspace cannot be changed, has its transcripts in another store than was said, or some of
+                them are still to be salvaged.
         """
         if self._place.durable and self._place.path is None:
             raise ConfigError(f"{self._url} has no files that could be rekeyed; migrate to `sqlite:`, and rekey that")
