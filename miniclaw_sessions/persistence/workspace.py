@@ -37,7 +37,7 @@ from miniclaw_sessions.persistence.quarantine import Quarantine
 from miniclaw_sessions.persistence.recognition import recognize
 from miniclaw_sessions.persistence.recovery import Progress, Recovered, Recovery, RecoveryReport
 from miniclaw_sessions.persistence.snapshots import Snapshots
-from miniclaw_sessions.stores import SALVAGE, open_store, refuse_another_store, store_place
+from miniclaw_sessions.stores import SALVAGE, SALVAGE_PART, open_store, refuse_another_store, store_place
 from miniclaw_sessions.stores.base import Store, StorePlace
 from miniclaw_sessions.stores.copying import copy_store
 from miniclaw_sessions.stores.encrypted import encrypted
@@ -51,9 +51,6 @@ SNAPSHOT_REST = 2 << 20
 """Bytes that a session file takes at the most beside its messages, metadata and compaction."""
 
 _BEGINNING = 1 << 20
-
-_PART = SALVAGE + ".new"
-"""What is salvaged from, while it is copied or removed."""
 
 log = get_logger(__name__)
 
@@ -226,7 +223,7 @@ class Workspace:
             self._keep_for_salvage(files)
         except OSError as failure:  # no room for a copy; the files themselves are kept
             log.error("nothing could be salvaged", action="recovery.salvage_failed", error=str(failure))
-            remove_tree(self.path / _PART)
+            remove_tree(self.path / SALVAGE_PART)
             if not at_any_price:
                 return False
         if files:
@@ -236,7 +233,7 @@ class Workspace:
 
     def _keep_for_salvage(self, files: Sequence[Path]) -> None:
         """Copy a damaged database, with its log, to where it is salvaged from; the files themselves are evidence."""
-        complete, part = self.path / SALVAGE, self.path / _PART
+        complete, part = self.path / SALVAGE, self.path / SALVAGE_PART
         if complete.exists():
             return  # what is damaged now was being made of it: the copy has more
         remove_tree(part)
@@ -260,7 +257,7 @@ class Workspace:
                 with some of it would be taken for the whole.
         """
         path = self.path / SALVAGE
-        await to_thread.run_sync(remove_tree, self.path / _PART)
+        await to_thread.run_sync(remove_tree, self.path / SALVAGE_PART)
         rest = store.rest_of(path)
         if rest is None or not await to_thread.run_sync(path.exists):
             return False
@@ -287,8 +284,10 @@ class Workspace:
         mended = await mend(self.snapshots, store, clock=self._clock)
         lost = {session_id: Loss(count, self._clock.now()) for session_id, count in mended.lost.items()}
         await to_thread.run_sync(self.losses.note, lost)
-        await to_thread.run_sync(self._rename, self.path / SALVAGE, self.path / _PART)  # half of it is not all of it
-        await to_thread.run_sync(remove_tree, self.path / _PART)
+        await to_thread.run_sync(
+            self._rename, self.path / SALVAGE, self.path / SALVAGE_PART
+        )  # half of it is not all of it
+        await to_thread.run_sync(remove_tree, self.path / SALVAGE_PART)
 
     def _rename(self, old: Path, new: Path) -> None:
         old.rename(new)
