@@ -184,6 +184,14 @@ def test_a_workspace_that_does_not_exist_is_an_error_and_is_not_made(cli: Cli, a
     assert not cli.workspace.exists()
 
 
+@pytest.mark.parametrize("first", ["--repair", "--acknowledge-losses"])
+def test_a_check_that_could_not_look_ends_with_3_whatever_it_was_to_do_first(cli: Cli, first: str) -> None:
+    result = cli("check", first)
+    assert result.status == 3
+    assert f"there is no workspace at {cli.workspace}" in result.error
+    assert not cli.workspace.exists()
+
+
 def test_a_workspace_that_is_held_is_waited_for_and_the_holder_is_named(
     filled: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

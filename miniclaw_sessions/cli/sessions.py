@@ -354,14 +354,11 @@ async def check(
     ] = False,
 ) -> None:
     """Compare every snapshot with the store; changes nothing by itself. The exit status is 0 only if all is sound."""
-    if repair:
-        await _repair(invocation)
-    if acknowledge:
-        async with invocation.sessions() as client:
-            known = await client.acknowledge_losses()
-        told = f"the losses of {counted(known, 'session', 'sessions')} are told no more"
-        invocation.errors.print(told, style="dim")
     try:
+        if repair:
+            await _repair(invocation)
+        if acknowledge:
+            await _acknowledge(invocation)
         found = await _found(invocation)
     except (SessionsError, OSError) as error:
         from miniclaw_sessions.cli.failures import tell  # noqa: PLC0415 - only a failure pays for it
@@ -400,6 +397,13 @@ async def _repair(invocation: Invocation) -> None:
         sentence = "the database itself is damaged: restart whoever has it open, which makes it anew"
         invocation.errors.print(sentence, style="bold red")
     told = counted(mended, "damaged entry was mended", "damaged entries were mended")
+    invocation.errors.print(told, style="dim")
+
+
+async def _acknowledge(invocation: Invocation) -> None:
+    async with invocation.sessions() as client:
+        known = await client.acknowledge_losses()
+    told = f"the losses of {counted(known, 'session', 'sessions')} are told no more"
     invocation.errors.print(told, style="dim")
 
 
