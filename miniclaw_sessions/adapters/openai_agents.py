@@ -94,7 +94,6 @@ class MiniclawSession:
         wanted = resolve_session_limit(limit, self.session_settings)
         return cast("list[TResponseInputItem]", await self._read(wanted))
 
-    @at_home
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Append items, all or none, and return when they are acknowledged: the store has committed them.
 
@@ -102,8 +101,9 @@ class MiniclawSession:
             TypeError, ValueError: an item is not JSON.
             StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.add_messages`.
         """
+        # in the caller's thread: some hundred items take long enough to hold up everybody on the session's loop
         if messages := _to_messages(cast("list[Any]", items)):
-            await self._chat.append(messages)
+            await self._append(messages)
 
     @at_home
     async def pop_item(self) -> TResponseInputItem | None:
@@ -129,6 +129,10 @@ class MiniclawSession:
             StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.saved` and `Session.clear`.
         """
         await self._chat.clear()
+
+    @at_home
+    async def _append(self, messages: list[Message]) -> None:
+        await self._chat.append(messages)
 
     async def _read(self, limit: int | None) -> list[dict[str, Any]]:
         if limit is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -241,6 +243,28 @@ async def test_other_threads_and_loops_may_use_it(adapted: MiniclawSession, sess
     assert await to_thread.run_sync(run_sync) == "Hello!"
     assert [message.text for message in session.messages()] == ["hi", "Hello!"]
     assert session.journal.committed_sequence == 2
+
+
+async def test_what_another_thread_adds_is_converted_there(
+    adapted: MiniclawSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session's loop has others to serve; some hundred items would hold it up."""
+    threads: list[int] = []
+    convert = adapter._to_messages
+
+    def converted(items: Sequence[Any]) -> list[Message]:
+        threads.append(threading.get_ident())
+        return convert(items)
+
+    def add_there() -> int:
+        asyncio.run(add(adapted, user("one"), *RESPONSE))
+        return threading.get_ident()
+
+    monkeypatch.setattr(adapter, "_to_messages", converted)
+    there = await to_thread.run_sync(add_there)
+    assert threads == [there]
+    assert there != threading.get_ident()
+    assert await adapted.get_items() == [user("one"), *RESPONSE]
 
 
 # --- taking back -----------------------------------------------------------------------------------------------------
