@@ -159,6 +159,10 @@ async def test_a_deleted_session_is_gone_and_deleting_it_again_does_nothing(clie
     assert await client.delete(session.session_id, idempotency_key="k")  # the first answer was lost on the way
     assert await texts(await client.find("a_1")) == ["new"]
     assert await client.delete(session.session_id)
+    with pytest.raises(SessionNotFound):
+        await client.find("a_1")
+    with pytest.raises(SessionNotFound):
+        [line async for line in session.transcript()]
     assert not await client.delete(session.session_id)
 
 
@@ -443,7 +447,9 @@ async def test_the_service_is_looked_at_and_saved(client: Client) -> None:
     await a_chat(client, "x")
     health = await client.health()
     assert (health.status, health.sessions) == ("ok", 1)
-    assert (await client.flush()).written == 1
+    flushed = await client.flush()
+    assert (flushed.written, flushed.failed) == (1, 0)
+    assert flushed.bytes_written > 0
     assert (await client.check()).sound
     assert (await client.statistics()).committed >= 1
 
