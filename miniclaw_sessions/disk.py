@@ -409,6 +409,28 @@ class Directory:
             raise OSError(number, os.strerror(number), str(self.path))
 
 
+class AbsentDirectory(Directory):
+    """A directory that is not there, to be read: it has no files, and it is not made."""
+
+    def __init__(self, path: Path) -> None:
+        """Note where it would be."""
+        self.path = path
+        self.fd = -1
+
+    def names(self) -> list[str]:
+        """None."""
+        return []
+
+    def modified(self) -> list[tuple[str, float]]:
+        """None."""
+        return []
+
+    def open_file(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Raise FileNotFoundError."""
+        del flags
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+
 def remove_tree(path: Path) -> None:
     """Delete a directory of ours with all that is in it, durably; one that is not there is fine."""
     if not path.exists():

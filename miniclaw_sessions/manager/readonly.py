@@ -34,7 +34,7 @@ from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Journal, Owner, Session
 from miniclaw_sessions.statistics import ManagerStatistics, SessionSummary
-from miniclaw_sessions.stores import open_store, refuse_another_store, store_place
+from miniclaw_sessions.stores import open_store, refuse_another_store, store_place, stores_in
 from miniclaw_sessions.stores.base import Store, StoredEntry
 from miniclaw_sessions.stores.encrypted import encrypted
 
@@ -173,7 +173,7 @@ class ReadOnlySessions(SessionReader):
         return 0.0 if session is None else session.last_accessed.timestamp()
 
     def _open(self) -> Snapshots:
-        if not (self.workspace / "sessions").is_dir():
+        if not (self.workspace / "sessions").is_dir() and not stores_in(self.workspace):
             raise NotAWorkspace(
                 f"there is no workspace at {self.workspace}; `serve`, `chat` and `import` make one, --workspace names "
                 "another"

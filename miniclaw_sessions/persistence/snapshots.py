@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 from anyio import CapacityLimiter, to_thread
 
 from miniclaw_sessions.clock import Clock
-from miniclaw_sessions.disk import Directory, Found, NotRegular, TooLarge
+from miniclaw_sessions.disk import AbsentDirectory, Directory, Found, NotRegular, TooLarge
 from miniclaw_sessions.encryption import OVERHEAD, DamagedSeal, KeyRing, is_sealed, of_snapshot, refuse_sealed
 from miniclaw_sessions.errors import SnapshotUnreadable
 from miniclaw_sessions.formats.snapshot import encode_snapshot
@@ -65,7 +65,8 @@ class Snapshots:
         self._encryption = encryption
         self._limiter = CapacityLimiter(1)  # one writer: an older snapshot can never overtake a newer one (R9)
         self._running = Lock()  # the same for a step that asyncio's own cancellation has left behind in its thread
-        self._directory = Directory(path, is_ours=not read_only)
+        is_absent = read_only and not path.exists()  # as in the backup of a workspace without sessions
+        self._directory = AbsentDirectory(path) if is_absent else Directory(path, is_ours=not read_only)
 
     def close(self) -> None:
         """Let go of the directory."""

@@ -25,7 +25,7 @@ from miniclaw_sessions.statistics import SessionSummary
 from miniclaw_sessions.stores.sql import reader as reading
 from miniclaw_sessions.stores.sql.files import connect
 from miniclaw_sessions.testing import FakeClock
-from miniclaw_sessions.transfer.backup import back_up, verify_backup
+from miniclaw_sessions.transfer.backup import back_up, restore, verify_backup
 
 pytestmark = pytest.mark.anyio
 
@@ -110,6 +110,35 @@ async def test_a_directory_that_is_no_workspace_is_refused_and_left_alone(tmp_pa
         with pytest.raises(NotAWorkspace):
             await open_readonly(directory).__aenter__()
     assert contents(tmp_path) == {"other": b"mine"}
+
+
+async def test_the_backup_of_an_empty_workspace_can_be_read_and_what_is_restored_from_it(
+    tmp_path: Path,
+) -> None:
+    backup, restored = tmp_path / "backup", tmp_path / "restored"
+    async with SessionManager(tmp_path / "live") as manager:
+        await back_up(manager, backup)
+    await restore(backup, restored, SessionSettings())
+    for workspace in (backup, restored):
+        before = contents(workspace)
+        async with open_readonly(workspace) as reader:
+            assert await reader.list() == []
+            assert (await reader.check()).problems == []
+            assert (await reader.statistics()).sessions == 0
+            assert (await reader.sweep(dry_run=True)).scanned == 0
+        assert contents(workspace) == before
+        assert not (workspace / "sessions").exists()
+
+
+async def test_a_store_without_any_session_file_is_read(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        await say(manager, "hello")
+    shutil.rmtree(tmp_path / "sessions")
+    async with open_readonly(tmp_path) as reader:
+        assert texts(await reader.find("telegram_1")) == ["hello"]
+        assert [row.session_id for row in await reader.list()] == ["telegram_1"]
+        assert (await reader.check()).notes == ["1 sessions are in the store and have no snapshot yet"]
+    assert not (tmp_path / "sessions").exists()
 
 
 async def test_a_damaged_file_is_read_from_the_store_and_stays_where_it_is(tmp_path: Path) -> None:
