@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -19,8 +19,8 @@ from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, NotAWorkspace, ReadOnlyWorkspace
-from miniclaw_sessions.manager.cache import Listing, SessionCache, moment_of
-from miniclaw_sessions.manager.expiry import ClockGuard, SweepReport
+from miniclaw_sessions.manager.cache import Listing, SessionCache
+from miniclaw_sessions.manager.expiry import ClockGuard, SweepReport, is_idle
 from miniclaw_sessions.manager.reader import SessionReader, summarize
 from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.committer import SessionLog
@@ -136,11 +136,16 @@ class ReadOnlySessions(SessionReader):
         """
         if not dry_run:
             self._refuse("expire sessions")
-        listing, ttl = await self._listing(), timedelta(days=self.settings.ttl_days)
-        newest = moment_of(max(listing.used)) if listing.used else None
+        names = [*await self.store.session_ids(), *(session_id for session_id, _ in await self._snapshots.modified())]
+        used: dict[str, datetime] = {}
+        for session_id in dict.fromkeys(names):  # each is loaded, as `sweep` will: in a copy, the files' times are new
+            if (session := await self._load(session_id)) is not None:
+                used[session_id] = session.last_accessed
+        newest, now = max(used.values(), default=None), self.clock.now()
         guard = ClockGuard(self.clock, newest_access=newest, patience_s=self.settings.sweep_interval_s)
-        idle = listing.on_disk_since(self.clock.now() - ttl) if ttl else []
-        return SweepReport(scanned=len(listing.on_disk), sessions=idle, dry_run=True, postponed=guard.doubt())
+        ttl = timedelta(days=self.settings.ttl_days)
+        idle = [session_id for session_id, last_accessed in used.items() if is_idle(last_accessed, now, ttl)]
+        return SweepReport(scanned=len(used), sessions=idle, dry_run=True, postponed=guard.doubt())
 
     async def _load(self, session_id: str) -> Session | None:
         stored = await self.store.head(session_id)  # first: a snapshot that is newer has all of it

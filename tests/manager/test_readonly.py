@@ -262,10 +262,9 @@ async def test_numbers_and_what_would_expire_are_read_and_nothing_changes(
     clock = FakeClock()
     async with SessionManager(tmp_path, settings=settings, clock=clock) as manager:
         await say(manager, "old", chat_id="1")
-        await say(manager, "new", chat_id="2")
     await clock.advance(31 * 86_400)
-    for chat_id, used in {"1": clock.now() - timedelta(days=31), "2": clock.now()}.items():
-        os.utime(tmp_path / "sessions" / f"telegram_{chat_id}.json", (used.timestamp(), used.timestamp()))
+    async with SessionManager(tmp_path, settings=settings, clock=clock) as manager:
+        await say(manager, "new", chat_id="2")
     before = contents(tmp_path)
     async with open_readonly(tmp_path, settings=settings, clock=clock) as reader:
         numbers = await reader.statistics()
@@ -275,6 +274,27 @@ async def test_numbers_and_what_would_expire_are_read_and_nothing_changes(
         with pytest.raises(ReadOnlyWorkspace):
             await reader.sweep()
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("days", [0, 300])
+async def test_a_dry_run_on_a_copy_lists_what_a_sweep_takes_whatever_times_its_files_have(
+    tmp_path: Path, settings: SessionSettings, days: int
+) -> None:
+    clock, copy = FakeClock(), tmp_path / "copy"
+    async with SessionManager(tmp_path / "live", settings=settings, clock=clock) as manager:
+        await say(manager, "old", chat_id="1")
+    await clock.advance(31 * 86_400)
+    async with SessionManager(tmp_path / "live", settings=settings, clock=clock) as manager:
+        await say(manager, "new", chat_id="2")
+    shutil.copytree(tmp_path / "live", copy)
+    modified = (clock.now() - timedelta(days=days)).timestamp()
+    for file in (copy / "sessions").iterdir():
+        os.utime(file, (modified, modified))
+    async with open_readonly(copy, settings=settings, clock=clock) as reader:
+        told = await reader.sweep(dry_run=True)
+    assert (told.sessions, told.postponed) == (["telegram_1"], None)
+    async with SessionManager(copy, settings=settings, clock=clock) as manager:
+        assert (await manager.sweep()).sessions == told.sessions
 
 
 @pytest.mark.proof
