@@ -110,11 +110,12 @@ class Binding:
 
 
 async def _streamed(stream: Stream, *, is_head: bool) -> Reply:
-    """A reply whose beginning is there: what cannot be read is known before the status is sent."""
+    """A reply whose beginning is there: what cannot be read is known before the status is sent.
+
+    To HEAD it tells no length, as GET does not: nothing is made to find it out (RFC 9110, 8.6).
+    """
     if is_head:
         await stream.chunks.aclose()
-        stream.at_end()
-        return Reply(200, b"", stream.media_type)
     first = await anext(stream.chunks, b"")
     headers = {}
     if stream.file_name is not None:

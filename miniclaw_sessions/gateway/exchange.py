@@ -147,8 +147,8 @@ class Exchange:
 
     # --- the reply ---------------------------------------------------------------------------------------------------
 
-    async def reply(self, reply: Reply, *, stall_s: float) -> None:
-        """Send it; who takes nothing of one that is made piece by piece for `stall_s` seconds is disconnected."""
+    async def reply(self, reply: Reply) -> None:
+        """Send it; what is made piece by piece is made as fast as it is taken."""
         if isinstance(reply.body, bytes):
             await self._begin(reply, b"%d" % len(reply.body))
             await self._send({"type": "http.response.body", "body": reply.body})
@@ -156,7 +156,7 @@ class Exchange:
         try:
             async with aclosing(reply.body), anyio.create_task_group() as tasks:
                 tasks.start_soon(self._cancel_when_gone, tasks.cancel_scope, name="client watch")
-                await self._send_all_or_break_off(reply, reply.body, stall_s)
+                await self._send_all_or_break_off(reply, reply.body)
                 tasks.cancel_scope.cancel()
         finally:
             reply.at_end()
@@ -179,24 +179,20 @@ class Exchange:
             headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
 
-    async def _send_all_or_break_off(self, reply: Reply, pieces: AsyncGenerator[bytes, None], stall_s: float) -> None:
+    async def _send_all_or_break_off(self, reply: Reply, pieces: AsyncGenerator[bytes, None]) -> None:
         """Too late for an error reply: the client sees a broken end."""
         try:
             await self._begin(reply, None)
             async for piece in pieces:
-                await self._send_piece(piece, stall_s, more=True)
-            await self._send_piece(b"", stall_s, more=False)
-        except TimeoutError:
-            log.info("a client did not take its reply and was disconnected", action="http.stalled")
-            self.break_off()
+                await self._send_piece(piece, more=True)
+            await self._send_piece(b"", more=False)
         except Exception as error:  # noqa: BLE001 - an edge: nobody above could still answer
             log.error("a reply broke off", action="http.broke_off", error_type=type(error).__name__)
             self.break_off()
 
-    async def _send_piece(self, piece: bytes, stall_s: float, *, more: bool) -> None:
-        with anyio.fail_after(stall_s):
-            await self._send({"type": "http.response.body", "body": piece, "more_body": more})
-            await checkpoint()  # a client that takes everything at once must not keep the others waiting
+    async def _send_piece(self, piece: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+        await checkpoint()  # a client that takes everything at once must not keep the others waiting
 
     def break_off(self) -> None:
         """End the connection at once."""

@@ -58,7 +58,6 @@ class Gateway:
         self.policy = policy
         self.delay = LoopDelay()
         self._binding = Binding(OPERATIONS, context, settings.listen)
-        self._stall_s = settings.listen.request_timeout_s
         self._requests = RequestCounts()
         self._registry = make_registry(context.manager.statistics, self._requests, self.delay)
 
@@ -68,7 +67,7 @@ class Gateway:
         try:
             self._admit(exchange)
             answer = self._metrics(exchange) if exchange.path == "/metrics" else await self._binding.reply(exchange)
-            await exchange.reply(answer, stall_s=self._stall_s)
+            await exchange.reply(answer)
         except ClientGone:
             log.debug("a client went away before its request was complete", action="http.disconnected")
         except Exception as error:  # noqa: BLE001 - this is the edge: whatever happens becomes a reply
@@ -76,7 +75,7 @@ class Gateway:
             if exchange.status:
                 exchange.break_off()
             else:
-                await exchange.reply(Reply.of_error(refused), stall_s=self._stall_s)
+                await exchange.reply(Reply.of_error(refused))
         finally:
             self._requests[exchange.operation, exchange.status] += 1
 

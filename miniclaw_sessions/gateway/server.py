@@ -1,8 +1,9 @@
 """uvicorn as a guest in our own task group: it handles neither sockets nor signals nor logs nor files.
 
-`GatewayProtocol` adds what uvicorn leaves open: a bound on the bytes and on the time that a request's head may take, a
-cap on connections, and an end to replies that nobody takes (rule S14). `EmbeddedServer` accepts the clients itself,
-because the event loops turn clients away, and say nothing, when there are no descriptors for them.
+`GatewayProtocol` adds what uvicorn leaves open: a bound on the bytes and on the time that a request's head may take, on
+the requests that wait for the one before them, a cap on connections, and an end to replies that nobody takes (rule
+S14). `EmbeddedServer` accepts the clients itself, because the event loops turn clients away, and say nothing, when
+there are no descriptors for them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from miniclaw_sessions.log import get_logger
 
 MAX_HEAD_BYTES = 65_536
 """Request line and headers together."""
+
+MAX_PIPELINED = 64
+"""How many requests of one connection may wait for the reply to the one before them."""
 
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept for the next request."""
@@ -75,7 +79,8 @@ class GatewayProtocol(HttpToolsProtocol):
     `scope["state"]["trusted"]` says whether it came by a Unix socket; `scope["state"]["abort"]` breaks it off.
     """
 
-    head_timeout_s = 30.0
+    timeout_s = 30.0
+    """How long a request's head may take, and what waits of its reply may stay untaken."""
     max_connections = 512
     on_gone: Callable[[], None] = staticmethod(lambda: None)
 
@@ -88,6 +93,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._bytes_beside_body = 0
         self._refused = BAD_REQUEST
         self._head_timer: asyncio.TimerHandle | None = None
+        self._reply_timer: asyncio.TimerHandle | None = None
+        self._answered: RequestResponseCycle | None = None
         peer: Any = transport.get_extra_info("socket")
         self.app_state = {
             **self.app_state,
@@ -104,8 +111,18 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._head_arrived()
+        self._reply_taken()
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True  # uvicorn tells the newest request only; this one may wait before it
+            self._answered.message_event.set()
         super().connection_lost(exc)
+        self.pipeline.clear()
+        self.cycle = self._answered = None  # type: ignore[assignment]  # they refer to this connection
         self.on_gone()
+
+    def eof_received(self) -> None:
+        """The client sends nothing more: what is written already is still sent."""
+        self._close()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, as long as the head, and what is sent beside the body, stays within its bound."""
@@ -175,8 +192,11 @@ class GatewayProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._head_arrived()
+        if len(self.pipeline) >= MAX_PIPELINED:  # each reply lets uvicorn read on, however many wait already
+            raise ValueError("too many requests wait")
         super().on_headers_complete()
-        self.cycle.transport = cast("Any", _HeadWithBody(self.transport))  # it answers in the next turn of the loop
+        # In time: the application answers in the next turn of the loop.
+        self.cycle.transport = cast("Any", _HeadWithBody(self.transport, self._close))
         if self._is_last:
             self.cycle.keep_alive = False
 
@@ -191,6 +211,21 @@ class GatewayProtocol(HttpToolsProtocol):
             self._bytes_beside_body = 0
             super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def pause_writing(self) -> None:
+        """The client takes its reply more slowly than it is made, or not at all."""
+        super().pause_writing()
+        self._await_taking()
+
+    def resume_writing(self) -> None:
+        """The client took almost all that waited."""
+        super().resume_writing()
+        if not self.transport.is_closing():  # else nothing would limit how long the rest takes
+            self._reply_taken()
+
     def shutdown(self) -> None:
         """Answer the request in progress, or else the next one, as the last of this connection."""
         self._is_last = True
@@ -200,12 +235,11 @@ class GatewayProtocol(HttpToolsProtocol):
     def close_if_idle(self) -> None:
         """Close the connection unless a request is being answered, has begun, or waits in the socket unread."""
         if self._is_idle and not self._in_head and not _has_unread(self.transport):
-            self.transport.close()
+            self._close()
 
     def timeout_keep_alive_handler(self) -> None:
         """End an idle connection, also if its client does not take the last reply."""
-        super().timeout_keep_alive_handler()
-        self.loop.call_later(self.head_timeout_s, self.transport.abort)
+        self._close()
 
     @property
     def _is_upgrade(self) -> bool:
@@ -219,7 +253,7 @@ class GatewayProtocol(HttpToolsProtocol):
         return cycle is None or cycle.response_complete
 
     def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_timed_out)
+        self._head_timer = self.loop.call_later(self.timeout_s, self._head_timed_out)
 
     def _head_arrived(self) -> None:
         if self._head_timer is not None:
@@ -229,6 +263,25 @@ class GatewayProtocol(HttpToolsProtocol):
     def _head_timed_out(self) -> None:
         self._head_timer = None
         self._refuse(TIMED_OUT)
+
+    def _await_taking(self) -> None:
+        if self._reply_timer is None:
+            self._reply_timer = self.loop.call_later(self.timeout_s, self._stalled)
+
+    def _reply_taken(self) -> None:
+        if self._reply_timer is not None:
+            self._reply_timer.cancel()
+            self._reply_timer = None
+
+    def _stalled(self) -> None:
+        log.info("a client did not take its reply and was disconnected", action="http.stalled")
+        self.transport.abort()
+
+    def _close(self) -> None:
+        """Close when what was written is taken, or its time is up: until then it holds one of the connections."""
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._await_taking()
 
     def _refuse(self, refusal: _Refusal) -> None:
         """Answer without the application, and close."""
@@ -242,8 +295,7 @@ class GatewayProtocol(HttpToolsProtocol):
         body = orjson.dumps({"error": error})
         head = f"HTTP/1.1 {refusal.status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
-        self.transport.close()
-        self.loop.call_later(self.head_timeout_s, self.transport.abort)
+        self._close()
 
 
 class _HeadWithBody:
@@ -252,10 +304,11 @@ class _HeadWithBody:
     A head that nothing follows goes in the next turn of the loop.
     """
 
-    __slots__ = ("_has_head", "_head", "_transport")
+    __slots__ = ("_close", "_has_head", "_head", "_transport")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport
+        self._close = close
         self._head = b""
         self._has_head = False
 
@@ -277,7 +330,7 @@ class _HeadWithBody:
     def close(self) -> None:
         """End the connection after what was written."""
         self._flush()
-        self._transport.close()
+        self._close()
 
     def _flush(self) -> None:
         if self._head and not self._transport.is_closing():
@@ -300,14 +353,14 @@ class EmbeddedServer(uvicorn.Server):
     Args:
         app: the application, as ASGI calls it.
         max_connections: how many clients may be connected at once by TCP, and as many by Unix sockets.
-        request_timeout_s: how long a request's head may take.
+        request_timeout_s: how long a request's head may take, and a client that does not take its reply.
         graceful_timeout_s: how long requests in flight may take to finish once the server stops; then they are
             cancelled.
     """
 
     def __init__(self, app: Any, *, max_connections: int, request_timeout_s: float, graceful_timeout_s: float) -> None:
         limits = {
-            "head_timeout_s": request_timeout_s,
+            "timeout_s": request_timeout_s,
             "max_connections": max_connections,
             "on_gone": staticmethod(self._connection_gone),
         }

@@ -9,8 +9,9 @@ from typing import Any
 import anyio
 import pytest
 
-from miniclaw_sessions.config import ListenSettings
-from miniclaw_sessions.gateway.server import MAX_HEAD_BYTES
+from miniclaw_sessions.config import ListenSettings, ModelSettings
+from miniclaw_sessions.gateway.server import MAX_HEAD_BYTES, MAX_PIPELINED
+from miniclaw_sessions.protocol.messages import Message
 
 pytestmark = pytest.mark.anyio
 
@@ -105,6 +106,39 @@ async def test_chunked_is_known_however_it_is_spelled(served: Any) -> None:
     assert (await served.raw(request)).startswith(b"HTTP/1.1 201 ")
 
 
+# --- requests that do not wait for replies ---------------------------------------------------------------------------
+
+
+async def begin_slow_chat(stream: Any, provider: Any) -> None:
+    """The first request of a connection: it is answered when the provider's gate is open."""
+    body = b'{"channel": "a", "chat_id": 1, "message": "slow"}'
+    head = HEAD.replace(b"/v1/sessions/a_1/messages", b"/v1/chat")
+    await stream.send(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    await provider.began.wait()
+
+
+async def test_as_many_requests_may_wait_for_the_one_before_them_as_is_promised(served: Any, provider: Any) -> None:
+    async with await anyio.connect_unix(str(served.socket)) as stream:
+        await begin_slow_chat(stream, provider)
+        await stream.send(GET * (MAX_PIPELINED - 1) + GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+        provider.gate.set()
+        assert (await until_closed(stream)).count(b"HTTP/1.1 200 ") == 1 + MAX_PIPELINED
+
+
+@pytest.mark.parametrize("model_settings", [ModelSettings(timeout_s=600.0)])
+@pytest.mark.parametrize("limits", [ListenSettings(request_timeout_s=600.0, graceful_timeout_s=1.0)])
+async def test_a_client_that_sends_requests_without_end_is_cut_off_and_its_first_one_too(
+    served: Any, provider: Any
+) -> None:
+    async with await anyio.connect_unix(str(served.socket)) as stream:
+        await begin_slow_chat(stream, provider)
+        await stream.send(GET * (MAX_PIPELINED + 1))
+        with anyio.fail_after(20):
+            assert await until_closed(stream) == b""
+    await served.idle()  # nobody waits for the answer of the chat any more
+    assert await served.is_alive()
+
+
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -190,4 +224,31 @@ async def test_replies_that_nobody_reads_are_bounded_and_end(served: Any) -> Non
     finally:
         tracemalloc.stop()
     assert most < 4 * window, f"{most / window:.1f} windows for 20 readers"  # from Python 3.12 on sockets hold pieces
+    assert await served.is_alive()
+
+
+@pytest.mark.parametrize("limits", [ListenSettings(request_timeout_s=1.0)])
+@pytest.mark.parametrize("last", ["ask on", "ask to close", "end"])
+async def test_who_does_not_read_short_replies_does_not_keep_a_connection(served: Any, last: str) -> None:
+    session = await served.manager.get_or_create("a", "1")
+    entry = await session.add_message(Message.user("x" * 60_000))
+    request = f"GET /v1/sessions/a_1/entries/{entry.id} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    state = served.server.server_state
+    async with await anyio.connect_unix(str(served.socket)) as stream:
+        await stream.send(GET)
+        await stream.receive()
+        (connection,) = [one for one in state.connections if one.cycle is not None]
+        with anyio.fail_after(20):
+            while not connection.transport.get_write_buffer_size():  # there waits what the socket does not take
+                answered = state.total_requests
+                await stream.send(request)
+                while state.total_requests == answered:
+                    await anyio.lowlevel.checkpoint()
+            if last == "end":
+                await stream.send_eof()
+            else:
+                await stream.send(request * 3 if last == "ask on" else b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
+            while connection in state.connections:
+                await served.server._one_gone.wait()
+        await served.idle()
     assert await served.is_alive()

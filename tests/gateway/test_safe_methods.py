@@ -22,6 +22,12 @@ def limits() -> ListenSettings:
 PATHS = [one.path for one in OPERATIONS if one.method == "GET"] + ["/metrics"]
 
 
+CHANGING = ("/health", "/metrics")
+"""They count the seconds, and the requests."""
+
+SAME_HEADERS = ("content-type", "content-disposition", "cache-control")
+
+
 def state_of(manager: Any) -> Any:
     sessions = {
         one.session_id: (
@@ -50,3 +56,21 @@ async def test_no_get_changes_anything_and_no_reply_sets_a_cookie(served: Any) -
             assert state_of(served.manager) == before, path
             assert (await served.unix.head(path)).content == b"", path
             assert state_of(served.manager) == before, path
+
+
+async def test_head_tells_the_length_that_get_has_or_none(served: Any) -> None:
+    session = await served.manager.get_or_create("a", "1")
+    entry = await session.add_message(Message.user("hello"))
+    streamed = 0
+    for template in PATHS:
+        path = template.replace("{session_id}", "a_1").replace("{entry_id}", entry.id)
+        path += "?name=a_1" if template == "/v1/resolve" else ""
+        replies = await served.unix.get(path), await served.unix.head(path)
+        got, head = ({name: one.headers.get(name) for name in SAME_HEADERS} for one in replies)
+        assert head == got, path
+        streamed += "transfer-encoding" in replies[0].headers
+        if template not in CHANGING:
+            assert replies[1].headers.get("content-length") == replies[0].headers.get("content-length"), path
+        else:
+            assert "content-length" in replies[1].headers, path
+    assert streamed >= 3
