@@ -311,6 +311,7 @@ class Gateway(RuleBasedStateMachine):
         for expected in self.expected.values():
             expected.lost = len(expected.log)
         self.open()
+        self.call(self.manager.acknowledge_losses)  # what was only in the store is lost, and `check` says so
         self.compare()
 
     def settle(self) -> None:
