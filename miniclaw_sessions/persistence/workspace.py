@@ -284,9 +284,8 @@ class Workspace:
         mended = await mend(self.snapshots, store, clock=self._clock)
         lost = {session_id: Loss(count, self._clock.now()) for session_id, count in mended.lost.items()}
         await to_thread.run_sync(self.losses.note, lost)
-        await to_thread.run_sync(
-            self._rename, self.path / SALVAGE, self.path / SALVAGE_PART
-        )  # half of it is not all of it
+        # by another name first: a salvage that was removed by halves would be taken for a whole one
+        await to_thread.run_sync(self._rename, self.path / SALVAGE, self.path / SALVAGE_PART)
         await to_thread.run_sync(remove_tree, self.path / SALVAGE_PART)
 
     def _rename(self, old: Path, new: Path) -> None:

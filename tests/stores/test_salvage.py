@@ -47,11 +47,23 @@ async def salvaged(path: Path) -> dict[str, list[StoredEntry]]:
 
 def damage_index(path: Path) -> None:
     """Of the entries' places, which can be found again."""
-    with closing(sqlite3.connect(path)) as connection:
-        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'places'").fetchone()
+    root = root_page(path, "places")
     data = bytearray(path.read_bytes())
     data[(root - 1) * PAGE : (root - 1) * PAGE + 200] = b"\xff" * 200
     path.write_bytes(data)
+
+
+def copy_as_killed(path: Path, copy: Path) -> None:
+    """Copy a database that is in use, with its log, as a kill would leave them."""
+    for suffix in ("", "-wal"):
+        copy.with_name(copy.name + suffix).write_bytes(path.with_name(path.name + suffix).read_bytes())
+
+
+def root_page(path: Path, table: str) -> int:
+    """The number of the first page of a table, or of an index that is one."""
+    with closing(sqlite3.connect(path)) as connection:
+        (number,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    return int(number)
 
 
 async def test_a_sound_database_is_salvaged_whole(tmp_path: Path) -> None:
@@ -113,8 +125,7 @@ async def test_a_page_that_only_leads_to_others_costs_no_row(tmp_path: Path, tab
         long = sample_entries(51, 51, text="long " * 5_000)  # goes on in pages of its own
         assert await store.append([Append(sample_head(0), long)]) == [None]
     whole["telegram_0"] += long
-    with closing(sqlite3.connect(path)) as connection:
-        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    root = root_page(path, table)
     data = bytearray(path.read_bytes())
     assert data[(root - 1) * PAGE] == 5
     data[(root - 1) * PAGE : root * PAGE] = bytes(PAGE)
@@ -125,12 +136,10 @@ async def test_a_page_that_only_leads_to_others_costs_no_row(tmp_path: Path, tab
 async def test_what_was_deleted_does_not_come_back_from_pages_that_the_log_replaces(tmp_path: Path) -> None:
     path, copy = tmp_path / "sessions.db", tmp_path / "copy.db"
     whole = await filled(path, sessions=100, entries=50)
-    with closing(sqlite3.connect(path)) as connection:
-        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'sessions'").fetchone()
+    root = root_page(path, "sessions")
     async with SQLiteStore(path) as store:
         assert await store.delete("telegram_5")
-        for suffix in ("", "-wal"):  # as a kill leaves them
-            copy.with_name(copy.name + suffix).write_bytes(path.with_name(path.name + suffix).read_bytes())
+        copy_as_killed(path, copy)
     data = bytearray(copy.read_bytes())
     data[(root - 1) * PAGE : root * PAGE] = bytes(PAGE)
     copy.write_bytes(data)
@@ -173,8 +182,7 @@ async def test_an_entry_that_no_index_has_yet_keeps_its_place_when_it_is_lost(tm
         for number in range(1, 41):
             entries = sample_entries(number, number, text=f"m{number} " + "y" * 300)
             assert await store.append([Append(sample_head(0), entries)]) == [None]
-        for suffix in ("", "-wal"):  # as a kill leaves them
-            copy.with_name(copy.name + suffix).write_bytes(path.with_name(path.name + suffix).read_bytes())
+        copy_as_killed(path, copy)
     with closing(sqlite3.connect(copy)) as connection:
         (indexed,) = connection.execute("SELECT max(sequence) FROM places").fetchone()
         assert connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
