@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -16,6 +17,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.event_loop import watching_the_event_loop
+from tests.postgresql import PostgreSQLServer, running_server
 
 sys.dont_write_bytecode = False  # whatever the environment says: the tests start hundreds of processes, and each
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # would compile the whole package, and each worker all tests, anew
@@ -101,6 +103,21 @@ def short_path() -> Iterator[Path]:
     """A directory whose name leaves room for a Unix socket's."""
     with tempfile.TemporaryDirectory(prefix="mc") as name:
         yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQLServer]:
+    """A PostgreSQL server for all tests of this process; it starts in a second."""
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgresql: PostgreSQLServer) -> Iterator[str]:
+    """The URL of an empty database of the test's own."""
+    name = asyncio.run(postgresql.new_database())
+    yield postgresql.url(name)
+    asyncio.run(postgresql.drop_database(name))
 
 
 @pytest.fixture
