@@ -26,6 +26,7 @@ __all__ = [
 STORE_URLS = (
     *("none:", "memory:", "sqlite:", "sqlite:///absolute/path/to/file.db"),
     *("jsonl:", "jsonl:///absolute/path/to/directory"),
+    "postgresql://user@host/database",
 )
 """What the setting `store` may be."""
 
@@ -49,7 +50,8 @@ def open_store(url: str | StorePlace, workspace: Path, *, read_only: bool = Fals
 
     Args:
         url: `none:` (no transcript), `memory:`, `sqlite:` (`sessions.db` in the workspace), `sqlite:///absolute/path`,
-            `jsonl:` (the directory `transcripts` in the workspace) or `jsonl:///absolute/path`; or what it means.
+            `jsonl:` (the directory `transcripts` in the workspace), `jsonl:///absolute/path`, or
+            `postgresql://user@host:port/database?option=value`, which several processes may share; or what it means.
         workspace: the directory that `sqlite:` and `jsonl:` are relative to.
         read_only: change nothing and lock nothing, beside whoever writes it.
 
@@ -57,30 +59,45 @@ def open_store(url: str | StorePlace, workspace: Path, *, read_only: bool = Fals
         ConfigError: no store goes by this URL.
     """
     place = store_place(url, workspace) if isinstance(url, str) else url
-    path = place.path or workspace
+    if place.url is not None:
+        return _on_a_server(place.url)
+    if place.path is not None:
+        return _in_files(place, place.path, read_only=read_only)
+    if place.kind == "memory":
+        from miniclaw_sessions.stores.memory import MemoryStore  # noqa: PLC0415 - only the chosen store is imported
+
+        return MemoryStore()
+    from miniclaw_sessions.stores.none import NoStore  # noqa: PLC0415 - same
+
+    return NoStore()
+
+
+def _in_files(place: StorePlace, path: Path, *, read_only: bool) -> Store:
     if place.kind == "sqlite" and read_only:
-        from miniclaw_sessions.stores.sql.reader import SQLiteReader  # noqa: PLC0415 - only the chosen store is imported
+        from miniclaw_sessions.stores.sql.reader import SQLiteReader  # noqa: PLC0415 - as above
 
         return SQLiteReader(path)
     if place.kind == "sqlite":
         from miniclaw_sessions.stores.sql.sqlite import SQLiteStore  # noqa: PLC0415 - same
 
         return SQLiteStore(path)
-    if place.kind == "jsonl" and read_only:
+    if read_only:
         from miniclaw_sessions.stores.jsonl.reader import JSONLReader  # noqa: PLC0415 - same
 
         return JSONLReader(path)
-    if place.kind == "jsonl":
-        from miniclaw_sessions.stores.jsonl.store import JSONLStore  # noqa: PLC0415 - same
+    from miniclaw_sessions.stores.jsonl.store import JSONLStore  # noqa: PLC0415 - same
 
-        return JSONLStore(path)
-    if place.kind == "memory":
-        from miniclaw_sessions.stores.memory import MemoryStore  # noqa: PLC0415 - same
+    return JSONLStore(path)
 
-        return MemoryStore()
-    from miniclaw_sessions.stores.none import NoStore  # noqa: PLC0415 - same
 
-    return NoStore()
+def _on_a_server(url: str) -> Store:
+    try:
+        from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        if error.name != "asyncpg":
+            raise
+        raise ConfigError("a postgresql: store needs asyncpg: pip install 'miniclaw-sessions[postgresql]'") from error
+    return PostgreSQLStore(url)
 
 
 def store_place(url: str, workspace: Path) -> StorePlace:
@@ -95,6 +112,8 @@ def store_place(url: str, workspace: Path) -> StorePlace:
         return msgspec.structs.replace(kind, path=kind.path and workspace / kind.path)
     if kind.path is not None and _is_absolute_path(rest):
         return msgspec.structs.replace(kind, path=Path(rest.removeprefix("//")))
+    if scheme == "postgresql" and rest.startswith("//"):
+        return StorePlace("postgresql", url=url)
     raise ConfigError(f"store = {_without_password(url)!r} is no store; it can be {', '.join(STORE_URLS)}")
 
 

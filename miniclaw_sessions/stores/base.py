@@ -16,7 +16,10 @@ A store keeps, for each session, a head (who it is) and a sequence of encoded en
   session.
 - *Absence*: reading a session that does not exist gives nothing; deleting it does nothing.
 
-Stores are used by one manager at a time, which holds the directory lock; calls may overlap.
+- *Ownership*: what an append says of a turn (`TurnClaim`) holds or the append is refused; only of `shared` stores.
+
+A store in files is used by one manager at a time, which holds the directory lock; a `shared` one by any number of them,
+in as many processes. Calls may overlap.
 """
 
 from __future__ import annotations
@@ -54,10 +57,11 @@ class SessionHead(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredHead(msgspec.Struct, frozen=True, gc=False):
-    """A session in the store, and the sequence of its newest entry (0: none)."""
+    """A session in the store, the sequence of its newest entry (0: none), and the number of its newest turn's claim."""
 
     head: SessionHead
     last_sequence: int
+    fence: int = 0
 
 
 class StoredEntry(msgspec.Struct, frozen=True, gc=False):
@@ -144,15 +148,35 @@ def decode_stored(stored: StoredEntry) -> Entry:
     return decode_entry(stored.encoded)
 
 
+class TurnClaim(msgspec.Struct, frozen=True, gc=False):
+    """Who answers a session, in a store that several processes write; an append that carries it is refused otherwise.
+
+    The number of a turn is higher than that of every turn before it. A turn is taken with a higher number while no
+    other one runs, and held with the same number by the same owner; so the same append may be sent again. Whoever stood
+    still while his time ran out and somebody else took over has a number that is too low: his late write is refused.
+
+    Attributes:
+        fence: the number of this turn.
+        owner: who has it; random, and nobody else's.
+        seconds: how long from now on nobody else may take it; 0 gives it back.
+    """
+
+    fence: int
+    owner: str
+    seconds: float
+
+
 class Append(msgspec.Struct, frozen=True, gc=False):
     """New entries of one session, in order of sequence, which begin right behind what is stored.
 
-    `after_loss` says that entries are known to be lost: only then may there be gaps, before and between them.
+    `after_loss` says that entries are known to be lost: only then may there be gaps, before and between them. Without a
+    `turn` they are taken whoever answers the session at this time.
     """
 
     head: SessionHead
     entries: Sequence[StoredEntry]
     after_loss: bool = False
+    turn: TurnClaim | None = None
 
 
 class StorePlace(msgspec.Struct, frozen=True):
@@ -163,12 +187,14 @@ class StorePlace(msgspec.Struct, frozen=True):
         path: its file, or the directory that holds its files; None: it is in no file.
         is_directory: whether it has the directory for itself.
         durable: whether what it has is there after this process has ended.
+        url: how its server is reached; None: it has none.
     """
 
     kind: str
     path: Path | None = None
     is_directory: bool = False
     durable: bool = True
+    url: str | None = None
 
     @property
     def home(self) -> Path | None:
@@ -218,6 +244,10 @@ class Store(Protocol):
 
     keeps_entries: ClassVar[bool]
     """False only for the store `none`: there is no transcript, the snapshots are all there is."""
+
+    shared: ClassVar[bool] = False
+    """Whether other processes may write it at the same time. Then a session that is not in it was deleted, and an
+    idempotency key that a session has in it is refused with `StoreConflict`."""
 
     @property
     def place(self) -> StorePlace:

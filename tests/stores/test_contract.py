@@ -13,6 +13,7 @@ from miniclaw_sessions.stores.base import Append, Store
 from miniclaw_sessions.stores.jsonl.store import JSONLStore
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.stores.none import NoStore
+from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
 from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.testing import (
     STORE_CHECKS,
@@ -27,7 +28,7 @@ from miniclaw_sessions.testing import (
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["memory", "sqlite", "jsonl", "faulty"])
+@pytest.fixture(params=["memory", "sqlite", "jsonl", "faulty", "postgresql"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
     numbers = count(1)
     made: dict[Store, Path] = {}
@@ -43,6 +44,9 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
     def reopen(closed: Store) -> Store:
         return open_path(made[closed])
 
+    if request.param == "postgresql":
+        url: str = request.getfixturevalue("database")
+        return StoreMaker(lambda: PostgreSQLStore(url), lambda _closed: PostgreSQLStore(url))
     if request.param == "memory":
         return StoreMaker(MemoryStore, lambda closed: closed)
     if request.param == "faulty":
@@ -115,7 +119,8 @@ def test_an_unknown_url_is_refused_with_the_value_and_the_possible_ones(url: str
     assert all(possible in str(caught.value) for possible in ("none:", "memory:", "sqlite:", "jsonl:"))
 
 
-def test_a_refused_url_does_not_show_its_password() -> None:
+@pytest.mark.parametrize("url", ["postgres://user:secret@host/db", "postgresql://user:secret@host/db"])
+def test_a_refused_url_does_not_show_its_password(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        open_store("postgresql://user:secret@host/db", Path("/"))
+        open_store(url, Path("/"))
     assert "secret" not in str(caught.value)

@@ -1,19 +1,28 @@
-"""The tables, as typed models.
+"""The tables, as typed models: what is said of a session and of an entry, in two layouts.
 
-A row of `sessions` never changes. `entries` is a log: rows are added at its end in the order of commit, whichever
-sessions they belong to, so a group of any number of sessions fills a few pages and touches no other. An index by
-session would be touched in as many places as the group has sessions, and cost more than the rest of the commit.
+The columns are the same in both. How rows are found differs, because what an append costs does.
+
+*A file of ours* (`Base`), which one process writes: a row of `sessions` never changes. `entries` is a log: rows are
+added at its end in the order of commit, whichever sessions they belong to, so a group of any number of sessions fills a
+few pages and touches no other. An index by session would be touched in as many places as the group has sessions, and
+cost more than the rest of the commit.
 
 So the index, `places`, runs behind: the one row of `placed` says up to which position it goes. The tail of the log that
 lies beyond is brought into it sorted and in bulk (`statements.place`); until then readers scan the tail, which is kept
 short. Log and index change together in one transaction, a session's entries ascend along the log in `sequence` as in
 `position`, and no position is given out twice. No foreign key holds an entry to its session: without an index, deleting
 a session would search the whole log for others of its entries. `check` looks for such contradictions.
+
+*A server's database* (`Shared`), which any number of processes write: every key begins with `session_id`, so that
+nothing is shared between two sessions, no number is given out to all, and the tables can be spread by its hash. A row
+of `sessions` says where its session ends, and so is what two writers meet at. It is changed in place by every append;
+`used_at` has an index, and is changed at most once in `USED_RESOLUTION`. The turn's columns are told in
+`stores.base.TurnClaim`.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from sqlalchemy import BigInteger, DateTime, Dialect, Integer, LargeBinary, MetaData, Text
@@ -44,53 +53,70 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-class Base(DeclarativeBase):
-    """What all tables share: the types that stand for Python's, and names for constraints that every engine keeps."""
+_NAMES = {
+    "pk": "pk_%(table_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+}
+"""Names for constraints that every engine keeps."""
 
-    metadata = MetaData(
-        naming_convention={
-            "pk": "pk_%(table_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        }
-    )
-    type_annotation_map: ClassVar[dict[Any, Any]] = {
-        int: BIG_INTEGER,
-        str: Text,
-        bytes: LargeBinary,
-        datetime: UtcDateTime,
-    }
+_TYPES: dict[Any, Any] = {int: BIG_INTEGER, str: Text, bytes: LargeBinary, datetime: UtcDateTime}
+"""What stands for Python's types."""
+
+# --- what both layouts say -------------------------------------------------------------------------------------------
 
 
-class SessionRow(Base):
-    """Who a session is. Numbers of deleted sessions are not given out again."""
+class Identity:
+    """Who a session is."""
 
-    __tablename__ = "sessions"
-    __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012 - as SQLAlchemy declares it
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    session_id: Mapped[str] = mapped_column(unique=True)
     channel: Mapped[str]
     chat_id: Mapped[str]
     incarnation: Mapped[str]
     created_at: Mapped[datetime]
 
 
-class EntryRow(Base):
-    """One entry of a session, where it was committed; `encoded` is its JSON, byte for byte.
+class Said:
+    """One entry of a session; `encoded` is its JSON, byte for byte.
 
-    `checksum` is that of the row (`statements.checksum_of`); rows of older versions have none.
+    `checksum` is that of the row (`checksums.checksum_of`); rows of older versions have none.
     """
 
-    __tablename__ = "entries"
-
-    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    session: Mapped[int]
-    sequence: Mapped[int]
     entry_id: Mapped[str]
     encoded: Mapped[bytes]
     idempotency_key: Mapped[str | None]
     checksum: Mapped[int | None]
+
+
+# --- a file of ours --------------------------------------------------------------------------------------------------
+
+_KEYS_FIRST = -1
+
+
+class Base(DeclarativeBase):
+    """The tables of a file."""
+
+    metadata = MetaData(naming_convention=_NAMES)
+    type_annotation_map: ClassVar[dict[Any, Any]] = _TYPES
+
+
+class SessionRow(Identity, Base):
+    """Who a session is. Numbers of deleted sessions are not given out again."""
+
+    __tablename__ = "sessions"
+    __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012 - as SQLAlchemy declares it
+
+    id: Mapped[int] = mapped_column(primary_key=True, sort_order=_KEYS_FIRST)
+    session_id: Mapped[str] = mapped_column(unique=True, sort_order=_KEYS_FIRST)
+
+
+class EntryRow(Said, Base):
+    """One entry of a session, where it was committed."""
+
+    __tablename__ = "entries"
+
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=_KEYS_FIRST)
+    session: Mapped[int] = mapped_column(sort_order=_KEYS_FIRST)
+    sequence: Mapped[int] = mapped_column(sort_order=_KEYS_FIRST)
 
 
 class PlaceRow(Base):
@@ -121,3 +147,52 @@ class PlacedRow(Base):
     __tablename__ = "placed"
 
     up_to: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+# --- a server's database ---------------------------------------------------------------------------------------------
+
+USED_RESOLUTION = timedelta(hours=1)
+"""How exactly `used_at` says when a session was used: an append that is nearer than this leaves it as it is."""
+
+_ID = Text(collation="C")
+"""Compared byte by byte, as Python compares the text's code points, whatever language the database speaks."""
+
+
+class Shared(DeclarativeBase):
+    """The tables of a server's database."""
+
+    metadata = MetaData(naming_convention=_NAMES)
+    type_annotation_map: ClassVar[dict[Any, Any]] = _TYPES
+
+
+class SharedSessionRow(Identity, Shared):
+    """Who a session is, where it ends, when it was used, and who may answer it."""
+
+    __tablename__ = "sessions"
+    __table_args__ = {"postgresql_with": {"fillfactor": 70}}  # noqa: RUF012 - as SQLAlchemy declares it
+
+    session_id: Mapped[str] = mapped_column(_ID, primary_key=True, sort_order=_KEYS_FIRST)
+    last_sequence: Mapped[int]
+    used_at: Mapped[datetime] = mapped_column(index=True)
+    fence: Mapped[int]
+    turn_owner: Mapped[str | None]
+    turn_until: Mapped[datetime | None]
+
+
+class SharedEntryRow(Said, Shared):
+    """One entry of a session."""
+
+    __tablename__ = "entries"
+
+    session_id: Mapped[str] = mapped_column(_ID, primary_key=True, sort_order=_KEYS_FIRST)
+    sequence: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, sort_order=_KEYS_FIRST)
+
+
+class SharedKeyRow(Shared):
+    """Where in its session the oldest entry with an idempotency key is."""
+
+    __tablename__ = "idempotency_keys"
+
+    session_id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    idempotency_key: Mapped[str] = mapped_column(_ID, primary_key=True)
+    sequence: Mapped[int]

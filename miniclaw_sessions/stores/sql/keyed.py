@@ -1,0 +1,412 @@
+"""The statements of a server's database, made of the models and compiled once to the driver's own text.
+
+Only what Citus, CockroachDB and YugabyteDB speak too: no sequence, trigger, advisory lock or notification; every
+condition and every change concerns one session; no statement changes a table twice.
+
+**A group of appends is one statement** (`GO_ON`), in which each session is settled for itself: its row is locked, and
+changed if the session still ends where the append begins, its incarnation is the same, the turn allows it, and none of
+its idempotency keys is taken. Only entries of sessions whose row was changed are inserted, and those sessions are the
+answer. Rows are locked in order of session_id, so that two groups never wait for each other. Whoever had to wait for
+another process looks at the row anew: if that one was first, this session alone drops out of the answer. Sessions that
+begin take `BEGIN`, in which the new row is what the first of two inserts and the other does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    DateTime,
+    Float,
+    LargeBinary,
+    Text,
+    and_,
+    bindparam,
+    case,
+    column,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    literal_column,
+    not_,
+    or_,
+    select,
+    table,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import insert as insert_or_not
+from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
+from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
+from sqlalchemy.sql.elements import CompilerElement
+from sqlalchemy.sql.selectable import TableValuedAlias
+from sqlalchemy.types import TypeEngine
+
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead
+from miniclaw_sessions.stores.sql.checksums import checksum_of, entry_of_row
+from miniclaw_sessions.stores.sql.models import (
+    USED_RESOLUTION,
+    Shared,
+    SharedEntryRow,
+    SharedKeyRow,
+    SharedSessionRow,
+)
+
+PAGE = 500
+"""Sessions that are read at a time."""
+
+NO_LIMIT = 2**62
+
+_DIALECT = asyncpg_dialect()  # type: ignore[no-untyped-call]
+
+
+class Statement(NamedTuple):
+    """A statement in the driver's words, and its parameters in their order: their names, and what is said of them."""
+
+    text: str
+    names: tuple[str, ...]
+    constants: Mapping[str, Any]
+
+    def arguments(self, values: Mapping[str, Any]) -> list[Any]:
+        """Its parameters."""
+        return [values[name] if name in values else self.constants[name] for name in self.names]
+
+
+def _compiled(statement: CompilerElement) -> Statement:
+    compiled: Any = statement.compile(dialect=_DIALECT)
+    constants = {name: value for name, value in compiled.params.items() if value is not None}
+    return Statement(str(compiled), tuple(compiled.positiontup or ()), constants)
+
+
+def schema() -> list[str]:
+    """What makes the tables in an empty database."""
+    tables = Shared.metadata.sorted_tables
+    made = [CreateTable(table) for table in tables]
+    indexes = [CreateIndex(index) for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]
+    statements: list[ExecutableDDLElement] = [*made, *indexes]
+    return [str(one.compile(dialect=_DIALECT)) for one in statements]
+
+
+def expected_columns() -> dict[str, set[str]]:
+    """The columns of each table, by its name."""
+    return {table.name: {one.name for one in table.columns} for table in Shared.metadata.sorted_tables}
+
+
+# --- appending -------------------------------------------------------------------------------------------------------
+
+_BIG, _TEXT, _TIME = BigInteger(), Text(), DateTime(timezone=True)
+
+_GIVEN: dict[str, TypeEngine[Any]] = {
+    "session_id": _TEXT,
+    "incarnation": _TEXT,
+    "expected": _BIG,
+    "last": _BIG,
+    "fence": _BIG,
+    "owner": _TEXT,
+    "seconds": Float(),
+}
+_WHO: dict[str, TypeEngine[Any]] = {"channel": _TEXT, "chat_id": _TEXT, "created_at": _TIME}
+_ROWS: dict[str, TypeEngine[Any]] = {
+    "session_id": _TEXT,
+    "sequence": _BIG,
+    "entry_id": _TEXT,
+    "encoded": LargeBinary(),
+    "idempotency_key": _TEXT,
+    "checksum": _BIG,
+}
+
+
+class _Unnested(NamedTuple):
+    """Arrays that go to the server as one parameter each, and are a table there."""
+
+    table: TableValuedAlias
+    c: Any
+
+
+def _unnested(name: str, types: Mapping[str, TypeEngine[Any]]) -> _Unnested:
+    arrays = [bindparam(f"{name}_{one}", type_=ARRAY(kind)) for one, kind in types.items()]
+    columns = [column(one, kind) for one, kind in types.items()]
+    unnested = func.unnest(*arrays).table_valued(*columns, name=name).render_derived(name=name)
+    return _Unnested(unnested, unnested.c)
+
+
+_SESSION, _ENTRY, _KEY = SharedSessionRow, SharedEntryRow, SharedKeyRow
+_NOW: ColumnElement[datetime] = func.clock_timestamp(type_=_TIME)
+_SECOND: ColumnElement[timedelta] = literal_column("INTERVAL '1 second'")
+
+
+def _turn_allows(given: Any) -> ColumnElement[bool]:
+    """Nothing was said of a turn, or it is held already, or nobody has it and the number is higher."""
+    return or_(
+        given.fence.is_(None),
+        and_(_SESSION.fence == given.fence, _SESSION.turn_owner == given.owner),
+        and_(_SESSION.fence < given.fence, or_(_SESSION.turn_until.is_(None), _SESSION.turn_until < _NOW)),
+    )
+
+
+def _turn_columns(given: Any, *, is_new: bool) -> dict[Any, Any]:
+    """The turn as an append leaves it: its own, given back where it asks for no more seconds."""
+    says_nothing, is_over = given.fence.is_(None), given.seconds <= 0
+    before = (0, None, None) if is_new else (_SESSION.fence, _SESSION.turn_owner, _SESSION.turn_until)
+    until = _NOW + given.seconds * _SECOND
+    return {
+        _SESSION.fence: case((says_nothing, before[0]), else_=given.fence),
+        _SESSION.turn_owner: case((says_nothing, before[1]), else_=given.owner),
+        _SESSION.turn_until: case((says_nothing, before[2]), (is_over, None), else_=until),
+    }
+
+
+def _go_on(*, with_keys: bool, refuses_keys: bool) -> Statement:
+    """Append to sessions that exist."""
+    given, rows = _unnested("given", _GIVEN), _unnested("said", _ROWS)
+    may = [_SESSION.incarnation == given.c.incarnation, _SESSION.last_sequence == given.c.expected]
+    may.append(_turn_allows(given.c))
+    if refuses_keys:
+        taken = and_(
+            rows.c.session_id == _SESSION.session_id,
+            _KEY.session_id == rows.c.session_id,
+            _KEY.idempotency_key == rows.c.idempotency_key,
+        )
+        may.append(not_(exists().where(taken).correlate(_SESSION.__table__)))
+    free = (
+        select(_SESSION.session_id)
+        .join_from(given.table, _SESSION, _SESSION.session_id == given.c.session_id)
+        .where(*may)
+        .order_by(_SESSION.session_id)
+        .with_for_update(of=_SESSION)
+        .cte("free")
+    )
+    used_lately = _SESSION.used_at > _NOW - literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * _SECOND
+    moved = (
+        update(_SESSION)
+        .where(
+            _SESSION.session_id == free.c.session_id,
+            given.c.session_id == free.c.session_id,
+            _SESSION.last_sequence == given.c.expected,
+        )
+        .values(
+            {
+                _SESSION.last_sequence: given.c.last,
+                _SESSION.used_at: case((used_lately, _SESSION.used_at), else_=_NOW),
+                **_turn_columns(given.c, is_new=False),
+            }
+        )
+        .returning(_SESSION.session_id)
+        .cte("changed")
+    )
+    return _with_entries(moved, rows, with_keys=with_keys)
+
+
+def _begin() -> Statement:
+    """Append to sessions that do not exist yet."""
+    given, rows = _unnested("given", {**_GIVEN, **_WHO}), _unnested("said", _ROWS)
+    values = {
+        _SESSION.session_id: given.c.session_id,
+        _SESSION.channel: given.c.channel,
+        _SESSION.chat_id: given.c.chat_id,
+        _SESSION.incarnation: given.c.incarnation,
+        _SESSION.created_at: given.c.created_at,
+        _SESSION.last_sequence: given.c.last,
+        _SESSION.used_at: _NOW,
+        **_turn_columns(given.c, is_new=True),
+    }
+    made = (
+        insert_or_not(_SESSION)
+        .from_select(list(values), select(*values.values()).order_by(given.c.session_id))
+        .on_conflict_do_nothing(index_elements=[_SESSION.session_id])
+        .returning(_SESSION.session_id)
+        .cte("changed")
+    )
+    return _with_entries(made, rows, with_keys=True)
+
+
+def _with_entries(changed: Any, rows: _Unnested, *, with_keys: bool) -> Statement:
+    """The entries of those sessions whose row was changed, and where their idempotency keys are."""
+    of_changed = rows.table.join(changed, changed.c.session_id == rows.c.session_id)
+    columns = [rows.c[name] for name in _ROWS]
+    added = insert(_ENTRY).from_select(list(_ROWS), select(*columns).select_from(of_changed)).cte("added")
+    answer = select(changed.c.session_id).add_cte(added)
+    if not with_keys:
+        return _compiled(answer)
+    where = select(rows.c.session_id, rows.c.idempotency_key, rows.c.sequence).select_from(of_changed)
+    keys = (
+        insert_or_not(_KEY)
+        .from_select(
+            ["session_id", "idempotency_key", "sequence"],
+            where.where(rows.c.idempotency_key.is_not(None)).order_by(rows.c.session_id, rows.c.sequence),
+        )
+        .on_conflict_do_nothing(index_elements=[_KEY.session_id, _KEY.idempotency_key])  # the oldest one stays
+        .cte("keyed")
+    )
+    return _compiled(answer.add_cte(keys))
+
+
+GO_ON = _go_on(with_keys=False, refuses_keys=False)
+"""For entries that have no idempotency keys."""
+
+GO_ON_WITH_KEYS = _go_on(with_keys=True, refuses_keys=True)
+"""For entries whose keys must be new."""
+
+GO_ON_WITH_ANY_KEYS = _go_on(with_keys=True, refuses_keys=False)
+"""For a copy of what is stored elsewhere: the oldest entry with a key keeps it."""
+
+BEGIN = _begin()
+
+
+class Part(NamedTuple):
+    """What is to be added to one session: an append, as far as it is new."""
+
+    append: Append
+    entries: Sequence[StoredEntry]
+    expected: int
+
+    @property
+    def last(self) -> int:
+        """Where the session ends then."""
+        return self.entries[-1].sequence if self.entries else self.expected
+
+
+def number_of(session_id: str) -> int:
+    """What binds the checksum of a row to its session."""
+    return crc32(session_id.encode())
+
+
+def values_of(parts: Sequence[Part], *, who: bool) -> dict[str, list[Any]]:
+    """The parameters of `GO_ON`, or with `who` of `BEGIN`: a column each."""
+    given: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
+    for part in parts:
+        head, turn = part.append.head, part.append.turn
+        claim = (None, None, None) if turn is None else (turn.fence, turn.owner, turn.seconds)
+        identity = (head.key.channel, head.key.chat_id, head.created_at) if who else ()
+        given.append((head.session_id, head.incarnation, part.expected, part.last, *claim, *identity))
+        number = number_of(head.session_id)
+        for entry in part.entries:
+            sequence, entry_id, encoded, key = entry.sequence, entry.entry_id, entry.encoded, entry.idempotency_key
+            checksum = checksum_of(number, sequence, entry_id, key, encoded)
+            rows.append((head.session_id, sequence, entry_id, encoded, key, checksum))
+    names = (*_GIVEN, *_WHO) if who else tuple(_GIVEN)
+    return {**_columns("given", names, given), **_columns("said", tuple(_ROWS), rows)}
+
+
+def _columns(table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(names)
+    return {f"{table}_{name}": list(values) for name, values in zip(names, columns, strict=True)}
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+_SESSION_ID = bindparam("session_id", type_=_TEXT)
+_LIMIT = bindparam("limit", type_=_BIG)
+_IS_OF_SESSION = _ENTRY.session_id == _SESSION_ID
+
+_HEADS = select(
+    _SESSION.session_id,
+    _SESSION.channel,
+    _SESSION.chat_id,
+    _SESSION.incarnation,
+    _SESSION.created_at,
+    _SESSION.last_sequence,
+    _SESSION.fence,
+)
+HEAD = _compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID))
+LOCKED_HEAD = _compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID).with_for_update())
+HEADS_AFTER = _compiled(
+    _HEADS.where(_SESSION.session_id > bindparam("after", type_=_TEXT)).order_by(_SESSION.session_id).limit(PAGE)
+)
+SESSION_IDS = _compiled(select(_SESSION.session_id).order_by(_SESSION.session_id))
+
+_ENTRIES = select(_ENTRY.sequence, _ENTRY.entry_id, _ENTRY.encoded, _ENTRY.idempotency_key, _ENTRY.checksum).where(
+    _IS_OF_SESSION
+)
+OLDEST_FIRST = _compiled(
+    _ENTRIES.where(_ENTRY.sequence > bindparam("after", type_=_BIG)).order_by(_ENTRY.sequence).limit(_LIMIT)
+)
+NEWEST_FIRST = _compiled(_ENTRIES.order_by(_ENTRY.sequence.desc()).limit(_LIMIT))
+WITH_ID = _compiled(
+    _ENTRIES.where(_ENTRY.entry_id == bindparam("entry_id", type_=_TEXT)).order_by(_ENTRY.sequence).limit(1)
+)
+WITH_KEY = _compiled(
+    _ENTRIES.join(_KEY, and_(_KEY.session_id == _ENTRY.session_id, _KEY.sequence == _ENTRY.sequence)).where(
+        _KEY.session_id == _SESSION_ID, _KEY.idempotency_key == bindparam("key", type_=_TEXT)
+    )
+)
+IDS_BETWEEN = _compiled(
+    select(_ENTRY.sequence, _ENTRY.entry_id).where(
+        _IS_OF_SESSION,
+        _ENTRY.sequence.between(bindparam("first", type_=_BIG), bindparam("last", type_=_BIG)),
+    )
+)
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+MEND = _compiled(
+    update(_ENTRY)
+    .where(_IS_OF_SESSION, _ENTRY.sequence == bindparam("at", type_=_BIG))
+    .values(
+        entry_id=bindparam("entry_id", type_=_TEXT),
+        encoded=bindparam("encoded", type_=LargeBinary()),
+        idempotency_key=bindparam("key", type_=_TEXT),
+        checksum=bindparam("checksum", type_=_BIG),
+    )
+)
+DELETE = tuple(
+    _compiled(delete(model).where(model.session_id == _SESSION_ID))
+    for model in (SharedEntryRow, SharedKeyRow, SharedSessionRow)
+)
+"""A session's rows, those that say that there is one last; to be run while its row is locked."""
+
+_ENDS = (
+    select(_ENTRY.session_id, func.max(_ENTRY.sequence).label("last"), func.count().label("entries"))
+    .group_by(_ENTRY.session_id)
+    .subquery("ends")
+)
+ORPHANS = _compiled(
+    select(_ENDS.c.session_id, _ENDS.c.entries)
+    .outerjoin(_SESSION, _SESSION.session_id == _ENDS.c.session_id)
+    .where(_SESSION.session_id.is_(None))
+    .order_by(_ENDS.c.session_id)
+)
+WRONG_ENDS = _compiled(
+    select(_SESSION.session_id, _SESSION.last_sequence, func.coalesce(_ENDS.c.last, 0))
+    .outerjoin(_ENDS, _SESSION.session_id == _ENDS.c.session_id)
+    .where(_SESSION.last_sequence != func.coalesce(_ENDS.c.last, 0))
+    .order_by(_SESSION.session_id)
+)
+WRONG_KEYS = _compiled(
+    select(func.count())
+    .select_from(_KEY)
+    .outerjoin(_ENTRY, and_(_ENTRY.session_id == _KEY.session_id, _ENTRY.sequence == _KEY.sequence))
+    .where(_ENTRY.idempotency_key.is_distinct_from(_KEY.idempotency_key))
+)
+_CATALOGUE = table("columns", *(column(one, _TEXT) for one in ("table_schema", "table_name", "column_name")))
+_CATALOGUE.schema = "information_schema"
+COLUMNS = _compiled(
+    select(_CATALOGUE.c.table_name, _CATALOGUE.c.column_name).where(
+        _CATALOGUE.c.table_schema == func.current_schema(type_=_TEXT)
+    )
+)
+"""The tables that there are, and their columns."""
+
+
+def stored_head(row: Sequence[Any]) -> StoredHead:
+    """A session, from a row of `HEAD` or `HEADS_AFTER`."""
+    session_id, channel, chat_id, incarnation, created_at, last, fence = row
+    return StoredHead(SessionHead(session_id, SessionKey(channel, chat_id), incarnation, created_at), last, fence)
+
+
+def stored_entries(session_id: str, rows: Iterable[Sequence[Any]]) -> list[StoredEntry]:
+    """A session's entries, from rows of any of the statements that read them."""
+    number = number_of(session_id)
+    return [
+        entry_of_row(sequence, entry_id, encoded, key, checksum, number)
+        for sequence, entry_id, encoded, key, checksum in rows
+    ]

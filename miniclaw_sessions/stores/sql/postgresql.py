@@ -1,0 +1,480 @@
+"""The store that several processes share: a PostgreSQL server's database.
+
+An append is acknowledged when the server says that it is durable: on its own disk, and on the standbys that it waits
+for. A statement whose answer does not come, because the connection, the server or the time is gone, was done or was
+not: nothing is guessed. Its caller is told `StoreUnavailable`, sends the same entries again, and then finds either that
+they are stored or that they are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, ClassVar, Self, TypeVar
+
+import asyncpg
+from anyio import CancelScope
+
+from miniclaw_sessions.errors import (
+    ConfigError,
+    SchemaTooNew,
+    StoreConflict,
+    StoreCorrupt,
+    StoreError,
+    StoreUnavailable,
+)
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.stores.appending import entries_to_add
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, StorePlace, is_damaged
+from miniclaw_sessions.stores.soundness import check_transcripts
+from miniclaw_sessions.stores.sql import keyed
+from miniclaw_sessions.stores.sql.checksums import checksum_of
+from miniclaw_sessions.stores.sql.keyed import Part, Statement
+from miniclaw_sessions.stores.sql.server import (
+    FAILURES,
+    REFUSED_VALUES,
+    Address,
+    address,
+    opening_error,
+    promise_of,
+    store_error,
+)
+
+WRITERS = 2
+"""Connections for appends and deletions, so that no crowd of readers delays an acknowledgement."""
+
+READERS = 4
+"""Connections for everything else."""
+
+PATIENCE_S = 30.0
+"""How long to wait for a connection that others use."""
+
+MOST_ROWS = 2_000
+"""So many entries go in one statement at the most; a longer group takes several."""
+
+_VERSION = "0003"
+"""The version of the schema that a new database gets; from here on each step is one migration for both layouts."""
+
+_KNOWN = ("0003",)
+_MAKE_VERSION = (
+    "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
+    "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+)
+_ATTEMPTS = 3
+
+T = TypeVar("T")
+
+log = get_logger(__name__)
+
+
+class PostgreSQLStore(Store):
+    """Transcripts in a server's database, which any number of gateways use at the same time."""
+
+    durable: ClassVar[bool] = True
+    keeps_entries: ClassVar[bool] = True
+    shared: ClassVar[bool] = True
+
+    def __init__(self, url: str) -> None:
+        """Nothing is connected yet.
+
+        Args:
+            url: `postgresql://user@host:port/database?option=value`; see `server.address`.
+
+        Raises:
+            ConfigError: the URL is not usable.
+        """
+        self._url = url
+        self._place: Address = address(url)
+        self._writers: Any = None
+        self._readers: Any = None
+
+    def __repr__(self) -> str:
+        return f"<PostgreSQLStore {self._place.shown}>"
+
+    @property
+    def place(self) -> StorePlace:
+        """On its server."""
+        return StorePlace("postgresql", url=self._url)
+
+    # --- opening and closing -----------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Connect, see what the server promises, and make the tables where there are none.
+
+        Raises:
+            ConfigError: the server refuses us, would lose what it acknowledges, or has another program's tables there.
+            SchemaTooNew: a newer version of this program made the tables; they were not changed.
+            StoreUnavailable: the server cannot be reached now.
+        """
+        try:
+            connection = await asyncpg.connect(**self._place.connecting)
+            try:
+                promise = await promise_of(connection, self._place)
+                await self._prepare(connection)
+            finally:
+                await connection.close()
+            self._writers = await self._pool(WRITERS)
+            self._readers = await self._pool(READERS)
+        except (*FAILURES, asyncpg.ClientConfigurationError, ValueError) as error:
+            await self._close()
+            raise opening_error(error, self._place) from error
+        log.info(
+            "connected to the server",
+            action="store.connected",
+            server=self._place.shown,
+            version=promise.version,
+            synchronous_commit=promise.synchronous_commit,
+            synchronous_standbys=promise.standbys or "none",
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for running calls, and disconnect."""
+        with CancelScope(shield=True):
+            await self._close()
+
+    async def _pool(self, size: int) -> Any:
+        return await asyncpg.create_pool(
+            **self._place.connecting,
+            min_size=1,
+            max_size=size,
+            reset=_leave_as_it_is,
+            max_inactive_connection_lifetime=0,
+        )
+
+    async def _close(self) -> None:
+        pools, self._writers, self._readers = (self._writers, self._readers), None, None
+        for pool in pools:
+            if pool is not None:
+                await pool.close()
+
+    async def _prepare(self, connection: Any) -> None:
+        """See that the tables are there and ours, or make them; several gateways may start at the same time."""
+        for attempt in range(_ATTEMPTS):
+            columns = await _columns_of(connection)
+            if columns:
+                return await self._check_schema(connection, columns)
+            try:
+                async with connection.transaction():
+                    await connection.execute(_MAKE_VERSION)
+                    await connection.execute("INSERT INTO alembic_version VALUES ($1)", _VERSION)
+                    for statement in keyed.schema():
+                        await connection.execute(statement)
+            except (asyncpg.UniqueViolationError, asyncpg.DuplicateTableError):  # another one was first: look again
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+            else:
+                return None
+        return None
+
+    async def _check_schema(self, connection: Any, columns: Mapping[str, set[str]]) -> None:
+        place = self._place.shown
+        if "alembic_version" not in columns or "entries" not in columns:
+            raise ConfigError(f"cannot open {place} as a store: it has another program's tables; make a new database")
+        version = await connection.fetchval("SELECT version_num FROM alembic_version")
+        if version is None:
+            raise StoreCorrupt(
+                f"cannot open {place}: it is damaged, it does not say which version of the schema it has"
+            )
+        if version not in _KNOWN:
+            raise SchemaTooNew(
+                f"cannot open {place}: a newer version of miniclaw-sessions made it (schema {version}, this one knows "
+                f"{_VERSION}); install that version, nothing was changed"
+            )
+        for name, expected in keyed.expected_columns().items():
+            if columns.get(name) != expected:
+                raise StoreCorrupt(f"cannot open {place}: the table {name} has other columns than it was made with")
+
+    # --- appending ---------------------------------------------------------------------------------------------------
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        """Append entries of many sessions in one statement; a conflict of one is no matter of the others."""
+        outcomes: dict[str, StoreError | None] = {}
+        for group in _groups(appends):
+            with CancelScope(shield=True):
+                outcomes.update(await self._writing("append to", partial(self._append, appends=group)))
+        return [outcomes[item.head.session_id] for item in appends]
+
+    async def _append(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError | None]:
+        try:
+            return await self._append_together(connection, appends)
+        except REFUSED_VALUES:  # one of them has it: so that it is nobody else's fault, each on its own
+            return {item.head.session_id: await self._append_alone(connection, item) for item in appends}
+
+    async def _append_together(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError | None]:
+        waiting = {item.head.session_id: item for item in appends}
+        going_on = [part for item in appends if (part := _going_on(item)) is not None]
+        for session_id in await _apply(connection, _statement_for(going_on), going_on):
+            del waiting[session_id]
+        beginning = [part for item in waiting.values() if (part := _beginning(item)) is not None]
+        for session_id in await _apply(connection, keyed.BEGIN, beginning):
+            del waiting[session_id]
+        settled = {session_id: await self._settle(connection, item) for session_id, item in waiting.items()}
+        return {item.head.session_id: settled.get(item.head.session_id) for item in appends}
+
+    async def _append_alone(self, connection: Any, item: Append) -> StoreError | None:
+        try:
+            return (await self._append_together(connection, [item]))[item.head.session_id]
+        except REFUSED_VALUES as error:
+            what = f"cannot append to session {item.head.session_id} in {self._place.shown}"
+            if isinstance(error, asyncpg.IntegrityConstraintViolationError):
+                return StoreConflict(f"{what}: {type(error).__name__}; read the session again")
+            return StoreError(f"{what}: it holds a value that the server cannot ({type(error).__name__})")
+
+    async def _settle(self, connection: Any, item: Append) -> StoreError | None:
+        """Append to one session by the rules of all stores, its row locked; see `stores.appending`."""
+        for _ in range(_ATTEMPTS):
+            try:
+                async with connection.transaction():
+                    if await self._settle_locked(connection, item):
+                        return None
+            except StoreConflict as conflict:
+                return conflict
+        return StoreUnavailable(
+            f"cannot append to session {item.head.session_id} in {self._place.shown}: it comes and goes all the time"
+        )
+
+    async def _settle_locked(self, connection: Any, item: Append) -> bool:
+        """Whether the entries are stored; False if another process made the session meanwhile.
+
+        Raises:
+            StoreConflict: they never will be.
+        """
+        session_id = item.head.session_id
+        row = await connection.fetchrow(keyed.LOCKED_HEAD.text, session_id)
+        stored = None if row is None else keyed.stored_head(row)
+        last = 0 if stored is None else stored.last_sequence
+        ids = await self._ids_from(connection, item, last)
+        new = entries_to_add(
+            item,
+            incarnation=None if stored is None else stored.head.incarnation,
+            last_sequence=last,
+            ids_between=lambda _first, _last: ids,
+        )
+        part = Part(item, new, last)
+        if stored is None:
+            return bool(await _apply(connection, keyed.BEGIN, [part]))
+        if not new:
+            return True
+        statement = keyed.GO_ON_WITH_ANY_KEYS if item.after_loss else keyed.GO_ON_WITH_KEYS
+        if not await _apply(connection, statement, [part]):
+            raise StoreConflict(
+                f"cannot append to session {session_id}: another process answers it now, or has stored a message with "
+                "the same idempotency key; read the session again"
+            )
+        return True
+
+    async def _ids_from(self, connection: Any, item: Append, last: int) -> dict[int, str]:
+        """The ids of what is stored from the append's first place on."""
+        if not item.entries or item.entries[0].sequence > last:
+            return {}
+        first = min(entry.sequence for entry in item.entries)
+        return dict(await connection.fetch(keyed.IDS_BETWEEN.text, item.head.session_id, first, last))
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def heads(self) -> AsyncIterator[StoredHead]:
+        """All sessions in order of session_id, read a page at a time."""
+        after = ""
+        while page := await self._fetch(keyed.HEADS_AFTER, after=after):
+            for row in page:
+                yield keyed.stored_head(row)
+            after = page[-1][0]
+
+    async def session_ids(self) -> list[str]:
+        """The ids of all sessions, in order, read at once."""
+        return [session_id for (session_id,) in await self._fetch(keyed.SESSION_IDS)]
+
+    async def head(self, session_id: str) -> StoredHead | None:
+        """One session, or None."""
+        rows = await self._fetch(keyed.HEAD, session_id=session_id)
+        return keyed.stored_head(rows[0]) if rows else None
+
+    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        """The entries after a sequence, oldest first."""
+        limit = keyed.NO_LIMIT if limit is None else max(limit, 0)
+        rows = await self._fetch(keyed.OLDEST_FIRST, session_id=session_id, after=after, limit=limit)
+        return keyed.stored_entries(session_id, rows)
+
+    async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
+        """The newest entries, oldest first."""
+        rows = await self._fetch(keyed.NEWEST_FIRST, session_id=session_id, limit=max(limit, 0))
+        return keyed.stored_entries(session_id, reversed(rows))
+
+    async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
+        """The entry with this id, or None; the server looks through the session's entries."""
+        return await self._find(keyed.WITH_ID, session_id, entry_id=entry_id)
+
+    async def find_by_idempotency_key(self, session_id: str, key: str) -> StoredEntry | None:
+        """The oldest entry with this key, or None; through an index."""
+        return await self._find(keyed.WITH_KEY, session_id, key=key)
+
+    async def _find(self, statement: Statement, session_id: str, **values: str) -> StoredEntry | None:
+        if not all(map(_may_be_stored, values.values())):
+            return None
+        rows = await self._fetch(statement, session_id=session_id, **values)
+        found = keyed.stored_entries(session_id, rows)
+        return found[0] if found else None
+
+    # --- the rest ----------------------------------------------------------------------------------------------------
+
+    async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        """Write the right entries over rows that contradict their checksum."""
+        with CancelScope(shield=True):
+            return await self._writing("mend", lambda connection: self._mend(connection, session_id, entries))
+        raise AssertionError  # for the type checker, which thinks that a scope may end before it returns
+
+    async def _mend(self, connection: Any, session_id: str, entries: Sequence[StoredEntry]) -> int:
+        mended = 0
+        async with connection.transaction():
+            await connection.fetchrow(keyed.LOCKED_HEAD.text, session_id)
+            for entry in entries:
+                rows = await connection.fetch(keyed.OLDEST_FIRST.text, session_id, entry.sequence - 1, 1)
+                stored = keyed.stored_entries(session_id, rows)
+                if stored and stored[0].sequence == entry.sequence and is_damaged(stored[0].encoded):
+                    await connection.execute(keyed.MEND.text, *keyed.MEND.arguments(_mended(session_id, entry)))
+                    mended += 1
+        return mended
+
+    async def delete(self, session_id: str) -> bool:
+        """Remove a session and all that is of it, in one transaction; whether there was one."""
+        with CancelScope(shield=True):
+            return await self._writing("delete from", lambda connection: _delete(connection, session_id))
+        raise AssertionError  # as above
+
+    async def purge(self) -> bool:
+        """False: rows that were deleted stay in the server's files until it overwrites them, and in its log."""
+        return False
+
+    async def check(self) -> list[str]:
+        """Where the tables contradict each other, then every session's entries."""
+        return await check_transcripts(self, self.heads(), self._contradictions())
+
+    async def _contradictions(self) -> list[str]:
+        problems = [
+            f"session {session_id}: {count} entries belong to no session"
+            for session_id, count in await self._fetch(keyed.ORPHANS)
+        ]
+        problems += [
+            f"session {session_id}: it ends at {found}, and says that it ends at {said}"
+            for session_id, said, found in await self._fetch(keyed.WRONG_ENDS)
+        ]
+        ((count,),) = await self._fetch(keyed.WRONG_KEYS)
+        return [*problems, f"{count} idempotency keys belong to no entry"] if count else problems
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    async def _fetch(self, statement: Statement, **values: Any) -> list[Any]:
+        async with self._connection(self._readers, "read") as connection:
+            return list(await connection.fetch(statement.text, *statement.arguments(values)))
+
+    async def _writing(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        async with self._connection(self._writers, attempted) as connection:
+            return await work(connection)
+
+    @asynccontextmanager
+    async def _connection(self, pool: Any, attempted: str) -> AsyncIterator[Any]:
+        """One connection to use; whatever fails is reported in the words of the contract."""
+        if pool is None:
+            raise StoreUnavailable(f"cannot use {self._place.shown}: the store is not open; enter it with `async with`")
+        with self._failing(attempted):
+            async with pool.acquire(timeout=PATIENCE_S) as connection:
+                yield connection
+
+    @contextmanager
+    def _failing(self, attempted: str) -> Iterator[None]:
+        try:
+            yield
+        except FAILURES as error:
+            raise store_error(error, self._place, attempted) from error
+
+
+def _may_be_stored(text: str) -> bool:
+    """Whether a row can hold it: neither NUL nor half a character can be in a text of the server."""
+    return not any(one == "\0" or "\ud800" <= one <= "\udfff" for one in text)
+
+
+def _groups(appends: Sequence[Append]) -> Iterator[list[Append]]:
+    """The appends, some at a time, so that no statement is longer than a server likes."""
+    group: list[Append] = []
+    rows = 0
+    for item in appends:
+        if group and rows + len(item.entries) > MOST_ROWS:
+            yield group
+            group, rows = [], 0
+        group.append(item)
+        rows += len(item.entries) + 1
+    if group:
+        yield group
+
+
+def _going_on(item: Append) -> Part | None:
+    """The append as it is where the session ends right before it; None where that needs a closer look."""
+    if not item.entries or item.after_loss or not _follow_each_other(item.entries):
+        return None
+    first = item.entries[0].sequence
+    return Part(item, item.entries, first - 1) if first > 0 else None
+
+
+def _beginning(item: Append) -> Part | None:
+    """The append as it is where there is no such session yet; None where that needs a closer look."""
+    if not item.entries:
+        return Part(item, (), 0)
+    if item.entries[0].sequence != 1 or not _follow_each_other(item.entries):
+        return None
+    return Part(item, item.entries, 0)
+
+
+def _follow_each_other(entries: Sequence[StoredEntry]) -> bool:
+    return all(after.sequence == before.sequence + 1 for before, after in pairwise(entries))
+
+
+def _statement_for(parts: Sequence[Part]) -> Statement:
+    has_keys = any(entry.idempotency_key is not None for part in parts for entry in part.entries)
+    return keyed.GO_ON_WITH_KEYS if has_keys else keyed.GO_ON
+
+
+async def _apply(connection: Any, statement: Statement, parts: Sequence[Part]) -> list[str]:
+    """Run a statement for all of these; the sessions that were changed."""
+    if not parts:
+        return []
+    values = keyed.values_of(parts, who=statement is keyed.BEGIN)
+    return [session_id for (session_id,) in await connection.fetch(statement.text, *statement.arguments(values))]
+
+
+def _mended(session_id: str, entry: StoredEntry) -> dict[str, Any]:
+    key, encoded = entry.idempotency_key, entry.encoded
+    checksum = checksum_of(keyed.number_of(session_id), entry.sequence, entry.entry_id, key, encoded)
+    return {
+        "session_id": session_id,
+        "at": entry.sequence,
+        "entry_id": entry.entry_id,
+        "encoded": encoded,
+        "key": key,
+        "checksum": checksum,
+    }
+
+
+async def _delete(connection: Any, session_id: str) -> bool:
+    async with connection.transaction():
+        if await connection.fetchrow(keyed.LOCKED_HEAD.text, session_id) is None:
+            return False
+        for statement in keyed.DELETE:
+            await connection.execute(statement.text, session_id)
+    return True
+
+
+async def _columns_of(connection: Any) -> dict[str, set[str]]:
+    columns: dict[str, set[str]] = {}
+    for table, name in await connection.fetch(keyed.COLUMNS.text):
+        columns.setdefault(table, set()).add(name)
+    return columns
+
+
+async def _leave_as_it_is(connection: Any) -> None:
+    """Nothing is ever set on a connection, so that giving it back costs no round trip."""
