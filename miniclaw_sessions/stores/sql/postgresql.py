@@ -34,6 +34,7 @@ from miniclaw_sessions.stores.sql import keyed
 from miniclaw_sessions.stores.sql.checksums import checksum_of
 from miniclaw_sessions.stores.sql.keyed import Part, Statement
 from miniclaw_sessions.stores.sql.server import (
+    CUT,
     FAILURES,
     REFUSED_VALUES,
     Address,
@@ -197,8 +198,18 @@ class PostgreSQLStore(Store):
         outcomes: dict[str, StoreError | None] = {}
         for group in _groups(appends):
             with CancelScope(shield=True):
-                outcomes.update(await self._writing("append to", partial(self._append, appends=group)))
+                outcomes.update(await self._appending(group))
         return [outcomes[item.head.session_id] for item in appends]
+
+    async def _appending(self, appends: Sequence[Append]) -> dict[str, StoreError | None]:
+        """Append; once more over a new connection where the old one was gone, for entries are never added twice."""
+        work = partial(self._append, appends=appends)
+        try:
+            return await self._writing("append to", work)
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, CUT):
+                raise
+        return await self._writing("append to", work)
 
     async def _append(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError | None]:
         try:
@@ -370,8 +381,16 @@ class PostgreSQLStore(Store):
     # --- connections -------------------------------------------------------------------------------------------------
 
     async def _fetch(self, statement: Statement, **values: Any) -> list[Any]:
-        async with self._connection(self._readers, "read") as connection:
-            return list(await connection.fetch(statement.text, *statement.arguments(values)))
+        """The rows of a statement that changes nothing; a server that was restarted has cut all connections."""
+        arguments = statement.arguments(values)
+        for attempt in range(READERS + 1):
+            async with self._connection(self._readers, "read") as connection:
+                try:
+                    return list(await connection.fetch(statement.text, *arguments))
+                except CUT:
+                    if attempt == READERS:
+                        raise
+        raise AssertionError  # the last attempt has returned or raised
 
     async def _writing(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
         async with self._connection(self._writers, attempted) as connection:

@@ -147,8 +147,17 @@ REFUSED_VALUES = (
 )
 """What is wrong with the rows of one session, and not with the server."""
 
-FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, *REFUSED_VALUES)
+FAILURES = (
+    *(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError),
+    *REFUSED_VALUES,
+)
 """What may come of any statement."""
+
+CUT = (
+    *(asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError),
+    *(asyncpg.InterfaceError, asyncpg.InternalClientError, ConnectionError),
+)
+"""The connection is gone; what its last statement has done is not known."""
 
 _ADVICE: dict[str, str] = {
     "25006": "it is a standby, or set to be read only; name all hosts in the URL, and the one that writes is found",
@@ -175,7 +184,7 @@ def store_error(error: BaseException, place: Address, attempted: str) -> StoreEr
     """
     if isinstance(error, StoreError):
         return error
-    state: str | None = getattr(error, "sqlstate", None)
+    state = _state(error)
     what = f"cannot {attempted} {place.shown}: {_said(error)}"
     if state in _DAMAGED:
         return StoreCorrupt(f"{what}; its files are damaged: restore a backup of the server, or promote a standby")
@@ -188,7 +197,7 @@ def opening_error(error: BaseException, place: Address) -> StoreError | ConfigEr
     """The same at the start, where what does not mend itself is a matter of the configuration."""
     if isinstance(error, ConfigError):
         return error
-    state = getattr(error, "sqlstate", None)
+    state = _state(error)
     what = f"cannot open {place.shown}: {_said(error)}"
     if state in _CONFIGURED:
         return ConfigError(f"{what}; {_ADVICE[state]}")
@@ -197,6 +206,14 @@ def opening_error(error: BaseException, place: Address) -> StoreError | ConfigEr
     if isinstance(error, asyncpg.ClientConfigurationError):
         return ConfigError(f"{what}; mend the URL")
     return store_error(error, place, "open")
+
+
+def _state(error: BaseException) -> str | None:
+    """The server's code for what went wrong; where no host of several takes writes, the one of a standby."""
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return asyncpg.ReadOnlySQLTransactionError.sqlstate
+    state: str | None = getattr(error, "sqlstate", None)
+    return state
 
 
 def _said(error: BaseException) -> str:
