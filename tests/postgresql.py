@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import pwd
@@ -95,6 +96,14 @@ class PostgreSQLServer:
         if self._user is not None:
             os.chown(self.directory, self._user.pw_uid, self._user.pw_gid)
         self._run("initdb", "-D", str(self.data), "-U", OWNER, "-A", "trust", "-E", "UTF8", "--no-locale", "-N")
+
+    def make_standby_of(self, primary: PostgreSQLServer, name: str) -> None:
+        """Make its data directory as a copy of another server, which it follows under a name."""
+        self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if self._user is not None:
+            os.chown(self.directory, self._user.pw_uid, self._user.pw_gid)
+        source = f"host={primary.directory} user={OWNER} application_name={name}"
+        self._run("pg_basebackup", "-D", str(self.data), "-d", source, "-R", "-X", "stream", "-c", "fast")
 
     def start(self) -> None:
         """Start it, and return when it takes connections.
@@ -196,6 +205,28 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 def _die_with_parent() -> None:
     _LIBC.prctl(_DEATH_SIGNAL, signal.SIGINT, 0, 0, 0)
+
+
+@contextmanager
+def running_rack(directory: Path | None = None, standbys: int = 2) -> Iterator[list[PostgreSQLServer]]:
+    """A primary, and standbys of which one must confirm each commit; the primary first."""
+    with tempfile.TemporaryDirectory(prefix="pg", dir=directory, ignore_cleanup_errors=True) as name:
+        Path(name).chmod(0o755)
+        rack = [PostgreSQLServer(Path(name) / f"n{number}") for number in range(standbys + 1)]
+        try:
+            rack[0].make()
+            rack[0].start()
+            for number, standby in enumerate(rack[1:], 1):
+                standby.make_standby_of(rack[0], f"n{number}")
+                standby.start()
+            if standbys:
+                names = ", ".join(f"n{number}" for number in range(1, standbys + 1))
+                asyncio.run(rack[0].execute(f"ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 ({names})'"))
+                asyncio.run(rack[0].execute("SELECT pg_reload_conf()"))
+            yield rack
+        finally:
+            for server in rack:
+                server.stop()
 
 
 @contextmanager

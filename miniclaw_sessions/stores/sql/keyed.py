@@ -3,18 +3,19 @@
 Only what Citus, CockroachDB and YugabyteDB speak too: no sequence, trigger, advisory lock or notification; every
 condition and every change concerns one session; no statement changes a table twice.
 
-**A group of appends is one statement** (`GO_ON`), in which each session is settled for itself: its row is locked, and
-changed if the session still ends where the append begins, its incarnation is the same, the turn allows it, and none of
-its idempotency keys is taken. Only entries of sessions whose row was changed are inserted, and those sessions are the
-answer. Rows are locked in order of session_id, so that two groups never wait for each other. Whoever had to wait for
-another process looks at the row anew: if that one was first, this session alone drops out of the answer. Sessions that
-begin take `BEGIN`, in which the new row is what the first of two inserts and the other does not.
+**A group of appends is one statement** (of `GO_ON`), in which each session is settled for itself: its row is locked,
+and changed if the session still ends where the append begins, its incarnation is the same, the turn allows it, and none
+of its idempotency keys is taken. Only entries of sessions whose row was changed are inserted, and those sessions are
+the answer. Rows are locked in order of session_id, so that two groups never wait for each other. Whoever had to wait
+for another process looks at the row anew: if that one was first, this session alone drops out of the answer. Sessions
+that begin take `BEGIN`, in which the new row is what the first of two inserts and the other does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from enum import Enum
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -109,19 +110,17 @@ _GIVEN: dict[str, TypeEngine[Any]] = {
     "incarnation": _TEXT,
     "expected": _BIG,
     "last": _BIG,
-    "fence": _BIG,
-    "owner": _TEXT,
-    "seconds": Float(),
 }
+_TURN: dict[str, TypeEngine[Any]] = {"fence": _BIG, "owner": _TEXT, "seconds": Float()}
 _WHO: dict[str, TypeEngine[Any]] = {"channel": _TEXT, "chat_id": _TEXT, "created_at": _TIME}
 _ROWS: dict[str, TypeEngine[Any]] = {
     "session_id": _TEXT,
     "sequence": _BIG,
     "entry_id": _TEXT,
     "encoded": LargeBinary(),
-    "idempotency_key": _TEXT,
     "checksum": _BIG,
 }
+_KEYED: dict[str, TypeEngine[Any]] = {**_ROWS, "idempotency_key": _TEXT}
 
 
 class _Unnested(NamedTuple):
@@ -164,20 +163,30 @@ def _turn_columns(given: Any, *, is_new: bool) -> dict[Any, Any]:
     }
 
 
-def _go_on(*, with_keys: bool, refuses_keys: bool) -> Statement:
-    """Append to sessions that exist."""
-    given, rows = _unnested("given", _GIVEN), _unnested("said", _ROWS)
+class Keys(Enum):
+    """What a group has of idempotency keys, and what becomes of one that its session has already."""
+
+    NONE = "there are none, and nothing is asked about them"
+    NEW = "the append is refused"
+    ANY = "the oldest entry with a key keeps it: for copies of what is stored elsewhere"
+
+
+def _go_on(keys: Keys, *, turns: bool) -> Statement:
+    """Append to sessions that exist; what a group says nothing of is left out, for each value costs."""
+    claim = _TURN if turns else {}
+    given, said = _unnested("given", {**_GIVEN, **claim}), _unnested("said", _ROWS if keys is Keys.NONE else _KEYED)
     may = [_SESSION.incarnation == given.c.incarnation, _SESSION.last_sequence == given.c.expected]
-    may.append(_turn_allows(given.c))
-    if refuses_keys:
-        taken = and_(
-            rows.c.session_id == _SESSION.session_id,
-            _KEY.session_id == rows.c.session_id,
-            _KEY.idempotency_key == rows.c.idempotency_key,
+    if turns:
+        may.append(_turn_allows(given.c))
+    if keys is Keys.NEW:
+        is_taken = and_(
+            said.c.session_id == _SESSION.session_id,
+            _KEY.session_id == said.c.session_id,
+            _KEY.idempotency_key == said.c.idempotency_key,
         )
-        may.append(not_(exists().where(taken).correlate(_SESSION.__table__)))
+        may.append(not_(exists().where(is_taken).correlate(_SESSION.__table__)))
     free = (
-        select(_SESSION.session_id)
+        select(_SESSION.session_id, *(given.c[name] for name in ("expected", "last", *claim)))
         .join_from(given.table, _SESSION, _SESSION.session_id == given.c.session_id)
         .where(*may)
         .order_by(_SESSION.session_id)
@@ -185,29 +194,24 @@ def _go_on(*, with_keys: bool, refuses_keys: bool) -> Statement:
         .cte("free")
     )
     used_lately = _SESSION.used_at > _NOW - literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * _SECOND
-    moved = (
+    changes: dict[Any, Any] = {
+        _SESSION.last_sequence: free.c.last,
+        _SESSION.used_at: case((used_lately, _SESSION.used_at), else_=_NOW),
+        **(_turn_columns(free.c, is_new=False) if turns else {}),
+    }
+    changed = (
         update(_SESSION)
-        .where(
-            _SESSION.session_id == free.c.session_id,
-            given.c.session_id == free.c.session_id,
-            _SESSION.last_sequence == given.c.expected,
-        )
-        .values(
-            {
-                _SESSION.last_sequence: given.c.last,
-                _SESSION.used_at: case((used_lately, _SESSION.used_at), else_=_NOW),
-                **_turn_columns(given.c, is_new=False),
-            }
-        )
+        .where(_SESSION.session_id == free.c.session_id, _SESSION.last_sequence == free.c.expected)
+        .values(changes)
         .returning(_SESSION.session_id)
         .cte("changed")
     )
-    return _with_entries(moved, rows, with_keys=with_keys)
+    return _with_entries(changed, said, with_keys=keys is not Keys.NONE)
 
 
 def _begin() -> Statement:
     """Append to sessions that do not exist yet."""
-    given, rows = _unnested("given", {**_GIVEN, **_WHO}), _unnested("said", _ROWS)
+    given, said = _unnested("given", {**_GIVEN, **_TURN, **_WHO}), _unnested("said", _KEYED)
     values = {
         _SESSION.session_id: given.c.session_id,
         _SESSION.channel: given.c.channel,
@@ -225,40 +229,34 @@ def _begin() -> Statement:
         .returning(_SESSION.session_id)
         .cte("changed")
     )
-    return _with_entries(made, rows, with_keys=True)
+    return _with_entries(made, said, with_keys=True)
 
 
-def _with_entries(changed: Any, rows: _Unnested, *, with_keys: bool) -> Statement:
+def _with_entries(changed: Any, said: _Unnested, *, with_keys: bool) -> Statement:
     """The entries of those sessions whose row was changed, and where their idempotency keys are."""
-    of_changed = rows.table.join(changed, changed.c.session_id == rows.c.session_id)
-    columns = [rows.c[name] for name in _ROWS]
-    added = insert(_ENTRY).from_select(list(_ROWS), select(*columns).select_from(of_changed)).cte("added")
-    answer = select(changed.c.session_id).add_cte(added)
+    of_changed = said.table.join(changed, changed.c.session_id == said.c.session_id)
+    rows = select(*said.c).select_from(of_changed)
+    answer = select(changed.c.session_id).add_cte(insert(_ENTRY).from_select(said.c.keys(), rows).cte("added"))
     if not with_keys:
         return _compiled(answer)
-    where = select(rows.c.session_id, rows.c.idempotency_key, rows.c.sequence).select_from(of_changed)
-    keys = (
+    where = select(said.c.session_id, said.c.idempotency_key, said.c.sequence).select_from(of_changed)
+    keyed = (
         insert_or_not(_KEY)
         .from_select(
             ["session_id", "idempotency_key", "sequence"],
-            where.where(rows.c.idempotency_key.is_not(None)).order_by(rows.c.session_id, rows.c.sequence),
+            where.where(said.c.idempotency_key.is_not(None)).order_by(said.c.session_id, said.c.sequence),
         )
         .on_conflict_do_nothing(index_elements=[_KEY.session_id, _KEY.idempotency_key])  # the oldest one stays
         .cte("keyed")
     )
-    return _compiled(answer.add_cte(keys))
+    return _compiled(answer.add_cte(keyed))
 
 
-GO_ON = _go_on(with_keys=False, refuses_keys=False)
-"""For entries that have no idempotency keys."""
-
-GO_ON_WITH_KEYS = _go_on(with_keys=True, refuses_keys=True)
-"""For entries whose keys must be new."""
-
-GO_ON_WITH_ANY_KEYS = _go_on(with_keys=True, refuses_keys=False)
-"""For a copy of what is stored elsewhere: the oldest entry with a key keeps it."""
+GO_ON = {(keys, turns): _go_on(keys, turns=turns) for keys in Keys for turns in (False, True)}
+"""For sessions that exist: by what a group has of keys, and whether it says anything of turns."""
 
 BEGIN = _begin()
+"""For sessions that do not exist yet."""
 
 
 class Part(NamedTuple):
@@ -279,27 +277,36 @@ def number_of(session_id: str) -> int:
     return crc32(session_id.encode())
 
 
-def values_of(parts: Sequence[Part], *, who: bool) -> dict[str, list[Any]]:
-    """The parameters of `GO_ON`, or with `who` of `BEGIN`: a column each."""
-    given: list[tuple[Any, ...]] = []
-    rows: list[tuple[Any, ...]] = []
-    for part in parts:
-        head, turn = part.append.head, part.append.turn
-        claim = (None, None, None) if turn is None else (turn.fence, turn.owner, turn.seconds)
-        identity = (head.key.channel, head.key.chat_id, head.created_at) if who else ()
-        given.append((head.session_id, head.incarnation, part.expected, part.last, *claim, *identity))
-        number = number_of(head.session_id)
-        for entry in part.entries:
-            sequence, entry_id, encoded, key = entry.sequence, entry.entry_id, entry.encoded, entry.idempotency_key
-            checksum = checksum_of(number, sequence, entry_id, key, encoded)
-            rows.append((head.session_id, sequence, entry_id, encoded, key, checksum))
-    names = (*_GIVEN, *_WHO) if who else tuple(_GIVEN)
-    return {**_columns("given", names, given), **_columns("said", tuple(_ROWS), rows)}
+def values_of(parts: Sequence[Part]) -> dict[str, Sequence[Any]]:
+    """The parameters of `BEGIN` and all of `GO_ON`: a column each."""
+    appends = [part.append for part in parts]
+    heads = [append.head for append in appends]
+    turns = [append.turn for append in appends]
+    said = [
+        (head.session_id, one.sequence, one.entry_id, one.encoded, one.idempotency_key, _checksum(number, one))
+        for head, part in zip(heads, parts, strict=True)
+        for number in (number_of(head.session_id),)
+        for one in part.entries
+    ]
+    rows: Iterable[Sequence[Any]] = zip(*said, strict=True) if said else [()] * 6
+    names = ("session_id", "sequence", "entry_id", "encoded", "idempotency_key", "checksum")
+    return {
+        "given_session_id": [head.session_id for head in heads],
+        "given_incarnation": [head.incarnation for head in heads],
+        "given_expected": [part.expected for part in parts],
+        "given_last": [part.last for part in parts],
+        "given_fence": [None if turn is None else turn.fence for turn in turns],
+        "given_owner": [None if turn is None else turn.owner for turn in turns],
+        "given_seconds": [None if turn is None else turn.seconds for turn in turns],
+        "given_channel": [head.key.channel for head in heads],
+        "given_chat_id": [head.key.chat_id for head in heads],
+        "given_created_at": [head.created_at for head in heads],
+        **{f"said_{name}": column for name, column in zip(names, rows, strict=True)},
+    }
 
 
-def _columns(table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
-    columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(names)
-    return {f"{table}_{name}": list(values) for name, values in zip(names, columns, strict=True)}
+def _checksum(number: int, entry: StoredEntry) -> int:
+    return checksum_of(number, entry.sequence, entry.entry_id, entry.idempotency_key, entry.encoded)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead
 from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.sql import keyed
 from miniclaw_sessions.stores.sql.checksums import checksum_of
-from miniclaw_sessions.stores.sql.keyed import Part, Statement
+from miniclaw_sessions.stores.sql.keyed import Keys, Part, Statement
 from miniclaw_sessions.stores.sql.server import (
     CUT,
     FAILURES,
@@ -272,8 +272,7 @@ class PostgreSQLStore(Store):
             return bool(await _apply(connection, keyed.BEGIN, [part]))
         if not new:
             return True
-        statement = keyed.GO_ON_WITH_ANY_KEYS if item.after_loss else keyed.GO_ON_WITH_KEYS
-        if not await _apply(connection, statement, [part]):
+        if not await _apply(connection, _statement_for([part]), [part]):
             raise StoreConflict(
                 f"cannot append to session {session_id}: another process answers it now, or has stored a message with "
                 "the same idempotency key; read the session again"
@@ -454,15 +453,18 @@ def _follow_each_other(entries: Sequence[StoredEntry]) -> bool:
 
 
 def _statement_for(parts: Sequence[Part]) -> Statement:
+    """The statement for sessions that exist; what is appended after a loss stands alone."""
     has_keys = any(entry.idempotency_key is not None for part in parts for entry in part.entries)
-    return keyed.GO_ON_WITH_KEYS if has_keys else keyed.GO_ON
+    is_copy = any(part.append.after_loss for part in parts)
+    has_turns = any(part.append.turn is not None for part in parts)
+    return keyed.GO_ON[(Keys.ANY if is_copy else Keys.NEW) if has_keys else Keys.NONE, has_turns]
 
 
 async def _apply(connection: Any, statement: Statement, parts: Sequence[Part]) -> list[str]:
     """Run a statement for all of these; the sessions that were changed."""
     if not parts:
         return []
-    values = keyed.values_of(parts, who=statement is keyed.BEGIN)
+    values = keyed.values_of(parts)
     return [session_id for (session_id,) in await connection.fetch(statement.text, *statement.arguments(values))]
 
 

@@ -159,8 +159,9 @@ CUT = (
 )
 """The connection is gone; what its last statement has done is not known."""
 
+_READ_ONLY = "25006"
 _ADVICE: dict[str, str] = {
-    "25006": "it is a standby, or set to be read only; name all hosts in the URL, and the one that writes is found",
+    _READ_ONLY: "it is a standby, or set to be read only; name all hosts in the URL, and the one that writes is found",
     "42501": "its role may not do that; grant it select, insert, update and delete, and to make tables at the start",
     "53300": "it has no connection left; raise max_connections, or have fewer gateways or smaller pools",
     "28P01": "it does not take the password; see that the password file has the one of this role",
@@ -211,7 +212,7 @@ def opening_error(error: BaseException, place: Address) -> StoreError | ConfigEr
 def _state(error: BaseException) -> str | None:
     """The server's code for what went wrong; where no host of several takes writes, the one of a standby."""
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return asyncpg.ReadOnlySQLTransactionError.sqlstate
+        return _READ_ONLY
     state: str | None = getattr(error, "sqlstate", None)
     return state
 
