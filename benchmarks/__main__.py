@@ -13,7 +13,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import appends, checkpoints, client, encryption, imports, memory, scale, startup, trees, turns
+from benchmarks import (
+    appends,
+    checkpoints,
+    client,
+    encryption,
+    imports,
+    memory,
+    postgresql,
+    scale,
+    startup,
+    trees,
+    turns,
+)
 from benchmarks.workload import Row
 
 BENCHMARKS = {
@@ -26,6 +38,7 @@ BENCHMARKS = {
     "trees": trees.measure,
     "turns": turns.measure,
     "encryption": encryption.measure,
+    "postgresql": postgresql.measure,
     "scale": scale.measure,
 }
 ONLY_BY_NAME = {"scale"}

@@ -8,9 +8,10 @@ is what most stores do: a transaction for each append.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import asyncpg
@@ -18,7 +19,7 @@ import asyncpg
 from benchmarks.workload import Row, fresh, in_process, in_turns, message
 from miniclaw_sessions import SessionManager, SessionSettings
 from miniclaw_sessions.protocol.encoding import encode_message
-from tests.postgresql import OWNER, PostgreSQLServer, running_rack
+from tests.postgresql import OWNER, running_rack
 
 SETTINGS = SessionSettings(flush_interval_s=3600, max_unsaved_bytes=2**40)
 CONNECTIONS = 20
@@ -143,14 +144,9 @@ async def _prepared(server: Path, writers: int) -> asyncpg.Connection:
     return connection
 
 
-async def _rate(writers: int, per_writer: int, write: Callable[[int], Awaitable[None]]) -> float:
+async def _rate(writers: int, per_writer: int, write: Callable[[int], Coroutine[Any, Any, None]]) -> float:
     started = time.perf_counter()
     async with anyio.create_task_group() as tasks:
         for number in range(writers):
             tasks.start_soon(write, number)
     return writers * per_writer / (time.perf_counter() - started)
-
-
-def server_of(rack: list[PostgreSQLServer]) -> PostgreSQLServer:
-    """The primary."""
-    return rack[0]
