@@ -399,6 +399,7 @@ class SessionManager(SessionReader):
         """
         self._require_open()
         key = SessionKey.of(channel, chat_id)
+        await self._registry.look(key.session_id)
         journal = self._registry.usable(key.session_id)
         if journal is None:
             if self.settings.restore_archived and key.session_id not in self._cache:

@@ -42,6 +42,7 @@ from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Journal, Owner, Session
+from miniclaw_sessions.session.rebasing import rebase_of, refresh
 from miniclaw_sessions.stores.base import Store
 
 LEARNED_AT_ONCE = 10_000
@@ -138,6 +139,7 @@ class SessionRegistry:
             SnapshotUnreadable, SchemaTooNew, QuarantineFull: its file is there and must not be touched; it was not.
             StoreError: the store cannot be read.
         """
+        await self.look(session_id)
         while self.cache.must_load(session_id):
             if session_id in self._reserved:
                 await self._wait_until_free(session_id)
@@ -154,6 +156,38 @@ class SessionRegistry:
             else:
                 await self._background.complete(partial(self._discard, journal))
         return self.cache.get(session_id)
+
+    async def look(self, session_id: str) -> None:
+        """Where other processes write the same store, see what they have done with a session since.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        if not self.store.shared or session_id in self._reserved:
+            return
+        journal = self.cache.get(session_id)
+        if journal is None:
+            stored = await self.store.head(session_id)
+            if session_id in self._reserved or self.cache.get(session_id) is not None:
+                return  # somebody has made or loaded it meanwhile
+            if stored is None:
+                self.cache.remove(session_id)
+            else:
+                self.cache.learn_names([session_id])
+        elif not journal.is_deleted and not await refresh(journal):
+            await self._forget(journal)
+
+    async def _forget(self, journal: Journal) -> None:
+        """Another process has deleted a session, or there is another one of its name: absence is deletion."""
+        if self.cache.get(journal.session_id) is not journal or journal.is_deleted:
+            return
+        log.info("deleted by another process", action="session.gone", session_id=journal.session_id)
+        journal.retire()
+        self.flusher.remove(journal)
+        self.evicted_of_gone += journal.evicted
+        self.cache.remove(journal.session_id)
+        async with self.flusher.lock:
+            await self._workspace.snapshots.remove(journal.session_id)
 
     async def listing(self) -> Listing:
         """All sessions and when they were last used; of those on disk, their files tell."""
@@ -223,7 +257,10 @@ class SessionRegistry:
     # --- coming into being -------------------------------------------------------------------------------------------
 
     def _journal_of(self, conversation: Conversation, *, dirty: bool) -> Journal:
-        return Journal(conversation, self, committed=conversation.state.last_sequence, dirty=dirty)
+        journal = Journal(conversation, self, committed=conversation.state.last_sequence, dirty=dirty)
+        if self.store.shared:
+            journal.log.rebase = rebase_of(journal)
+        return journal
 
     def _new(self, key: SessionKey, *, dirty: bool = False, created_at: datetime | None = None) -> Journal:
         limit = self._settings.max_sessions

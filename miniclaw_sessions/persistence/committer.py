@@ -3,19 +3,22 @@
 While a commit is on its way the next group gathers; there is no waiting window, it would only cost. When the store
 cannot be written, nothing is acknowledged: waiters get the error, what was accepted stays in memory in order, and the
 committer tries again with a capped, jittered backoff until the store takes it (rules R6-R8).
+
+Where other processes write the same store, a session may have gone on without us. What we sent is refused then, the
+session makes it anew for the places behind (`SessionLog.rebase`), and it goes with the next group.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from copy import copy
 from typing import NamedTuple, TypeVar
 
 import anyio
 
 from miniclaw_sessions.clock import Clock, sleep_unless
-from miniclaw_sessions.errors import ManagerClosed, StoreError, StoreUnavailable, UnsavedLimit
+from miniclaw_sessions.errors import ManagerClosed, StoreConflict, StoreError, StoreUnavailable, UnsavedLimit
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry
 
@@ -29,17 +32,42 @@ LAST_RETRY_S = 10.0
 
 E = TypeVar("E", bound=StoreError)
 
+
+class Rebased(NamedTuple):
+    """By how much what waits has shrunk, in entries and in bytes."""
+
+    entries: int
+    size: int
+
+
+Rebase = Callable[[StoreConflict], Awaitable[Rebased]]
+"""Makes what waits anew behind what others have stored; raises StoreError where that cannot be, and nothing changed."""
+
 log = get_logger(__name__)
 
 
 class SessionLog:
-    """One session's way to the store: what waits, what is on its way, what has arrived."""
+    """One session's way to the store: what waits, what is on its way, what has arrived.
 
-    __slots__ = ("_waiting", "committed", "failure", "head", "rejected", "sending")
+    Attributes:
+        accepted: how many entries it was ever given; places in the session may change, the order of these does not.
+        settled: how many of them are in the store, or were there before.
+        held: how many of them were there before, but are not acknowledged yet, because others before them wait.
+        rebase: what to do when others were first; None: they never are.
+        fixed: the ids of entries that were accepted for their very place, and are not moved.
+    """
+
+    __slots__ = (
+        *("_waiting", "accepted", "committed", "failure", "fixed", "head", "held"),
+        *("rebase", "rejected", "sending", "settled"),
+    )
 
     def __init__(self, head: SessionHead, committed: int = 0) -> None:
         self.head = head
         self.committed = committed
+        self.accepted = self.settled = self.held = 0
+        self.rebase: Rebase | None = None
+        self.fixed: frozenset[str] = frozenset()
         self._waiting: list[StoredEntry] | None = None
         self.sending: list[StoredEntry] | None = None
         self.rejected: StoreError | None = None
@@ -57,6 +85,7 @@ class SessionLog:
 
     def add(self, entry: StoredEntry) -> bool:
         """Let an entry wait for the next commit; whether it is the first that waits."""
+        self.accepted += 1
         if self._waiting:
             self._waiting.append(entry)
             return False
@@ -73,11 +102,44 @@ class SessionLog:
         self._waiting = [*(self.sending or ()), *(self._waiting or ())]
         self.sending = None
 
+    def arrived(self, sent: Sequence[StoredEntry]) -> None:
+        """What was on its way is in the store."""
+        self.committed = sent[-1].sequence
+        self.settled += len(sent) + self.held
+        self.held = 0
+        if self.fixed:
+            self.fixed -= {entry.entry_id for entry in sent}
+
+    def number_of(self, sequence: int) -> int:
+        """The how manieth of all that was accepted the entry at a place is; of one that was refused, the next one."""
+        newest = (self._waiting or self.sending or ())[-1:]
+        return self.accepted - max(0, newest[0].sequence - sequence) if newest else self.settled + 1
+
+    def replace(self, head: SessionHead, waiting: list[StoredEntry], *, committed: int) -> Rebased:
+        """Let other entries wait in the place of those that do: the same ones made anew, without those stored before.
+
+        Args:
+            head: whose they are: of two who make a session at the same time, one goes on with the other's.
+            waiting: what waits now, in order.
+            committed: where the store ends.
+        """
+        before = self.waiting
+        shrunk = Rebased(len(before) - len(waiting), _bytes_of(before) - _bytes_of(waiting))
+        self.head, self.committed, self._waiting = head, committed, waiting or None
+        self.held += shrunk.entries
+        if not waiting:
+            self.settled, self.held = self.settled + self.held, 0
+        return shrunk
+
     def drop(self) -> int:
         """Forget what waits; the bytes of it."""
-        size = sum(len(entry.encoded) for entry in self.waiting)
+        size = _bytes_of(self.waiting)
         self._waiting = None
         return size
+
+
+def _bytes_of(entries: Iterable[StoredEntry]) -> int:
+    return sum(len(entry.encoded) for entry in entries)
 
 
 class _Round:
@@ -204,18 +266,21 @@ class Committer:
         self._unsaved_bytes += len(entry.encoded)
 
     async def wait(self, session: SessionLog, sequence: int) -> None:
-        """Return when the store has committed the session's entries up to `sequence`.
+        """Return when the store has committed the session's entries up to `sequence`, wherever they come to stand.
 
         Raises:
             StoreUnavailable: the store cannot take them now; they stay in memory and are tried again.
             StoreError: the store refused this session's entries.
         """
-        while session.committed < sequence:
+        if session.committed >= sequence:
+            return
+        number = session.number_of(sequence)
+        while session.settled < number:
             if session.rejected is not None:
                 raise anew(session.rejected)
             if (failure := self.failure or session.failure) is not None:
                 raise anew(failure, _STILL_THERE if self.accepting else "")
-            on_its_way = session.sending is not None and sequence <= session.sending[-1].sequence
+            on_its_way = session.sending is not None and number <= session.settled + len(session.sending)
             await (self._this_round if on_its_way else self._next_round).wait()
 
     async def drain(self) -> None:
@@ -316,32 +381,57 @@ class Committer:
             self._put_back(sessions)
             raise
         else:
-            self._arrived(sessions, outcomes)
+            await self._rebase(self._arrived(sessions, outcomes))
         finally:
             self.busy_since = None
             self._this_round.over()
 
-    def _arrived(self, sessions: Sequence[SessionLog], outcomes: Sequence[StoreError | None]) -> None:
+    def _arrived(
+        self, sessions: Sequence[SessionLog], outcomes: Sequence[StoreError | None]
+    ) -> list[tuple[SessionLog, Rebase, StoreConflict]]:
+        """Note what became of each session; those that others were first with wait again, and are returned."""
         if self.failure is not None:
             log.warning("the store takes messages again", action="commit.recovered")
             self.failure = None
         self._commits += 1
+        overtaken = []
         for session, outcome in zip(sessions, outcomes, strict=True):
             if isinstance(outcome, StoreUnavailable):
                 self._delay(session, outcome)
+                continue
+            if session.rebase is not None and isinstance(outcome, StoreConflict):
+                session.put_back()
+                overtaken.append((session, session.rebase, outcome))
                 continue
             sent, session.sending = session.sending or [], None
             self._unsaved_entries -= len(sent)
             for entry in sent:
                 self._unsaved_bytes -= len(entry.encoded)
             if outcome is None:
-                session.committed = sent[-1].sequence
+                session.arrived(sent)
                 if session.failure is not None:
                     session.failure, self._retry_delay_s = None, FIRST_RETRY_S
                 self._committed += len(sent)
             else:
-                session.rejected = outcome
-                self._reject_rest(session, outcome)
+                self._reject(session, outcome)
+        return overtaken
+
+    async def _rebase(self, overtaken: Sequence[tuple[SessionLog, Rebase, StoreConflict]]) -> None:
+        """Let sessions make what waits anew behind what others have stored."""
+        for session, rebase, conflict in overtaken:
+            self._queued.pop(session, None)
+            try:
+                shrunk = await rebase(conflict)
+            except StoreUnavailable as error:
+                self._delay(session, error)
+            except StoreError as error:
+                self._reject(session, error)
+            else:
+                self._unsaved_entries -= shrunk.entries
+                self._unsaved_bytes -= shrunk.size
+                if session.waiting:
+                    self._queued[session] = None
+                    self._wake.set()
 
     def _delay(self, session: SessionLog, error: StoreUnavailable) -> None:
         """One session cannot be written now: it waits to be tried again, and holds nobody else up."""
@@ -361,8 +451,9 @@ class Committer:
             self._retry_at = self._clock.monotonic() + self._clock.jitter(self._retry_delay_s)
         self._delayed[session] = None
 
-    def _reject_rest(self, session: SessionLog, outcome: StoreError) -> None:
-        """What follows a refused entry would leave a gap: it is refused too."""
+    def _reject(self, session: SessionLog, outcome: StoreError) -> None:
+        """The store refused what was sent; what follows a refused entry would leave a gap: it is refused too."""
+        session.rejected = outcome
         self._failures += 1
         self._queued.pop(session, None)
         self._next_round.look()  # what is waited for there is decided, and that round may never come

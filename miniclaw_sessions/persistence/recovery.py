@@ -10,6 +10,9 @@ The rules (DESIGN: the log is the truth, the file is its checkpoint):
 Recovery only reads until it knows that it will go through, and running it twice, or being killed in the middle, changes
 nothing (rule R16). Loading renews no session's time to live and makes nothing dirty that the disk already has.
 
+Where other processes write the same store, none of this heals it: a session that is not in it was deleted, and its file
+is removed. The start reads nothing, and a file that the store does not agree with is thrown away.
+
 Where more sessions exist than may be in memory, the start learns only their names, from the directory and the store,
 and reads the files that the store does not know. Each of the others goes through the same rules when it is loaded.
 """
@@ -145,7 +148,9 @@ class Recovery:
         try:
             names = await self._snapshots.names()
             with _collector_paused():
-                if len(names) <= self._max_cached:
+                if self._store.shared:
+                    pass  # each is looked for when it is asked for
+                elif len(names) <= self._max_cached:
                     await self._load_all(names)
                 else:
                     await self._learn_names(names)
@@ -282,6 +287,11 @@ class Recovery:
 
     async def _settle(self, session_id: str, snapshot: Snapshot | None, stored: StoredHead | None) -> None:
         """Decide which side is right, and make one conversation of both."""
+        if self._store.shared and snapshot is not None and not _agrees(snapshot, stored):
+            await self._snapshots.remove(session_id)
+            snapshot = None
+        if snapshot is None and stored is None:
+            return
         if stored is not None and snapshot is not None and stored.head.incarnation != snapshot.state.incarnation:
             name = await self._snapshots.set_aside(
                 session_id + SUFFIX, "it belongs to an earlier session of this name, which was deleted"
@@ -334,6 +344,15 @@ class Recovery:
             sentence = "the store was given all that the files have"
             log.info(sentence, action="recovery.written_back", sessions=len(self._missing))
         self._missing, self._lost = [], {}
+
+
+def _agrees(snapshot: Snapshot, stored: StoredHead | None) -> bool:
+    """Whether a snapshot is an earlier state of what is stored."""
+    return (
+        stored is not None
+        and stored.head.incarnation == snapshot.state.incarnation
+        and snapshot.state.last_sequence <= stored.last_sequence
+    )
 
 
 def ids_for(data: bytes) -> Callable[[], str]:

@@ -7,7 +7,7 @@ and nothing else; manager, flusher and turns work on the journal itself.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from datetime import datetime, timedelta
@@ -77,6 +77,7 @@ class Journal:
         home: what it is saved by.
         log: its way to the store.
         evicted: how many messages have left the window.
+        moved: messages of the open turn, or of the last commit, that other processes were before, in their new places.
         turn: the turn that holds the session, if one does.
         handle: the live `Session` of this journal, if there is one.
     """
@@ -93,6 +94,7 @@ class Journal:
         "handle",
         "home",
         "log",
+        "moved",
         "session_id",
         "turn",
     )
@@ -106,6 +108,7 @@ class Journal:
         )
         self.log = SessionLog(head, committed)
         self.evicted = 0
+        self.moved: dict[str, MessageEntry] = {}
         self.turn: OpenTurn | None = None
         self.handle: ref[Any] | None = None
         self._revision = 0
@@ -234,6 +237,7 @@ class Journal:
     def turn_ended(self, turn: OpenTurn) -> None:
         """The session is free for the next turn."""
         self.turn = None
+        self.moved.clear()
         _open_turns.set(tuple(other for other in _open_turns.get() if other is not turn))
 
     # --- accepting ---------------------------------------------------------------------------------------------------
@@ -261,12 +265,15 @@ class Journal:
         self._accept(entry, encoded)
         return entry
 
-    def accept(self, entries: Sequence[tuple[Entry, bytes]], *, branch: Branch | None = None) -> None:
+    def accept(
+        self, entries: Sequence[tuple[Entry, bytes]], *, branch: Branch | None = None, is_fixed: bool = False
+    ) -> None:
         """Accept entries that were made for the places that follow, all of them or none.
 
         Args:
             entries: in order, each as `next_entry` makes it, with its JSON.
             branch: where one of them moves the leaf: the branch that it moves to.
+            is_fixed: whether they may stand nowhere else, should another process have been first.
 
         Raises:
             LeafMoved: something was accepted since they were made.
@@ -282,6 +289,8 @@ class Journal:
             self.check_entry(entry, len(encoded))
         self._check_metadata([entry for entry, _ in entries])
         self.home.committer.check_room(sum(len(encoded) for _, encoded in entries))
+        if is_fixed and self.log.rebase is not None:
+            self.log.fixed |= {entry.id for entry, _ in entries}
         for entry, encoded in entries:
             self._accept(entry, encoded)
             if self.conversation.lacks_branch and branch is not None:
@@ -432,6 +441,24 @@ class Journal:
         self._retired = False
         self._changed()
         self.home.flusher.add(self)  # which had forgotten it, dirty or not
+
+    def go_on_with(self, conversation: Conversation, moved: Iterable[Entry]) -> None:
+        """Have another conversation from here on: other processes have said something, too.
+
+        Args:
+            conversation: the session with what they said, and behind it what waits to be committed.
+            moved: what waits to be committed, with its new places.
+        """
+        conversation.state.last_accessed = max(conversation.state.last_accessed, self.last_accessed)
+        self.conversation = conversation
+        if self.turn is None:
+            self.moved.clear()
+        self.moved.update((entry.id, entry) for entry in moved if isinstance(entry, MessageEntry))
+        self._changed()
+
+    def placed(self, entry: MessageEntry) -> MessageEntry:
+        """An entry as it stands in the session now."""
+        return self.moved.get(entry.id, entry) if self.moved else entry
 
     def require_transcript(self, what: str) -> None:
         """Raise unless a transcript is kept.

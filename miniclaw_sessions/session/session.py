@@ -204,7 +204,7 @@ class Session:
         entry = entry or journal.append(message, idempotency_key=idempotency_key)
         # a repeated message that has left the window has no number any more: then everything is waited for
         await committer.wait(journal.log, entry.sequence or journal.last_sequence)
-        return entry
+        return journal.placed(entry)
 
     async def add_messages(
         self,

@@ -135,7 +135,7 @@ class Turn:
     def entries(self) -> list[MessageEntry]:
         """What is saved of this turn and not compacted: the user's message and the steps, oldest first."""
         kept_from = self._journal.kept_from
-        saved = (self.message, *self._taken_up, *self._joined)
+        saved = map(self._journal.placed, (self.message, *self._taken_up, *self._joined))
         return [entry for entry in saved if entry.sequence >= kept_from]
 
     @property
@@ -221,7 +221,7 @@ class Turn:
         self._journal.home.committer.check_store()
         entry = self._journal.append(request, idempotency_key=self._idempotency_key)
         await self._journal.saved()
-        return entry
+        return self._journal.placed(entry)
 
     def _extend(self, messages: Sequence[Message]) -> list[MessageEntry]:
         """Append messages that belong to this turn, as one unit."""

@@ -183,7 +183,8 @@ class Unit:
             raise LeafMoved(
                 f"session {self.journal.session_id} went on meanwhile, or elsewhere; look at it and try again"
             )
-        self.journal.accept(self._entries, branch=branch)
+        is_fixed = if_leaf is not None or if_sequence is not None
+        self.journal.accept(self._entries, branch=branch, is_fixed=is_fixed)
         return self.entries
 
     async def save(self, *, if_leaf: str | None = None, if_sequence: int | None = None) -> list[Entry]:

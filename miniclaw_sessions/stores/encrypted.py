@@ -82,7 +82,7 @@ class EncryptedStore(WrappingStore):
 
     def _sealed(self, item: Append) -> Append:
         sealed = [seal_entry(self._keys, item.head.session_id, stored) for stored in item.entries]
-        return Append(item.head, sealed, item.after_loss)
+        return Append(item.head, sealed, item.after_loss, item.turn)
 
     def _opened(self, session_id: str, page: Sequence[StoredEntry]) -> list[StoredEntry]:
         return [open_entry(self._keys, session_id, stored) for stored in page]

@@ -24,7 +24,7 @@ class WrappingStore(Store):
     keeps_entries: ClassVar[bool] = True
 
     def __init__(self, store: Store) -> None:
-        vars(self).update(durable=store.durable, keeps_entries=store.keeps_entries)
+        vars(self).update(durable=store.durable, keeps_entries=store.keeps_entries, shared=store.shared)
         self._store = store
 
     def __repr__(self) -> str:

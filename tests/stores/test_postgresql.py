@@ -140,7 +140,7 @@ def test_no_statement_needs_what_other_engines_lack() -> None:
 async def test_what_was_acknowledged_is_there_once_though_connections_are_cut_in_mid_commit(
     postgresql: PostgreSQLServer, database: str
 ) -> None:
-    name, writers, per_writer = name_of(database), 8, 25
+    name, writers, per_writer = name_of(database), 8, 10
     found: Counter[str] = Counter()
     async with PostgreSQLStore(database) as store:
         async with anyio.create_task_group() as tasks:

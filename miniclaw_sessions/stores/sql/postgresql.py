@@ -402,7 +402,11 @@ class PostgreSQLStore(Store):
             raise StoreUnavailable(f"cannot use {self._place.shown}: the store is not open; enter it with `async with`")
         with self._failing(attempted):
             async with pool.acquire(timeout=PATIENCE_S) as connection:
-                yield connection
+                try:
+                    yield connection
+                except (*CUT, TimeoutError):
+                    connection.terminate()  # it may be half alive, and would fail whoever gets it next
+                    raise
 
     @contextmanager
     def _failing(self, attempted: str) -> Iterator[None]:

@@ -1,0 +1,185 @@
+"""Going on behind what other processes have stored: their entries are folded in, and ours are made anew behind them.
+
+A session's entries stand in one order, which the store decides. What was accepted here and refused there, because
+somebody else was first, keeps its id, time and content; its place changes, and with it what it follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from weakref import ref
+
+import msgspec
+
+from miniclaw_sessions.errors import StoreConflict
+from miniclaw_sessions.history.conversation import Conversation
+from miniclaw_sessions.persistence.committer import Rebase, Rebased, SessionLog
+from miniclaw_sessions.persistence.recovery import catch_up
+from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
+from miniclaw_sessions.protocol.entries import Compaction, Entry, LeafMove, moves_leaf, place_of_parent
+from miniclaw_sessions.session.journal import Journal
+from miniclaw_sessions.session.reading import TreeReader
+from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry, StoredHead, stored_entry
+from miniclaw_sessions.stores.reading import read_all
+
+
+def rebase_of(journal: Journal) -> Rebase:
+    """What the committer does when others were first with a session: `rebase` of its journal."""
+    weak = ref(journal)  # or no journal would be free before the collector has come by
+
+    async def go_on(conflict: StoreConflict) -> Rebased:
+        journal = weak()
+        if journal is None:
+            raise conflict
+        return await rebase(journal, conflict)
+
+    return go_on
+
+
+async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
+    """Let what waits go on behind what is stored; what is stored already waits no longer.
+
+    Raises:
+        StoreConflict: the session was deleted, an entry was accepted for this very place and no other, or nothing that
+            is stored explains why it was refused: it never will be taken.
+        StoreUnavailable: the store cannot be read; nothing has changed.
+    """
+    log, store = journal.log, journal.home.store
+    if any(entry.entry_id in log.fixed for entry in log.pending):
+        raise StoreConflict(f"{conflict}; what was sent demanded this very place, so it was not moved") from conflict
+    while True:
+        stored = await _stored_head(store, log)
+        if stored is None:
+            raise StoreConflict(f"session {journal.session_id} was deleted by another process") from conflict
+        pending = log.pending
+        known = await _known(store, journal.session_id, pending, after=log.committed)
+        if stored.last_sequence == log.committed and not known:
+            raise conflict
+        conversation = await _as_stored(journal, stored)
+        moved = behind(conversation, [_entry_of(one) for one in pending], known)
+        committed = conversation.state.last_sequence
+        waiting = [stored_entry(entry, encode_entry(entry)) for entry in moved]
+        for entry, one in zip(moved, waiting, strict=True):
+            conversation.apply(entry, one.encoded)
+        await _bring_window_up(store, stored.head, conversation, waiting)
+        if len(log.pending) == len(pending):  # else something was accepted meanwhile
+            journal.go_on_with(conversation, moved)
+            return log.replace(stored.head, waiting, committed=committed)
+
+
+async def refresh(journal: Journal) -> bool:
+    """Fold in what others have stored since; whether the session is still there. What waits is left to its commit.
+
+    Raises:
+        StoreUnavailable: the store cannot be read; nothing has changed.
+    """
+    log, store = journal.log, journal.home.store
+    while not log.pending:
+        committed = log.committed
+        stored = await _stored_head(store, log)
+        if stored is None:
+            return committed == 0
+        if committed and stored.last_sequence <= committed:
+            return True
+        conversation = await _as_stored(journal, stored)
+        if log.committed == committed and not log.pending:
+            journal.go_on_with(conversation, ())
+            log.replace(stored.head, [], committed=conversation.state.last_sequence)
+            return True
+    return True
+
+
+def behind(conversation: Conversation, pending: Sequence[Entry], known: Mapping[str, StoredEntry]) -> list[Entry]:
+    """Entries that were made behind one state of a session, as they are behind another one.
+
+    Those that followed the leaf follow the leaf that there is now, and each other; what was made to follow something
+    else, or comes after a move of the leaf, does so still.
+
+    Args:
+        conversation: the session as it is stored.
+        pending: in order, none of them stored.
+        known: by id, those that need not be made: they, or others with their idempotency key, are stored.
+    """
+    state = conversation.state
+    leaf = pending[0].parent_id if pending else None
+    follows_leaf = {leaf, *known}
+    places: dict[int, int] = {}
+    moved: list[Entry] = []
+    ids: set[str] = set()
+    new_leaf, new_place = state.leaf_id, state.leaf_sequence
+    for entry in pending:
+        if entry.id in known:
+            continue
+        sequence = state.last_sequence + len(moved) + 1
+        places[entry.sequence] = sequence
+        if entry.parent_id in ids or entry.parent_id not in follows_leaf:
+            parent_id, place = entry.parent_id, places.get(place_of_parent(entry), place_of_parent(entry))
+        else:
+            parent_id, place = new_leaf, new_place
+        changes = {"sequence": sequence, "parent_id": parent_id, **_places(entry, places)}
+        changes["parent_sequence"] = None if parent_id is None or place == sequence - 1 else place
+        moved.append(msgspec.structs.replace(entry, **changes))
+        ids.add(entry.id)
+        if isinstance(entry, LeafMove):
+            follows_leaf = set()
+        elif moves_leaf(entry):
+            new_leaf, new_place = entry.id, sequence
+    return moved
+
+
+def _places(entry: Entry, places: Mapping[int, int]) -> dict[str, int | None]:
+    """What else an entry says of places, which may have moved as well."""
+    if isinstance(entry, LeafMove) and entry.target_sequence is not None:
+        return {"target_sequence": places.get(entry.target_sequence, entry.target_sequence)}
+    if isinstance(entry, Compaction) and entry.first_kept_sequence is not None:
+        return {"first_kept_sequence": places.get(entry.first_kept_sequence, entry.first_kept_sequence)}
+    return {}
+
+
+async def _stored_head(store: Store, log: SessionLog) -> StoredHead | None:
+    """The session in the store; of one that we have made and not stored yet, the one that another process made."""
+    stored = await store.head(log.head.session_id)
+    is_other = stored is not None and stored.head.incarnation != log.head.incarnation
+    return None if is_other and log.committed else stored
+
+
+async def _known(
+    store: Store, session_id: str, pending: Sequence[StoredEntry], *, after: int
+) -> dict[str, StoredEntry]:
+    """By id, what is stored of these, or instead of them: another entry with the same idempotency key."""
+    ids = {entry.entry_id for entry in pending}
+    known = {one.entry_id: one async for one in read_all(store, session_id, after=after) if one.entry_id in ids}
+    for entry in pending:
+        if entry.idempotency_key is not None and entry.entry_id not in known:
+            found = await store.find_by_idempotency_key(session_id, entry.idempotency_key)
+            if found is not None:
+                known[entry.entry_id] = found
+    return known
+
+
+async def _as_stored(journal: Journal, stored: StoredHead) -> Conversation:
+    """The session as far as it is stored; from what is in memory of it where what waits can be told apart."""
+    head, capacity = stored.head, journal.conversation.window.capacity
+    snapshot = journal.conversation.capture(journal.log.committed) if journal.log.committed else None
+    if snapshot is not None:
+        conversation = Conversation.from_snapshot(snapshot, capacity=capacity)
+    else:
+        conversation = Conversation.new(
+            head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=capacity
+        )
+    await catch_up(conversation, journal.home.store)
+    return conversation
+
+
+async def _bring_window_up(
+    store: Store, head: SessionHead, conversation: Conversation, waiting: Iterable[StoredEntry]
+) -> None:
+    """Where what waits has moved the leaf, give the conversation the window of it."""
+    log = SessionLog(head)
+    for one in waiting:
+        log.add(one)
+    await TreeReader(store, log, conversation).bring_window_up()
+
+
+def _entry_of(stored: StoredEntry) -> Entry:
+    return msgspec.structs.replace(decode_entry(stored.encoded), sequence=stored.sequence)

@@ -1,0 +1,239 @@
+"""Several managers on one database, as several gateways have them: no word is lost, doubled, or out of order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+import asyncpg
+import pytest
+
+from miniclaw_sessions import Message, SessionManager, SessionSettings
+from miniclaw_sessions.errors import LeafMoved, SessionDeleted, StoreConflict, StoreUnavailable
+from tests.postgresql import PostgreSQLServer
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def gateways(
+    database: str, directory: Path, count: int = 2, window: int = 50
+) -> AsyncIterator[list[SessionManager]]:
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(
+                SessionManager(directory / f"gateway-{number}", store=database, settings=SessionSettings(window=window))
+            )
+            for number in range(count)
+        ]
+
+
+def texts(messages: list[Message]) -> list[str]:
+    return [message.text for message in messages]
+
+
+async def test_what_one_says_the_other_reads_and_goes_on_behind(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        first = await one.get_or_create("telegram", 1)
+        await first.add_message(Message.user("one"))
+        second = await other.get_or_create("telegram", 1)
+        assert second.journal.incarnation == first.journal.incarnation
+        await second.add_message(Message.user("two"))
+        assert texts((await one.get_or_create("telegram", 1)).messages()) == ["one", "two"]
+        entry = await first.add_message(Message.user("three"))
+        assert entry.sequence == 3
+        assert texts((await other.get("telegram", 1)).messages()) == ["one", "two", "three"]
+
+
+async def test_whoever_comes_second_goes_on_behind_the_first(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        first = await one.get_or_create("telegram", 1)
+        await first.add_message(Message.user("one"))
+        second = await other.get_or_create("telegram", 1)
+        await first.add_message(Message.user("two"))
+        entry = await second.add_message(Message.user("three"))  # which does not know of the second
+        assert entry.sequence == 3
+        assert texts(second.messages()) == ["one", "two", "three"]
+        branch = await second.tree.get_branch()
+        assert [one.message.text for one in branch if hasattr(one, "message")] == ["one", "two", "three"]
+        assert (await one.check()).problems == []
+
+
+async def test_many_writers_of_one_chat_lose_and_double_nothing(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path, 3, window=1000) as managers:
+        answered: list[str] = []
+
+        async def talk(manager: SessionManager, name: str) -> None:
+            session = await manager.get_or_create("telegram", 1)
+            for number in range(20):
+                text = f"{name}-{number}"
+                await session.add_message(Message.user(text), idempotency_key=text)
+                answered.append(text)
+
+        async with anyio.create_task_group() as tasks:
+            for gateway, manager in enumerate(managers):
+                for task in range(3):
+                    tasks.start_soon(talk, manager, f"{gateway}{task}", name=f"talk {gateway}{task}")
+        seen = [texts((await manager.get_or_create("telegram", 1)).messages()) for manager in managers]
+        assert Counter(seen[0]) == Counter(answered)
+        assert len(answered) == 180
+        assert seen[0] == seen[1] == seen[2]
+        for name in {text.partition("-")[0] for text in answered}:
+            assert [text for text in seen[0] if text.startswith(f"{name}-")] == [f"{name}-{n}" for n in range(20)]
+        assert (await managers[0].check()).problems == []
+
+
+async def test_a_message_that_two_gateways_were_brought_is_there_once(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path) as managers:
+        sessions = [await manager.get_or_create("telegram", 1) for manager in managers]
+        ids = []
+
+        async def bring(number: int, key: str) -> None:
+            entry = await sessions[number].add_message(Message.user(key), idempotency_key=key)
+            ids.append(entry.id)
+
+        for key in ("a", "b", "c"):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(bring, 0, key, name="one")
+                tasks.start_soon(bring, 1, key, name="other")
+        for manager in managers:
+            assert texts((await manager.get_or_create("telegram", 1)).messages()) == ["a", "b", "c"]
+
+
+async def test_two_gateways_that_make_a_chat_at_the_same_time_have_one(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path) as managers:
+        sessions = [await manager.get_or_create("telegram", 1) for manager in managers]
+
+        async def begin(number: int) -> None:
+            await sessions[number].add_message(Message.user(f"from {number}"))
+
+        async with anyio.create_task_group() as tasks:
+            for number in (0, 1):
+                tasks.start_soon(begin, number, name=f"begin {number}")
+        seen = [await manager.get_or_create("telegram", 1) for manager in managers]
+        assert seen[0].journal.incarnation == seen[1].journal.incarnation
+        assert sorted(texts(seen[0].messages())) == ["from 0", "from 1"]
+        assert texts(seen[0].messages()) == texts(seen[1].messages())
+
+
+async def test_a_turn_is_one_unit_though_others_speak_meanwhile(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        mine, theirs = await one.get_or_create("telegram", 1), await other.get_or_create("telegram", 1)
+        async with mine.turn(Message.user("question")) as turn:
+            await theirs.add_message(Message.user("by the way"))
+            turn.append(Message.assistant("answer, first part"))
+            await turn.save()
+            await theirs.add_message(Message.user("one more thing"))
+            turn.append(Message.assistant("answer, second part"))
+            assert texts(turn.messages())[-1] == "answer, second part"
+        expected = ["question", "by the way", "answer, first part", "one more thing", "answer, second part"]
+        for manager in (one, other):
+            assert texts((await manager.get_or_create("telegram", 1)).messages()) == expected
+
+
+async def test_a_branch_and_metadata_that_wait_go_on_behind_what_others_said(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        mine = await one.get_or_create("telegram", 1)
+        root = await mine.add_message(Message.user("root"))
+        await mine.add_message(Message.assistant("left"))
+        theirs = await other.get_or_create("telegram", 1)
+        await theirs.add_message(Message.user("more on the left"))
+        mine.update(title="A title", colour="green")
+        await mine.saved()
+        assert mine.metadata["colour"] == "green"
+        await theirs.add_message(Message.user("still on the left"))
+        await mine.tree.branch(root.id)
+        await mine.add_message(Message.user("right"))
+        for manager in (one, other):
+            session = await manager.get_or_create("telegram", 1)
+            assert texts(session.messages()) == ["root", "right"]
+            assert session.metadata["title"] == "A title"
+        assert (await other.check()).problems == []
+
+
+async def test_what_demands_its_place_is_refused_where_others_were_first(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        mine = await one.get_or_create("telegram", 1)
+        await mine.add_message(Message.user("one"))
+        theirs = await other.get_or_create("telegram", 1)
+        await mine.add_message(Message.user("two"))
+        with pytest.raises((StoreConflict, LeafMoved)):
+            await theirs.add_messages([Message.user("only behind one")], if_sequence=1)
+        again = await other.get_or_create("telegram", 1)
+        assert texts(again.messages()) == ["one", "two"]
+        await again.add_messages([Message.user("three")], if_sequence=2)
+
+
+async def test_a_chat_that_another_gateway_deleted_is_gone_and_does_not_come_back(
+    database: str, tmp_path: Path
+) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        mine = await one.get_or_create("telegram", 1)
+        await mine.add_message(Message.user("one"))
+        await one.flush()
+        theirs = await other.get_or_create("telegram", 1)
+        await theirs.add_message(Message.user("two"))
+        await other.flush()
+        await one.delete("telegram_1")
+        with pytest.raises((StoreConflict, SessionDeleted)):
+            await theirs.add_message(Message.user("to whom?"))
+        new = await other.get_or_create("telegram", 1)
+        assert new.messages() == []
+        assert new.journal.incarnation != mine.journal.incarnation
+        await new.add_message(Message.user("again"))
+        assert texts((await one.get_or_create("telegram", 1)).messages()) == ["again"]
+    async with gateways(database, tmp_path) as managers:
+        for manager in managers:
+            assert texts((await manager.get_or_create("telegram", 1)).messages()) == ["again"]
+
+
+async def test_files_of_a_former_run_bring_nothing_back(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        session = await one.get_or_create("telegram", 1)
+        await session.add_message(Message.user("one"))
+        await (await other.get_or_create("telegram", 1)).add_message(Message.user("two"))
+    async with gateways(database, tmp_path / "elsewhere", 1) as (third,):
+        await third.delete("telegram_1")
+    assert (tmp_path / "gateway-0" / "sessions" / "telegram_1.json").exists()
+    async with gateways(database, tmp_path) as managers:
+        for manager in managers:
+            assert (await manager.get_or_create("telegram", 1)).messages() == []
+
+
+async def test_a_commit_that_is_cut_off_is_neither_lost_nor_doubled_though_others_came_between(
+    database: str, tmp_path: Path, postgresql: PostgreSQLServer
+) -> None:
+    cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    async with gateways(database, tmp_path, window=1000) as managers:
+        said: list[str] = []
+
+        async def talk(manager: SessionManager, name: str) -> None:
+            session = await manager.get_or_create("telegram", 1)
+            for number in range(15):
+                text = f"{name}-{number}"
+                while text not in said:
+                    with suppress(StoreUnavailable):
+                        await session.add_message(Message.user(text), idempotency_key=text)
+                        said.append(text)
+                    await anyio.sleep(0.01)
+
+        async def cutting() -> None:
+            while True:
+                with suppress(asyncpg.PostgresError):  # it cuts its own, too
+                    await postgresql.execute(cut, urlsplit(database).path.strip("/"))
+                await anyio.sleep(0.03)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cutting, name="cut")
+            async with anyio.create_task_group() as talking:
+                for number, manager in enumerate(managers):
+                    talking.start_soon(talk, manager, f"{number}", name=f"talk {number}")
+            tasks.cancel_scope.cancel()
+        seen = [texts((await manager.get_or_create("telegram", 1)).messages()) for manager in managers]
+        assert Counter(seen[0]) == Counter(said)
+        assert seen[0] == seen[1]
+        assert (await managers[0].check()).problems == []
