@@ -399,8 +399,7 @@ class SessionManager(SessionReader):
         """
         self._require_open()
         key = SessionKey.of(channel, chat_id)
-        await self._registry.look(key.session_id)
-        journal = self._registry.usable(key.session_id)
+        journal = await self._registry.fresh(key.session_id)
         if journal is None:
             if self.settings.restore_archived and key.session_id not in self._cache:
                 await self._restore_if_archived(key)

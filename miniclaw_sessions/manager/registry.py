@@ -126,6 +126,15 @@ class SessionRegistry:
             del loaded
         return journal
 
+    async def fresh(self, session_id: str) -> Journal | None:
+        """The live session as it is now, whoever has written it; None as for `usable`.
+
+        Raises:
+            StoreUnavailable: others may write the store, and it cannot be read.
+        """
+        await self.look(session_id)
+        return self.usable(session_id)
+
     def usable(self, session_id: str) -> Journal | None:
         """The live session, unless it is being deleted or the store has refused it."""
         journal = self.cache.get(session_id)
