@@ -113,7 +113,7 @@ def postgresql() -> Iterator[PostgreSQLServer]:
 
 
 @pytest.fixture
-def database(postgresql: PostgreSQLServer) -> Iterator[str]:
+def postgresql_url(postgresql: PostgreSQLServer) -> Iterator[str]:
     """The URL of an empty database of the test's own."""
     name = asyncio.run(postgresql.new_database())
     yield postgresql.url(name)

@@ -19,6 +19,11 @@ from tests.postgresql import PostgreSQLServer
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+def database(postgresql_url: str) -> str:
+    return postgresql_url
+
+
 @asynccontextmanager
 async def gateways(
     database: str, directory: Path, count: int = 2, window: int = 50

@@ -46,7 +46,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
         return open_path(made[closed])
 
     if request.param == "postgresql":
-        url: str = request.getfixturevalue("database")
+        url: str = request.getfixturevalue("postgresql_url")
         return StoreMaker(lambda: PostgreSQLStore(url), lambda _closed: PostgreSQLStore(url))
     if request.param == "memory":
         return StoreMaker(MemoryStore, lambda closed: closed)
@@ -61,9 +61,9 @@ async def test_a_store_keeps_its_promise(check: StoreCheck, stores: StoreMaker) 
 
 
 @pytest.mark.parametrize("check", SHARED_STORE_CHECKS, ids=lambda check: check.__name__)
-async def test_a_shared_store_keeps_its_promise(check: StoreCheck, database: str) -> None:
-    assert PostgreSQLStore(database).shared
-    await check(StoreMaker(lambda: PostgreSQLStore(database), lambda _other: PostgreSQLStore(database)))
+async def test_a_shared_store_keeps_its_promise(check: StoreCheck, postgresql_url: str) -> None:
+    assert PostgreSQLStore(postgresql_url).shared
+    await check(StoreMaker(lambda: PostgreSQLStore(postgresql_url), lambda _other: PostgreSQLStore(postgresql_url)))
 
 
 async def test_check_store_runs_every_check_and_names_the_broken_promise() -> None:

@@ -32,6 +32,11 @@ from tests.postgresql import OWNER, PostgreSQLServer, running_server
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+def database(postgresql_url: str) -> str:
+    return postgresql_url
+
+
 def name_of(database: str) -> str:
     return urlsplit(database).path.strip("/")
 
