@@ -56,12 +56,20 @@ class SessionHead(msgspec.Struct, frozen=True, gc=False):
     created_at: datetime
 
 
+class StoredTurn(msgspec.Struct, frozen=True, gc=False):
+    """The newest turn of a session that was claimed (`TurnClaim`): its number, whose it was, and whether it is over."""
+
+    fence: int
+    owner: str
+    is_over: bool
+
+
 class StoredHead(msgspec.Struct, frozen=True, gc=False):
-    """A session in the store, the sequence of its newest entry (0: none), and the number of its newest turn's claim."""
+    """A session in the store, the sequence of its newest entry (0: none), and the newest turn that was claimed."""
 
     head: SessionHead
     last_sequence: int
-    fence: int = 0
+    turn: StoredTurn | None = None
 
 
 class StoredEntry(msgspec.Struct, frozen=True, gc=False):

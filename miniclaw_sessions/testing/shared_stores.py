@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.errors import StoreConflict, StoreError
-from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, TurnClaim
+from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredTurn, TurnClaim
 from miniclaw_sessions.testing.stores import StoreCheck, StoreMaker, sample_entries, sample_head
 
 _LONG_S = 3600.0
@@ -111,7 +111,35 @@ async def a_turn_has_one_owner(stores: StoreMaker) -> None:
         await _refused(other, sample_entries(4, 4), TurnClaim(1, "other", _LONG_S))
         await _append(other, sample_head(), sample_entries(4, 4), TurnClaim(2, "other", _LONG_S))
         head = await one.head("telegram_1")
-        _expect(head is not None and head.fence == 2, "a head tells the number of the newest turn")  # noqa: PLR2004 - as above
+        _expect(head is not None and head.turn == StoredTurn(2, "other", is_over=False), "a head tells the newest turn")
+
+
+async def a_turn_is_taken_held_and_given_back_without_a_word(stores: StoreMaker) -> None:
+    """By an append of no entries, which changes nothing else; so it is prolonged while its owner has nothing to say."""
+    async with _two(stores) as (one, other):
+        await _append(one, sample_head(), sample_entries(1, 3))
+        await _append(one, sample_head(), [], TurnClaim(4, "one", _LONG_S))
+        await _append(one, sample_head(), [], TurnClaim(4, "one", _LONG_S))
+        await _refused(other, [], TurnClaim(5, "other", _LONG_S))
+        await _append(one, sample_head(), [], TurnClaim(4, "one", 0))
+        head = await other.head("telegram_1")
+        _expect(
+            head is not None and head.turn == StoredTurn(4, "one", is_over=True), "a turn that is given back is over"
+        )
+        await _append(other, sample_head(), [], TurnClaim(5, "other", _LONG_S))
+        await _refused(one, [], TurnClaim(4, "one", _LONG_S))
+        _expect(await one.read("telegram_1") == sample_entries(1, 3), "taking a turn says nothing")
+
+
+async def an_append_of_a_turn_may_be_sent_again(stores: StoreMaker) -> None:
+    """Whoever does not know whether it was taken sends it again, and it is there once, and the turn is theirs."""
+    async with _two(stores) as (one, other):
+        for _ in range(2):
+            await _append(one, sample_head(), sample_entries(1, 2), TurnClaim(1, "one", _LONG_S))
+        for _ in range(2):
+            await _append(one, sample_head(), sample_entries(3, 3), TurnClaim(1, "one", 0))
+        await _append(other, sample_head(), sample_entries(4, 4), TurnClaim(2, "other", _LONG_S))
+        _expect(await one.read("telegram_1") == sample_entries(1, 4), "what is sent again is there once")
 
 
 async def a_late_write_of_a_former_turn_is_refused(stores: StoreMaker) -> None:
@@ -149,6 +177,8 @@ SHARED_STORE_CHECKS: tuple[StoreCheck, ...] = (
     a_deleted_session_takes_nothing_more,
     an_idempotency_key_is_taken_once,
     a_turn_has_one_owner,
+    a_turn_is_taken_held_and_given_back_without_a_word,
+    an_append_of_a_turn_may_be_sent_again,
     a_late_write_of_a_former_turn_is_refused,
     of_many_who_want_a_turn_one_has_it,
 )

@@ -78,7 +78,7 @@ async def test_roles_are_members_of_an_enum_and_text_only_in_the_database(databa
     call = ToolCall(id="c", name="look", arguments="{}")
     said = [
         Message.user("question"),
-        Message.assistant(tool_calls=[call]),
+        Message.assistant(tool_calls=(call,)),
         Message.tool_result(call, "found"),
         Message.assistant("answer"),
     ]
@@ -190,16 +190,16 @@ async def test_the_output_of_a_tool_comes_back_byte_for_byte(database: Database)
     output = '{"b" : 1.50,  "a":"\\u00e4\\/ä", "n": 1e400, "deep": [ [ ] ] }'
     call = ToolCall(id="call-1", name="look_up", arguments='{ "q":"ä" }', output=output)
     async with database.opened() as manager:
-        await (await manager.get_or_create("telegram", 1)).add_message(Message.assistant(tool_calls=[call]))
+        await (await manager.get_or_create("telegram", 1)).add_message(Message.assistant(tool_calls=(call,)))
     async with database.opened() as manager:
         (message,) = (await manager.get("telegram", 1)).messages()
-        (read,) = message.tool_calls
+        (read,) = message.tool_calls or ()
         assert (read.id, read.name, read.arguments, read.output) == ("call-1", "look_up", '{ "q":"ä" }', output)
     async with database.store() as store:
         (stored,) = await store.read("telegram_1")
         entry = decode_entry(stored.encoded)
         assert isinstance(entry, MessageEntry)
-        assert entry.message.tool_calls[0].output == output
+        assert [one.output for one in entry.message.tool_calls or ()] == [output]
 
 
 async def test_times_are_kept_to_the_microsecond_and_in_utc(database: Database) -> None:

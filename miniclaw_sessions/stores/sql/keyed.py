@@ -51,7 +51,7 @@ from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead
+from miniclaw_sessions.stores.base import Append, SessionHead, StoredEntry, StoredHead, StoredTurn
 from miniclaw_sessions.stores.sql.checksums import checksum_of, entry_of_row
 from miniclaw_sessions.stores.sql.models import (
     USED_RESOLUTION,
@@ -323,6 +323,8 @@ _HEADS = select(
     _SESSION.created_at,
     _SESSION.last_sequence,
     _SESSION.fence,
+    _SESSION.turn_owner,
+    func.coalesce(_SESSION.turn_until < _NOW, literal_column("TRUE")),
 )
 HEAD = _compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID))
 LOCKED_HEAD = _compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID).with_for_update())
@@ -406,8 +408,9 @@ COLUMNS = _compiled(
 
 def stored_head(row: Sequence[Any]) -> StoredHead:
     """A session, from a row of `HEAD` or `HEADS_AFTER`."""
-    session_id, channel, chat_id, incarnation, created_at, last, fence = row
-    return StoredHead(SessionHead(session_id, SessionKey(channel, chat_id), incarnation, created_at), last, fence)
+    session_id, channel, chat_id, incarnation, created_at, last, fence, owner, is_over = row
+    turn = None if owner is None else StoredTurn(fence, owner, is_over)
+    return StoredHead(SessionHead(session_id, SessionKey(channel, chat_id), incarnation, created_at), last, turn)
 
 
 def stored_entries(session_id: str, rows: Iterable[Sequence[Any]]) -> list[StoredEntry]:

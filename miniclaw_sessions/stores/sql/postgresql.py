@@ -270,7 +270,7 @@ class PostgreSQLStore(Store):
         part = Part(item, new, last)
         if stored is None:
             return bool(await _apply(connection, keyed.BEGIN, [part]))
-        if not new:
+        if not new and item.turn is None:
             return True
         if not await _apply(connection, _statement_for([part]), [part]):
             raise StoreConflict(
