@@ -14,7 +14,7 @@
     │                  SessionExists
     ├── storing        StoreError
     │                  ├── StoreUnavailable ── StoreFull, UnsavedLimit
-    │                  ├── StoreConflict
+    │                  ├── StoreConflict ── TurnTaken
     │                  ├── StoreCorrupt
     │                  └── SchemaTooNew
     ├── answering      AgentError, ModelError ── ContextOverflow, IterationLimit
@@ -226,6 +226,17 @@ class UnsavedLimit(StoreUnavailable):
 
 class StoreConflict(StoreError):
     """Another entry already has this place in the session; nothing was overwritten."""
+
+
+class TurnTaken(StoreConflict):
+    """Another process answers this session; what was said in this turn, and not acknowledged, is not in it."""
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(
+            f"another process answers session {session_id}: this one stood still too long, or came second; what it had "
+            "not saved of its turn is dropped"
+        )
 
 
 class StoreCorrupt(StoreError):

@@ -61,6 +61,7 @@ STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.StoreFull: (507, _NO_SPACE),
     errors.UnsavedLimit: (503, "too much is waiting to be saved; try again later"),
     errors.StoreUnavailable: (503, _NOT_NOW),
+    errors.TurnTaken: (409, "another gateway answers this session; its answer is in the session soon"),
     errors.StoreConflict: (409, "another process appended to this session at the same time; try again"),
     errors.StoreCorrupt: (500, _DAMAGED),
     errors.StoreError: (500, "the message store failed; the daemon's log has the details"),

@@ -35,6 +35,7 @@ from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.background import Background
 from miniclaw_sessions.manager.cache import Listing, SessionCache
+from miniclaw_sessions.manager.ownership import TurnKeeper
 from miniclaw_sessions.manager.saving import Saving
 from miniclaw_sessions.persistence.committer import anew
 from miniclaw_sessions.persistence.recovery import Recovered, catch_up
@@ -82,6 +83,7 @@ class SessionRegistry:
         self._workspace = workspace
         self._background = background
         self._settings = settings
+        self._keeper = TurnKeeper(self.store, clock, cache.in_memory)
         self._lock = anyio.Lock()
         self._reserved: dict[str, anyio.Event] = {}
         self._in_the_making = 0
@@ -94,6 +96,7 @@ class SessionRegistry:
     def close(self) -> None:
         """Give out nothing more: whoever waits for a session is refused."""
         self._closed = True
+        self._keeper.close()
 
     def require_open(self) -> None:
         """Raise ManagerClosed unless sessions are given out."""
@@ -102,6 +105,8 @@ class SessionRegistry:
 
     def adopt(self, found: dict[str, Recovered], names: dict[str, None]) -> None:
         """Take over what recovery found: sessions, and the names of those that stay on disk."""
+        if self.store.shared:
+            self._background.start(self._keeper.run, name="turns")
         for one in found.values():
             self._admit(self._journal_of(one.conversation, dirty=one.dirty))
         self.cache.learn_names(names)

@@ -20,7 +20,7 @@ import anyio
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.errors import ManagerClosed, StoreConflict, StoreError, StoreUnavailable, UnsavedLimit
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry
+from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, TurnClaim
 
 _STILL_THERE = (
     "what was accepted before is kept in memory and saved when the store recovers; "
@@ -46,6 +46,31 @@ Rebase = Callable[[StoreConflict], Awaitable[Rebased]]
 log = get_logger(__name__)
 
 
+class Claim:
+    """The turn of a session that this process has, or asks for, where others answer the same sessions.
+
+    Attributes:
+        turn: what every append of the session says of it; with no seconds left it is given back.
+        ids: the entries that belong to it: they are stored in this turn or not at all.
+        is_held: whether the store has granted it.
+        is_over: whether the store has been told that it is given back.
+        error: why it is not ours, or no longer.
+    """
+
+    __slots__ = ("error", "ids", "is_held", "is_over", "turn")
+
+    def __init__(self, turn: TurnClaim) -> None:
+        self.turn = turn
+        self.ids: set[str] = set()
+        self.is_held = self.is_over = False
+        self.error: StoreConflict | None = None
+
+    def granted(self, turn: TurnClaim) -> None:
+        """The store has taken an append that said this of the turn."""
+        self.is_held = True
+        self.is_over = turn.seconds <= 0
+
+
 class SessionLog:
     """One session's way to the store: what waits, what is on its way, what has arrived.
 
@@ -55,10 +80,12 @@ class SessionLog:
         held: how many of them were there before, but are not acknowledged yet, because others before them wait.
         rebase: what to do when others were first; None: they never are.
         fixed: the ids of entries that were accepted for their very place, and are not moved.
+        claim: the turn that is open, or asked for; None: none, or nobody else could have it.
+        fence: the highest number of a turn that is known.
     """
 
     __slots__ = (
-        *("_waiting", "accepted", "committed", "failure", "fixed", "head", "held"),
+        *("_sent_turn", "_waiting", "accepted", "claim", "committed", "failure", "fence", "fixed", "head", "held"),
         *("rebase", "rejected", "sending", "settled"),
     )
 
@@ -68,6 +95,9 @@ class SessionLog:
         self.accepted = self.settled = self.held = 0
         self.rebase: Rebase | None = None
         self.fixed: frozenset[str] = frozenset()
+        self.claim: Claim | None = None
+        self.fence = 0
+        self._sent_turn: TurnClaim | None = None
         self._waiting: list[StoredEntry] | None = None
         self.sending: list[StoredEntry] | None = None
         self.rejected: StoreError | None = None
@@ -95,7 +125,8 @@ class SessionLog:
     def take(self) -> Append:
         """Everything that waits, now on its way."""
         self.sending, self._waiting = self._waiting, None
-        return Append(self.head, self.sending or [])
+        self._sent_turn = None if self.claim is None else self.claim.turn
+        return Append(self.head, self.sending or [], turn=self._sent_turn)
 
     def put_back(self) -> None:
         """What was on its way waits again, in front."""
@@ -107,6 +138,10 @@ class SessionLog:
         self.committed = sent[-1].sequence
         self.settled += len(sent) + self.held
         self.held = 0
+        if self._sent_turn is not None and self.claim is not None:
+            self.claim.granted(self._sent_turn)
+            if self.claim.is_over:
+                self.claim = None
         if self.fixed:
             self.fixed -= {entry.entry_id for entry in sent}
 

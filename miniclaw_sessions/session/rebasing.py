@@ -6,12 +6,12 @@ somebody else was first, keeps its id, time and content; its place changes, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from weakref import ref
 
 import msgspec
 
-from miniclaw_sessions.errors import StoreConflict
+from miniclaw_sessions.errors import StoreConflict, TurnTaken
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.committer import Rebase, Rebased, SessionLog
 from miniclaw_sessions.persistence.recovery import catch_up
@@ -19,7 +19,7 @@ from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
 from miniclaw_sessions.protocol.entries import Compaction, Entry, LeafMove, moves_leaf, place_of_parent
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.session.reading import TreeReader
-from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry, StoredHead, stored_entry
+from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry, StoredHead, StoredTurn, stored_entry
 from miniclaw_sessions.stores.reading import read_all
 
 
@@ -53,7 +53,10 @@ async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
             raise StoreConflict(f"session {journal.session_id} was deleted by another process") from conflict
         pending = log.pending
         known = await _known(store, journal.session_id, pending, after=log.committed)
-        if stored.last_sequence == log.committed and not known:
+        is_mine = _may_have_turn(log, stored.turn)
+        if not is_mine and log.claim is not None:
+            known |= log.claim.ids.intersection(entry.entry_id for entry in pending)
+        elif stored.last_sequence == log.committed and not known and not _asks_again(log):
             raise conflict
         conversation = await _as_stored(journal, stored)
         moved = behind(conversation, [_entry_of(one) for one in pending], known)
@@ -64,7 +67,31 @@ async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
         await _bring_window_up(store, stored.head, conversation, waiting)
         if len(log.pending) == len(pending):  # else something was accepted meanwhile
             journal.go_on_with(conversation, moved)
+            _settle_turn(log, is_mine=is_mine)
             return log.replace(stored.head, waiting, committed=committed)
+
+
+def _may_have_turn(log: SessionLog, turn: StoredTurn | None) -> bool:
+    """Whether the turn that is open here, or asked for, can be ours still."""
+    claim = log.claim
+    if claim is None or turn is None or (turn.fence, turn.owner) == (claim.turn.fence, claim.turn.owner):
+        return True
+    return turn.is_over and not claim.is_held
+
+
+def _asks_again(log: SessionLog) -> bool:
+    """Whether a turn is asked for with a number that somebody else has had."""
+    return log.claim is not None and not log.claim.is_held and log.claim.turn.fence <= log.fence
+
+
+def _settle_turn(log: SessionLog, *, is_mine: bool) -> None:
+    """Ask for the turn with the next number, or let it go."""
+    if log.claim is None:
+        return
+    if not is_mine:
+        log.claim.error, log.claim = TurnTaken(log.head.session_id), None
+    elif _asks_again(log):
+        log.claim.turn = msgspec.structs.replace(log.claim.turn, fence=log.fence + 1)
 
 
 async def refresh(journal: Journal) -> bool:
@@ -89,7 +116,7 @@ async def refresh(journal: Journal) -> bool:
     return True
 
 
-def behind(conversation: Conversation, pending: Sequence[Entry], known: Mapping[str, StoredEntry]) -> list[Entry]:
+def behind(conversation: Conversation, pending: Sequence[Entry], known: Collection[str]) -> list[Entry]:
     """Entries that were made behind one state of a session, as they are behind another one.
 
     Those that followed the leaf follow the leaf that there is now, and each other; what was made to follow something
@@ -98,7 +125,8 @@ def behind(conversation: Conversation, pending: Sequence[Entry], known: Mapping[
     Args:
         conversation: the session as it is stored.
         pending: in order, none of them stored.
-        known: by id, those that need not be made: they, or others with their idempotency key, are stored.
+        known: the ids of those that are not made: they, or others with their idempotency key, are stored, or the turn
+            that they belong to is not ours.
     """
     state = conversation.state
     leaf = pending[0].parent_id if pending else None
@@ -139,21 +167,20 @@ def _places(entry: Entry, places: Mapping[int, int]) -> dict[str, int | None]:
 async def _stored_head(store: Store, log: SessionLog) -> StoredHead | None:
     """The session in the store; of one that we have made and not stored yet, the one that another process made."""
     stored = await store.head(log.head.session_id)
+    if stored is not None and stored.turn is not None:
+        log.fence = max(log.fence, stored.turn.fence)
     is_other = stored is not None and stored.head.incarnation != log.head.incarnation
     return None if is_other and log.committed else stored
 
 
-async def _known(
-    store: Store, session_id: str, pending: Sequence[StoredEntry], *, after: int
-) -> dict[str, StoredEntry]:
-    """By id, what is stored of these, or instead of them: another entry with the same idempotency key."""
+async def _known(store: Store, session_id: str, pending: Sequence[StoredEntry], *, after: int) -> set[str]:
+    """The ids of those that are stored, or another one with their idempotency key instead."""
     ids = {entry.entry_id for entry in pending}
-    known = {one.entry_id: one async for one in read_all(store, session_id, after=after) if one.entry_id in ids}
+    known = {one.entry_id async for one in read_all(store, session_id, after=after) if one.entry_id in ids}
     for entry in pending:
-        if entry.idempotency_key is not None and entry.entry_id not in known:
-            found = await store.find_by_idempotency_key(session_id, entry.idempotency_key)
-            if found is not None:
-                known[entry.entry_id] = found
+        key = None if entry.entry_id in known else entry.idempotency_key
+        if key is not None and await store.find_by_idempotency_key(session_id, key) is not None:
+            known.add(entry.entry_id)
     return known
 
 

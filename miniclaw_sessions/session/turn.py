@@ -9,21 +9,32 @@ an error result, so that the history stays legal and shows what happened.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
 import msgspec
 
-from miniclaw_sessions.errors import DuplicateMessage, NothingToResume, SessionDeleted, SessionsError, TurnInProgress
+from miniclaw_sessions.errors import (
+    DuplicateMessage,
+    NothingToResume,
+    SessionDeleted,
+    SessionsError,
+    StoreConflict,
+    TurnInProgress,
+    TurnTaken,
+)
 from miniclaw_sessions.history.pairing import open_calls, with_answers
+from miniclaw_sessions.persistence.committer import Claim
 from miniclaw_sessions.protocol.encoding import as_message
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.journal import Journal
+from miniclaw_sessions.session.rebasing import refresh
 from miniclaw_sessions.session.tree import SessionTree
 from miniclaw_sessions.session.unit import Unit
+from miniclaw_sessions.stores.base import Append, TurnClaim
 
 INTERRUPTED = "The tool call was interrupted; it has no result."
 """What stands for the result of a call whose turn broke off."""
@@ -32,13 +43,21 @@ ABANDONED = "The user went on without waiting for this tool call; it has no resu
 """What stands for the result of a call that was open when the next message came."""
 
 
+TURN_S = 30.0
+"""Seconds that a turn stays ours without a sign of life, where other processes answer the same sessions."""
+
+LOOK_AGAIN_S = 0.3
+"""How often a turn that another process has is looked at, until it is over."""
+
+
 class Turn:
     """`async with session.turn(message) as turn`: waits, commits `message`, and saves what is staged at the end.
 
     Entering waits for the turn that is under way, first come first served; the wait can be cancelled. Leaving commits
     even when the task is being cancelled. A message whose idempotency key is known and that has not been answered yet
     (the gateway died in between) is taken up again instead of being appended twice. Without a message, the newest one
-    of the user is taken up. A new message closes the calls that a former turn has left open.
+    of the user is taken up. Where other processes answer the same sessions, the commit of the message takes the turn
+    from all of them, and entering waits for theirs. A new message closes the calls that a former turn has left open.
 
     Raises, on entering:
         NothingToResume: without a message: there is none of a user to take up.
@@ -49,6 +68,7 @@ class Turn:
 
     Raises, on leaving:
         StoreUnavailable, StoreFull: the reply is in memory but not acknowledged.
+        TurnTaken: this process stood still so long that another one has taken over; nothing of the reply was accepted.
         UnsavedLimit, SessionDeleted, ManagerClosed: nothing of the reply was accepted.
     """
 
@@ -65,6 +85,7 @@ class Turn:
         self._joined: list[MessageEntry] = []
         self._taken_up: list[MessageEntry] = []
         self._work: anyio.CancelScope | None = None
+        self._claim: Claim | None = None
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
@@ -114,7 +135,7 @@ class Turn:
         """
         staged = self.staged
         self._joined += self._extend(staged)
-        await self._journal.saved()
+        await self._saved()
 
     @property
     def said(self) -> list[Message]:
@@ -179,8 +200,10 @@ class Turn:
             raise TurnInProgress("a turn is entered once, its reply would be saved twice; call `session.turn()` again")
         await self._journal.turn_lock.acquire()
         try:
-            self._message = await self._begin()
+            self._message = await self._begin_alone()
         except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._give_back()
             self._journal.turn_lock.release()
             raise
         self.is_open = True
@@ -192,7 +215,10 @@ class Turn:
     ) -> None:
         try:
             with anyio.CancelScope(shield=True):
-                await self._finish(failed=error is not None)
+                try:
+                    await self._finish(failed=error is not None)
+                finally:
+                    await self._give_back()
         except SessionsError:
             if error is None:
                 raise  # else the body's own error tells more
@@ -201,32 +227,105 @@ class Turn:
             self._journal.turn_ended(self)
             self._journal.turn_lock.release()
 
+    async def _begin_alone(self) -> MessageEntry:
+        """`_begin`, when no other process answers the session."""
+        journal = self._journal
+        if not journal.home.store.shared:
+            return await self._begin()
+        while True:
+            if not await refresh(journal):
+                raise SessionDeleted(f"session {self.session_id} was deleted by another process")
+            self._claim = Claim(TurnClaim(journal.log.fence + 1, journal.home.clock.new_id(), TURN_S))
+            try:
+                return await self._begin()
+            except TurnTaken:
+                await self._give_back()
+                await self._wait_for_others()
+
+    async def _wait_for_others(self) -> None:
+        """Return when the turn that another process has is over, or has timed out."""
+        home = self._journal.home
+        while (stored := await home.store.head(self.session_id)) is not None:
+            if stored.turn is None or stored.turn.is_over:
+                return
+            await home.clock.sleep(home.clock.jitter(LOOK_AGAIN_S))
+
+    async def _take(self) -> None:
+        """Take the turn without a word, for a message that is stored already, and learn what was said until then.
+
+        Raises:
+            TurnTaken: another process has it.
+        """
+        if (claim := self._claim) is None:
+            return
+        log = self._journal.log
+        (outcome,) = await self._journal.home.store.append([Append(log.head, (), turn=claim.turn)])
+        if isinstance(outcome, StoreConflict):
+            raise TurnTaken(self.session_id) from outcome
+        if outcome is not None:
+            raise outcome
+        claim.granted(claim.turn)
+        log.claim = claim
+        await refresh(self._journal)
+
+    async def _saved(self) -> None:
+        """Return when all that was accepted is acknowledged, in this turn."""
+        await self._journal.saved()
+        if (claim := self._claim) is not None and claim.error is not None:
+            raise TurnTaken(self.session_id) from claim.error
+
+    async def _give_back(self) -> None:
+        """Let others have the turn; if that cannot be told now, its time runs out."""
+        claim, self._claim = self._claim, None
+        log = self._journal.log
+        if claim is not None and log.claim is claim and log.pending:  # what waits goes in this turn or not at all
+            claim.turn = msgspec.structs.replace(claim.turn, seconds=0.0)
+            return
+        if log.claim is claim:
+            log.claim = None
+        if claim is not None and claim.is_held and not claim.is_over and claim.error is None:
+            over = msgspec.structs.replace(claim.turn, seconds=0.0)
+            with suppress(SessionsError):
+                await self._journal.home.store.append([Append(log.head, (), turn=over)])
+
     async def _begin(self) -> MessageEntry:
         """Commit the user's message, or take up the one that a former process left unanswered."""
         if self._journal.is_deleted:
             raise SessionDeleted(f"session {self.session_id} was deleted while its turn was waited for")
         if self._request is None:
+            await self._take()
             return await self._take_up()
         key = self._idempotency_key
         known = await self._journal.find_by_key(key) if key is not None else None
         if known is None:
             self._close_what_was_left(self._request)
             return await self._ask(self._request)
+        await self._journal.saved()
+        await self._take()
         if not is_unanswered(known, await self._since_compaction(known)):
             raise DuplicateMessage(self.session_id, key or "", known.id)
-        await self._journal.saved()
         return await self._take_up()
 
     async def _ask(self, request: Message) -> MessageEntry:
         self._journal.home.committer.check_store()
         entry = self._journal.append(request, idempotency_key=self._idempotency_key)
-        await self._journal.saved()
+        if (claim := self._claim) is not None:
+            claim.ids.add(entry.id)
+            self._journal.log.claim = claim
+        await self._saved()
+        if claim is not None and not claim.is_held:  # it was brought to another process, too, and is stored by that one
+            raise TurnTaken(self.session_id)
         return self._journal.placed(entry)
 
     def _extend(self, messages: Sequence[Message]) -> list[MessageEntry]:
         """Append messages that belong to this turn, as one unit."""
         unit = Unit(self._journal)
         entries = [unit.add_message(message, continues=True) for message in messages]
+        if self._claim is not None:
+            if self._claim.error is not None:
+                raise TurnTaken(self.session_id) from self._claim.error
+            self._claim.ids.update(entry.id for entry in entries)
+            self._journal.log.claim = self._claim
         unit.accept()
         return entries
 
@@ -261,6 +360,8 @@ class Turn:
         if failed:
             self.close_calls()
         self._journal.touch()
+        if self._claim is not None and self.staged:
+            self._claim.turn = msgspec.structs.replace(self._claim.turn, seconds=0.0)
         await self.save()
 
 

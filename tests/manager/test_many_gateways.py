@@ -9,11 +9,19 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.lowlevel
 import asyncpg
 import pytest
 
-from miniclaw_sessions import Message, SessionManager, SessionSettings
-from miniclaw_sessions.errors import LeafMoved, SessionDeleted, StoreConflict, StoreUnavailable
+from miniclaw_sessions import Message, SessionManager, SessionSettings, ToolCall
+from miniclaw_sessions.errors import (
+    DuplicateMessage,
+    LeafMoved,
+    SessionDeleted,
+    StoreConflict,
+    StoreUnavailable,
+    TurnTaken,
+)
 from tests.postgresql import PostgreSQLServer
 
 pytestmark = pytest.mark.anyio
@@ -138,6 +146,114 @@ async def test_a_turn_is_one_unit_though_others_speak_meanwhile(database: str, t
         expected = ["question", "by the way", "answer, first part", "one more thing", "answer, second part"]
         for manager in (one, other):
             assert texts((await manager.get_or_create("telegram", 1)).messages()) == expected
+
+
+async def test_a_message_that_is_brought_to_every_gateway_is_answered_once(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path, 3, window=1000) as managers:
+        answers: Counter[str] = Counter()
+
+        async def serve(number: int, chat: int, key: str) -> None:
+            session = await managers[number].get_or_create("telegram", chat)
+            with suppress(DuplicateMessage):
+                async with session.turn(Message.user(key), idempotency_key=key) as turn:
+                    await anyio.lowlevel.checkpoint()
+                    turn.append(Message.assistant(f"answer to {key}"))
+                answers[f"{chat} {key}"] += 1
+
+        for key in ("a", "b", "c"):
+            async with anyio.create_task_group() as tasks:
+                for number in range(3):
+                    for chat in range(4):
+                        tasks.start_soon(serve, number, chat, key, name=f"serve {number} {chat}")
+        assert answers == {f"{chat} {key}": 1 for chat in range(4) for key in "abc"}
+        for manager in managers:
+            for chat in range(4):
+                said = texts((await manager.get_or_create("telegram", chat)).messages())
+                assert said == ["a", "answer to a", "b", "answer to b", "c", "answer to c"]
+        assert (await managers[0].check()).problems == []
+
+
+async def test_turns_of_two_gateways_in_one_chat_come_one_after_the_other(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path, window=1000) as managers:
+
+        async def serve(number: int) -> None:
+            session = await managers[number].get_or_create("telegram", 1)
+            for turn_number in range(4):
+                question = f"{number}-{turn_number}"
+                async with session.turn(Message.user(question)) as turn:
+                    assert texts(turn.messages())[-1] == question
+                    turn.append(Message.assistant(f"{question} step"))
+                    await turn.save()
+                    turn.append(Message.assistant(f"{question} answer"))
+
+        async with anyio.create_task_group() as tasks:
+            for number in (0, 1):
+                tasks.start_soon(serve, number, name=f"serve {number}")
+        said = texts((await managers[0].get_or_create("telegram", 1)).messages())
+        assert len(said) == 24
+        for start in range(0, 24, 3):
+            question = said[start]
+            assert said[start : start + 3] == [question, f"{question} step", f"{question} answer"]
+
+
+async def test_a_gateway_that_stood_still_writes_nothing_over_the_one_that_took_over(
+    database: str, tmp_path: Path, postgresql: PostgreSQLServer
+) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        mine, theirs = await one.get_or_create("telegram", 1), await other.get_or_create("telegram", 1)
+        call = ToolCall(id="call", name="look_up")
+
+        async def answer_slowly() -> None:
+            async with mine.turn(Message.user("question"), idempotency_key="key") as slow:
+                slow.append(Message.assistant("I look it up", tool_calls=(call,)))
+                slow.append(Message.tool_result(call, "found"))
+                await slow.save()
+                await time_runs_out(postgresql, database)
+                async with theirs.turn(Message.user("question"), idempotency_key="key") as turn:
+                    assert turn.is_resumed
+                    turn.append(Message.assistant("the answer"))
+                slow.append(Message.assistant("a late answer"))
+
+        with pytest.raises(TurnTaken):
+            await answer_slowly()
+        for manager in (one, other):
+            said = texts((await manager.get_or_create("telegram", 1)).messages())
+            assert said == ["question", "I look it up", "found", "the answer"]
+        async with mine.turn(Message.user("and now?")) as turn:
+            turn.append(Message.assistant("now it is mine again"))
+        assert (await other.check()).problems == []
+
+
+async def test_a_turn_is_prolonged_while_its_model_thinks_and_stopped_when_it_is_lost(
+    database: str, tmp_path: Path, postgresql: PostgreSQLServer
+) -> None:
+    left = "SELECT extract(epoch FROM turn_until - clock_timestamp()) FROM sessions"
+    async with gateways(database, tmp_path) as (one, other):
+        mine, theirs = await one.get_or_create("telegram", 1), await other.get_or_create("telegram", 1)
+
+        async def think() -> None:
+            async with mine.turn(Message.user("question")) as turn:
+                await time_runs_out(postgresql, database)
+                await one._registry._keeper.prolong()
+                ((seconds,),) = await postgresql.execute(left, urlsplit(database).path.strip("/"))
+                assert seconds > 20
+                await time_runs_out(postgresql, database)
+                async with theirs.turn(Message.user("another")) as another:
+                    another.append(Message.assistant("answered"))
+                    with turn.stoppable() as thinking:
+                        await one._registry._keeper.prolong()
+                        await anyio.sleep(60)
+                    assert thinking.cancelled_caught
+                turn.append(Message.assistant("late"))
+
+        with pytest.raises(TurnTaken):
+            await think()
+        assert texts((await one.get_or_create("telegram", 1)).messages()) == ["question", "another", "answered"]
+
+
+async def time_runs_out(postgresql: PostgreSQLServer, database: str) -> None:
+    over = "UPDATE sessions SET turn_until = clock_timestamp() - INTERVAL '1 second' WHERE turn_until IS NOT NULL"
+    await postgresql.execute(over, urlsplit(database).path.strip("/"))
 
 
 async def test_a_branch_and_metadata_that_wait_go_on_behind_what_others_said(database: str, tmp_path: Path) -> None:
