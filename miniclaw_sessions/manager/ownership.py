@@ -14,7 +14,7 @@ from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.errors import StoreConflict, StoreError, TurnTaken
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.session import Journal
-from miniclaw_sessions.session.turn import TURN_S
+from miniclaw_sessions.session import turn as turns
 from miniclaw_sessions.stores.base import Append, Store
 
 TRIES = 3
@@ -34,7 +34,7 @@ class TurnKeeper:
 
     async def run(self) -> None:
         """Prolong them now and then until `close`; never raises for what the store does."""
-        while not await sleep_unless(self._clock, TURN_S / TRIES, self._stop):
+        while not await sleep_unless(self._clock, turns.TURN_S / TRIES, self._stop):
             await self.prolong()
 
     def close(self) -> None:

@@ -464,6 +464,8 @@ class Committer:
             else:
                 self._unsaved_entries -= shrunk.entries
                 self._unsaved_bytes -= shrunk.size
+                if shrunk.entries:
+                    self._next_round.look()
                 if session.waiting:
                     self._queued[session] = None
                     self._wake.set()

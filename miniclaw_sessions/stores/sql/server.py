@@ -21,6 +21,9 @@ from miniclaw_sessions.errors import ConfigError, StoreCorrupt, StoreError, Stor
 CONNECT_S = 10.0
 """Seconds for a new connection."""
 
+IDLE_S = 5.0
+"""Seconds after which the server lets go of what a gateway has locked that stands still in the middle."""
+
 STATEMENT_S = 30.0
 """Seconds for one statement; then nobody knows whether it was done, and it is repeated."""
 
@@ -63,6 +66,10 @@ class Address(msgspec.Struct, frozen=True):
             "timeout": CONNECT_S,
             "command_timeout": STATEMENT_S,
             "target_session_attrs": "read-write",
+            "server_settings": {
+                "application_name": "miniclaw-sessions",
+                "idle_in_transaction_session_timeout": str(round(1000 * IDLE_S)),
+            },
             **({"password": password} if has_one else {}),
         }
 
