@@ -20,6 +20,7 @@ from miniclaw_sessions.protocol.entries import Compaction, Entry, LeafMove, move
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.session.reading import TreeReader
 from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry, StoredHead, StoredTurn, stored_entry
+from miniclaw_sessions.stores.branches import bring_window_up
 from miniclaw_sessions.stores.reading import read_all
 
 
@@ -205,7 +206,7 @@ async def _bring_window_up(
     log = SessionLog(head)
     for one in waiting:
         log.add(one)
-    await TreeReader(store, log, conversation).bring_window_up()
+    await bring_window_up(conversation, TreeReader(store, log, conversation))
 
 
 def _entry_of(stored: StoredEntry) -> Entry:
