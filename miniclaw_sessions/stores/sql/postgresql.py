@@ -142,7 +142,7 @@ class PostgreSQLStore(Store):
     async def _pool(self, size: int) -> Any:
         return await asyncpg.create_pool(
             **self._place.connecting,
-            min_size=1,
+            min_size=0,
             max_size=size,
             reset=_leave_as_it_is,
             max_inactive_connection_lifetime=0,
