@@ -51,6 +51,7 @@ ACTIONS = {
     "recovery.written_back": "the store had lost something that the snapshots still have",
     "server.no_room": "clients wait, because there is no file descriptor to accept them",
     "session.deleted": "a session was deleted by request",
+    "session.gone": "another process deleted a session, so it is gone here too",
     "session.imported": "a file became a session",
     "session.not_restored": "an archived session is damaged, so that its chat began anew",
     "session.reloaded": "a session went on from what the store has",
@@ -58,6 +59,7 @@ ACTIONS = {
     "session.unfinished": "a fork or an import was cut off by a crash or an error; what there was of it is removed",
     "shutdown.unsaved": "closing could not save everything that was accepted",
     "store.changed": "another program changed a transcript under the store's hands; it was looked at again",
+    "store.connected": "the store's server was reached; what its commits promise, and who confirms them",
     "store.damaged": "a part of the database cannot be read; everything else in it is served",
     "store.header_lost": "a transcript's first line is damaged; its name and its entries tell whose it is",
     "store.ignored": "files beside the transcripts are not ours; they were left alone",
@@ -70,6 +72,8 @@ ACTIONS = {
     "tool.failed": "a tool raised an error; the model was told and goes on",
     "turn.cut_off": "an agent's turn took too long after its client had gone",
     "turn.failed": "an agent's turn failed after its client had gone",
+    "turn.lost": "this process stood still so long that another one has taken a chat's turn over",
+    "turn.not_prolonged": "the store did not prolong the turns that run; they run out if that lasts",
     "watchdog.silent": "nothing makes progress; systemd is not told that all is well",
 }
 """Every value that the key `action` takes, and what it means. Alerts may rely on these names."""
