@@ -33,11 +33,43 @@ Bytes = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_BYTES)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
 
+class PostgreSQLSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a `postgresql:` store reaches its server. Each of these may also be an option in the store's URL.
+
+    Attributes:
+        password_file: file with the role's password; empty: the systemd credential `postgresql_password`, else what
+            PostgreSQL's own programs read (`PGPASSFILE`, `~/.pgpass`).
+        sslmode: how far TLS is insisted on, by the names of PostgreSQL's own programs.
+        sslrootcert: file with the certificates that the server's must be signed by; empty: `~/.postgresql/root.crt`.
+        sslcert: file with our own certificate, where the server asks for one.
+        sslkey: file with its key.
+        write_connections: connections that append and delete.
+        read_connections: connections for everything else.
+        connect_timeout_s: seconds for a new connection.
+        statement_timeout_s: seconds for one statement; then it is given up, and repeated where that changes nothing.
+        acquire_timeout_s: seconds to wait for a connection that others use.
+        allow_unsafe_commits: use a server also where it acknowledges what its crash could lose.
+    """
+
+    password_file: str = ""
+    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] = "prefer"
+    sslrootcert: str = ""
+    sslcert: str = ""
+    sslkey: str = ""
+    write_connections: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 2
+    read_connections: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 4
+    connect_timeout_s: Seconds = 10.0
+    statement_timeout_s: Annotated[float, msgspec.Meta(ge=0.05, le=86_400)] = 30.0
+    acquire_timeout_s: Seconds = 30.0
+    allow_unsafe_commits: bool = False
+
+
 class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How conversations are kept.
 
     Attributes:
-        store: URL of the append-only home of every transcript: `sqlite:`, `jsonl:`, `memory:` or `none:`.
+        store: URL of the append-only home of every transcript: `sqlite:`, `jsonl:`, `postgresql:`, `memory:` or
+            `none:`.
         window: messages of one session that stay in memory and in its snapshot.
         flush_interval_s: seconds between two checkpoints of changed sessions.
         ttl_days: days without access after which a session expires; 0: never.
@@ -57,6 +89,9 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
             is not read but quarantined. Metadata and a compaction, up to their own limits, always find room.
         shutdown_timeout_s: seconds after which the last commit and flush are given up, unless they advance.
         lock_wait_s: seconds that the daemon and commands that write wait for another process that has the workspace.
+        turn_lease_s: seconds for which a turn belongs to the process that answers it, where several write one store;
+            it is prolonged while the turn runs.
+        postgresql: how a `postgresql:` store is reached.
     """
 
     store: Annotated[str, msgspec.Meta(min_length=1)] = "sqlite:"
@@ -76,6 +111,8 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_max_bytes: Bytes = 67_108_864
     shutdown_timeout_s: Seconds = 60.0
     lock_wait_s: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)] = 10.0
+    turn_lease_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 30.0
+    postgresql: PostgreSQLSettings = PostgreSQLSettings()
 
 
 class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,18 +264,20 @@ class Secret:
 
 # --- loading ---------------------------------------------------------------------------------------------------------
 
-_SECTIONS: dict[str, type[msgspec.Struct]] = {
-    "sessions": SessionSettings,
-    "listen": ListenSettings,
-    "model": ModelSettings,
-    "channels": ChannelSettings,
-    "encryption": EncryptionSettings,
-    "log": LogSettings,
-}
-_FIELDS: dict[str, msgspec.structs.FieldInfo] = {
-    "workspace": msgspec.structs.fields(Settings)[0],
-    **{f"{section}.{f.name}": f for section, kind in _SECTIONS.items() for f in msgspec.structs.fields(kind)},
-}
+
+def _options(kind: type[msgspec.Struct], section: str = "") -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
+    """Each option of a section and of those in it, by its dotted name."""
+    for field in msgspec.structs.fields(kind):
+        name = f"{section}{field.name}"
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from _options(field.type, f"{name}.")
+        else:
+            yield name, field
+
+
+_FIELDS = dict(_options(Settings))
+_SECTIONS = frozenset(name.rpartition(".")[0] for name in _FIELDS) - {""}
+_POSTGRESQL = "sessions.postgresql"
 CONFIG_VARIABLE = "MINICLAW_CONFIG"
 """Names the configuration file, as `--config` does."""
 
@@ -301,8 +340,11 @@ def load_settings(
         sources[name] = source
     nested: dict[str, Any] = {}
     for name, value in values.items():
-        section, _, field = name.rpartition(".")
-        (nested.setdefault(section, {}) if section else nested)[field] = value
+        *sections, field = name.split(".")
+        table = nested
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[field] = value
     return LoadedSettings(msgspec.convert(nested, Settings), sources)
 
 
@@ -326,13 +368,21 @@ def _from_file(path: Path | None) -> Iterator[_Given]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"the configuration file {path} is not valid TOML: {error}") from None
     lines = _line_numbers(text)
-    for section, content in document.items():
-        is_section = section in _SECTIONS and isinstance(content, dict)
-        for name, value in ((f"{section}.{k}", v) for k, v in content.items()) if is_section else [(section, content)]:
-            source = f"{path} line {lines[name]}" if name in lines else str(path)
-            if name not in _FIELDS:
-                raise ConfigError(f"unknown option {_shown(name)} in {source}{_nearest(name, [*_FIELDS, *_SECTIONS])}")
-            yield name, value, source, False
+    for name, value in _flat(document):
+        source = f"{path} line {lines[name]}" if name in lines else str(path)
+        if name not in _FIELDS:
+            raise ConfigError(f"unknown option {_shown(name)} in {source}{_nearest(name, [*_FIELDS, *_SECTIONS])}")
+        yield name, value, source, False
+
+
+def _flat(table: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    """What a table says, and the sections in it, by dotted names."""
+    for key, value in table.items():
+        name = f"{section}{key}"
+        if name in _SECTIONS and isinstance(value, dict):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value
 
 
 def _open_regular(path: Path) -> BinaryIO:
@@ -385,7 +435,7 @@ def _line_numbers(text: str) -> dict[str, int]:
     numbers: dict[str, int] = {}
     prefix = ""
     for number, line in enumerate(text.splitlines(), start=1):
-        if table := re.match(r"\s*\[\s*([\w-]+)\s*\]", line):
+        if table := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
             prefix = f"{table[1]}."
             numbers.setdefault(table[1], number)
         elif key := re.match(r"\s*([\w.-]+)\s*=", line):
@@ -403,9 +453,30 @@ def _nearest(name: str, known: list[str]) -> str:
     return f"; did you mean {same[0]}?" if same else "; `config show` lists all options"
 
 
+def postgresql_settings(settings: PostgreSQLSettings, options: Mapping[str, str], url: str) -> PostgreSQLSettings:
+    """The settings, with those that a store's URL states for itself.
+
+    Args:
+        settings: what holds unless the URL says otherwise.
+        options: of the URL, by the names of the settings.
+        url: as it may be shown.
+
+    Raises:
+        ConfigError: one of them has a wrong value.
+    """
+    given = {
+        name: _converted(f"{_POSTGRESQL}.{name}", text, f"in the URL {url}", is_text=True)
+        for name, text in options.items()
+    }
+    return msgspec.structs.replace(settings, **given)
+
+
 def masked(value: Any) -> Any:
-    """The value, with a password inside a URL masked."""
-    return re.sub(r"(://[^/@:\s]*):[^@/\s]*@", r"\1:***@", value) if isinstance(value, str) else value
+    """The value, with passwords inside a URL masked."""
+    if not isinstance(value, str):
+        return value
+    value = re.sub(r"(://[^/@:\s]*):[^@/\s]*@", r"\1:***@", value)
+    return re.sub(r"([?&]\w*password=)[^&\s]*", r"\1***", value)
 
 
 def show_value(value: Any) -> str:

@@ -105,7 +105,7 @@ class ReadOnlySessions(SessionReader):
             self._snapshots = stack.enter_context(closing(await to_thread.run_sync(self._open)))
             place = store_place(self.settings.store, self.workspace)
             await to_thread.run_sync(refuse_another_store, place, self.workspace)
-            store = open_store(place, self.workspace, read_only=True)
+            store = open_store(place, self.workspace, postgresql=self.settings.postgresql, read_only=True)
             self.store = await stack.enter_async_context(encrypted(store, self._encryption))
             self._stack = stack.pop_all()
         return self

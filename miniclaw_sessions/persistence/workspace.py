@@ -311,7 +311,9 @@ class Workspace:
 
     def _new_store(self) -> Store:
         choice = self._store_choice
-        return encrypted(open_store(choice, self.path) if isinstance(choice, str) else choice, self._encryption)
+        if isinstance(choice, str):
+            choice = open_store(choice, self.path, postgresql=self._settings.postgresql)
+        return encrypted(choice, self._encryption)
 
     async def _check_encryption(self, store: Store) -> None:
         """Where no marker tells, see whether everything is encrypted, or nothing; what is encrypted gets a marker."""

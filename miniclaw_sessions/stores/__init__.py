@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from miniclaw_sessions.config import PostgreSQLSettings, masked
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.stores.base import Store, StorePlace
 
@@ -45,7 +46,13 @@ _KINDS = {
 """The kinds of stores, each where a workspace has it unless its URL says otherwise."""
 
 
-def open_store(url: str | StorePlace, workspace: Path, *, read_only: bool = False) -> Store:
+def open_store(
+    url: str | StorePlace,
+    workspace: Path,
+    *,
+    postgresql: PostgreSQLSettings | None = None,
+    read_only: bool = False,
+) -> Store:
     """The store that a URL names, not yet opened: enter it as an async context manager.
 
     Args:
@@ -53,6 +60,7 @@ def open_store(url: str | StorePlace, workspace: Path, *, read_only: bool = Fals
             `jsonl:` (the directory `transcripts` in the workspace), `jsonl:///absolute/path`, or
             `postgresql://user@host:port/database?option=value`, which several processes may share; or what it means.
         workspace: the directory that `sqlite:` and `jsonl:` are relative to.
+        postgresql: how a server is reached, unless its URL says otherwise; None: the defaults.
         read_only: change nothing and lock nothing, beside whoever writes it.
 
     Raises:
@@ -60,7 +68,7 @@ def open_store(url: str | StorePlace, workspace: Path, *, read_only: bool = Fals
     """
     place = store_place(url, workspace) if isinstance(url, str) else url
     if place.url is not None:
-        return _on_a_server(place.url)
+        return _on_a_server(place.url, postgresql or PostgreSQLSettings())
     if place.path is not None:
         return _in_files(place, place.path, read_only=read_only)
     if place.kind == "memory":
@@ -90,14 +98,14 @@ def _in_files(place: StorePlace, path: Path, *, read_only: bool) -> Store:
     return JSONLStore(path)
 
 
-def _on_a_server(url: str) -> Store:
+def _on_a_server(url: str, settings: PostgreSQLSettings) -> Store:
     try:
         from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         if error.name != "asyncpg":
             raise
         raise ConfigError("a postgresql: store needs asyncpg: pip install 'miniclaw-sessions[postgresql]'") from error
-    return PostgreSQLStore(url)
+    return PostgreSQLStore(url, settings)
 
 
 def store_place(url: str, workspace: Path) -> StorePlace:
@@ -159,4 +167,4 @@ def _is_absolute_path(place: str) -> bool:
 def _without_password(url: str) -> str:
     """The URL without what may be a password: this error is printed and logged."""
     scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}...@{rest.rpartition('@')[2]}" if separator and "@" in rest else url
+    return str(masked(f"{scheme}{separator}...@{rest.rpartition('@')[2]}" if separator and "@" in rest else url))

@@ -41,7 +41,11 @@ async def migrate(
         raise ConfigError(f"cannot migrate from {settings.store} to {to}: name two different stores that keep entries")
     async with held(workspace, settings.store):
         await in_thread(check_marker, workspace, keys)
-        async with open_store(place, workspace) as source, open_store(new_place, workspace) as target:
+        servers = settings.postgresql
+        async with (
+            open_store(place, workspace, postgresql=servers) as source,
+            open_store(new_place, workspace, postgresql=servers) as target,
+        ):
             if await target.session_ids():
                 raise ConfigError(f"cannot migrate to {to}: there are sessions in it already; nothing was changed")
             copied = await copy_store(source, target, lambda done: on_progress("copying the store", done, None))

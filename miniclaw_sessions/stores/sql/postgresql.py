@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import asyncpg
 from anyio import CancelScope
 
+from miniclaw_sessions.config import PostgreSQLSettings
 from miniclaw_sessions.errors import (
     ConfigError,
     SchemaTooNew,
@@ -38,20 +39,12 @@ from miniclaw_sessions.stores.sql.server import (
     FAILURES,
     REFUSED_VALUES,
     Address,
+    Promise,
     address,
     opening_error,
     promise_of,
     store_error,
 )
-
-WRITERS = 2
-"""Connections for appends and deletions, so that no crowd of readers delays an acknowledgement."""
-
-READERS = 4
-"""Connections for everything else."""
-
-PATIENCE_S = 30.0
-"""How long to wait for a connection that others use."""
 
 MOST_ROWS = 2_000
 """So many entries go in one statement at the most; a longer group takes several."""
@@ -65,6 +58,7 @@ _MAKE_VERSION = (
     "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
 )
 _ATTEMPTS = 3
+_SOMEBODY_ELSE = (asyncpg.UniqueViolationError, asyncpg.DuplicateTableError, asyncpg.LockNotAvailableError)
 
 T = TypeVar("T")
 
@@ -78,19 +72,22 @@ class PostgreSQLStore(Store):
     keeps_entries: ClassVar[bool] = True
     shared: ClassVar[bool] = True
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, settings: PostgreSQLSettings | None = None) -> None:
         """Nothing is connected yet.
 
         Args:
             url: `postgresql://user@host:port/database?option=value`; see `server.address`.
+            settings: what holds unless the URL says otherwise; None: the defaults.
 
         Raises:
             ConfigError: the URL is not usable.
         """
         self._url = url
-        self._place: Address = address(url)
+        self._place: Address = address(url, settings or PostgreSQLSettings())
+        self._settings = self._place.settings
         self._writers: Any = None
         self._readers: Any = None
+        self._promise: Promise | None = None
 
     def __repr__(self) -> str:
         return f"<PostgreSQLStore {self._place.shown}>"
@@ -111,25 +108,18 @@ class PostgreSQLStore(Store):
             StoreUnavailable: the server cannot be reached now.
         """
         try:
-            connection = await asyncpg.connect(**self._place.connecting)
+            connecting = await self._place.connecting()
+            connection = await asyncpg.connect(**connecting)
             try:
-                promise = await promise_of(connection, self._place)
+                await self._see_promise(connection)
                 await self._prepare(connection)
             finally:
                 await connection.close()
-            self._writers = await self._pool(WRITERS)
-            self._readers = await self._pool(READERS)
+            self._writers = await _pool(self._settings.write_connections, connecting, init=self._see_promise)
+            self._readers = await _pool(self._settings.read_connections, connecting)
         except (*FAILURES, asyncpg.ClientConfigurationError, ValueError) as error:
             await self._close()
             raise opening_error(error, self._place) from error
-        log.info(
-            "connected to the server",
-            action="store.connected",
-            server=self._place.shown,
-            version=promise.version,
-            synchronous_commit=promise.synchronous_commit,
-            synchronous_standbys=promise.standbys or "none",
-        )
         return self
 
     async def __aexit__(
@@ -139,14 +129,28 @@ class PostgreSQLStore(Store):
         with CancelScope(shield=True):
             await self._close()
 
-    async def _pool(self, size: int) -> Any:
-        return await asyncpg.create_pool(
-            **self._place.connecting,
-            min_size=0,
-            max_size=size,
-            reset=_leave_as_it_is,
-            max_inactive_connection_lifetime=0,
+    async def _see_promise(self, connection: Any) -> None:
+        """See what the server promises over a new connection: after a failover it is another one.
+
+        Raises:
+            ConfigError: it would lose what it acknowledges.
+        """
+        promise = await promise_of(connection, self._place)
+        if promise == self._promise:
+            return
+        self._promise = promise
+        log.info(
+            "connected to the server",
+            action="store.connected",
+            server=self._place.shown,
+            version=promise.version,
+            synchronous_commit=promise.synchronous_commit,
+            synchronous_standbys=promise.standby_names or "none",
+            standbys_that_must_confirm=promise.must_confirm,
+            standbys_connected="unknown" if promise.standbys is None else promise.standbys,
         )
+        if promise.warning:
+            log.warning(promise.warning, action="store.at_risk", server=self._place.shown)
 
     async def _close(self) -> None:
         pools, self._writers, self._readers = (self._writers, self._readers), None, None
@@ -166,7 +170,7 @@ class PostgreSQLStore(Store):
                     await connection.execute("INSERT INTO alembic_version VALUES ($1)", _VERSION)
                     for statement in keyed.schema():
                         await connection.execute(statement)
-            except (asyncpg.UniqueViolationError, asyncpg.DuplicateTableError):  # another one was first: look again
+            except _SOMEBODY_ELSE:  # was first: look again
                 if attempt + 1 == _ATTEMPTS:
                     raise
             else:
@@ -382,12 +386,12 @@ class PostgreSQLStore(Store):
     async def _fetch(self, statement: Statement, **values: Any) -> list[Any]:
         """The rows of a statement that changes nothing; a server that was restarted has cut all connections."""
         arguments = statement.arguments(values)
-        for attempt in range(READERS + 1):
+        for attempt in range(self._settings.read_connections + 1):
             async with self._connection(self._readers, "read") as connection:
                 try:
                     return list(await connection.fetch(statement.text, *arguments))
                 except CUT:
-                    if attempt == READERS:
+                    if attempt == self._settings.read_connections:
                         raise
         raise AssertionError  # the last attempt has returned or raised
 
@@ -401,12 +405,26 @@ class PostgreSQLStore(Store):
         if pool is None:
             raise StoreUnavailable(f"cannot use {self._place.shown}: the store is not open; enter it with `async with`")
         with self._failing(attempted):
-            async with pool.acquire(timeout=PATIENCE_S) as connection:
-                try:
-                    yield connection
-                except (*CUT, TimeoutError):
-                    connection.terminate()  # it may be half alive, and would fail whoever gets it next
-                    raise
+            connection = await self._acquired(pool, attempted)
+            try:
+                yield connection
+            except (*CUT, TimeoutError):
+                connection.terminate()  # it may be half alive, and would fail whoever gets it next
+                raise
+            finally:
+                await pool.release(connection)
+
+    async def _acquired(self, pool: Any, attempted: str) -> Any:
+        try:
+            return await pool.acquire(timeout=self._settings.acquire_timeout_s)
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"cannot {attempted} {self._place.shown}: no connection was to be had in time, of the "
+                f"{pool.get_max_size()} that there may be; see whether the server answers, or allow more in "
+                "sessions.postgresql"
+            ) from None
+        except ConfigError as error:  # of a server that came in the place of another; at the start it stands as it is
+            raise StoreUnavailable(f"cannot {attempted} {self._place.shown}: {error}") from error
 
     @contextmanager
     def _failing(self, attempted: str) -> Iterator[None]:
@@ -414,6 +432,17 @@ class PostgreSQLStore(Store):
             yield
         except FAILURES as error:
             raise store_error(error, self._place, attempted) from error
+
+
+async def _pool(size: int, connecting: Mapping[str, Any], **options: Any) -> Any:
+    return await asyncpg.create_pool(
+        **connecting,
+        **options,
+        min_size=0,
+        max_size=size,
+        reset=_leave_as_it_is,
+        max_inactive_connection_lifetime=0,
+    )
 
 
 def _may_be_stored(text: str) -> bool:

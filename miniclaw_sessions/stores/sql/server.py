@@ -6,8 +6,10 @@ No error that leaves here shows a parameter of a statement, or a password.
 from __future__ import annotations
 
 import os
+import re
 import ssl
-from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
@@ -15,17 +17,17 @@ import asyncpg
 import msgspec
 from anyio import to_thread
 
-from miniclaw_sessions.config import Secret, read_secret
+from miniclaw_sessions.config import PostgreSQLSettings, Secret, postgresql_settings, read_secret
 from miniclaw_sessions.errors import ConfigError, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
-
-CONNECT_S = 10.0
-"""Seconds for a new connection."""
 
 IDLE_S = 5.0
 """Seconds after which the server lets go of what a gateway has locked that stands still in the middle."""
 
-STATEMENT_S = 30.0
-"""Seconds for one statement; then nobody knows whether it was done, and it is repeated."""
+LOCK_S = 1.0
+"""Seconds to wait for a session that another one holds; then it waits to be tried again, and holds nobody else up."""
+
+GRACE_S = 1.0
+"""Seconds that a server gets to give up a statement by itself before the connection is given up."""
 
 CREDENTIAL = "postgresql_password"
 """The systemd credential with the password."""
@@ -33,53 +35,119 @@ CREDENTIAL = "postgresql_password"
 _DURABLE = ("on", "remote_apply")
 """What `synchronous_commit` must be, so that an answer means that server and standbys have written it down."""
 
-_SETTINGS = """SELECT name, setting FROM pg_settings WHERE name IN
-    ('synchronous_commit', 'fsync', 'full_page_writes', 'synchronous_standby_names', 'server_version')"""
+_TLS_FILES = ("sslrootcert", "sslcert", "sslkey")
+
+_PROMISE = """SELECT current_setting('server_version'), current_setting('synchronous_commit'),
+    current_setting('fsync', true), current_setting('full_page_writes', true),
+    current_setting('synchronous_standby_names', true),
+    count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), count(*) FILTER (WHERE sync_state IS NULL)
+    FROM pg_stat_replication"""
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a server is, as a URL says it.
+    """Where a server is, and how it is to be reached.
 
     Attributes:
         dsn: for the driver, without what is ours.
         shown: for people and logs: hosts and database.
-        password_file: the file with the password; empty: a systemd credential, or none, or the driver's own ways.
-        allows_unsafe_commits: whether a server may acknowledge what it could lose.
+        settings: those of the configuration, and what the URL says instead.
     """
 
     dsn: str
     shown: str
-    password_file: str = ""
-    allows_unsafe_commits: bool = False
+    settings: PostgreSQLSettings
 
-    @property
-    def connecting(self) -> dict[str, Any]:
-        """The driver's arguments for a connection; the password is read anew for each, so that it may be changed."""
+    async def connecting(self) -> dict[str, Any]:
+        """The driver's arguments for a connection; a password is read anew for each, so that it may be changed.
+
+        Raises:
+            ConfigError: a file with the password or for TLS cannot be read, or others may read the password.
+        """
 
         async def password() -> str:
             secret = await to_thread.run_sync(self.password)
             return "" if secret is None else secret.reveal()
 
-        has_one = self.password_file or "CREDENTIALS_DIRECTORY" in os.environ
+        await to_thread.run_sync(self.check_files)
+        settings = self.settings
+        has_one = await to_thread.run_sync(self.password) is not None
         return {
             "dsn": self.dsn,
-            "timeout": CONNECT_S,
-            "command_timeout": STATEMENT_S,
+            "timeout": settings.connect_timeout_s,
+            "command_timeout": settings.statement_timeout_s + GRACE_S,
             "target_session_attrs": "read-write",
             "server_settings": {
                 "application_name": "miniclaw-sessions",
-                "idle_in_transaction_session_timeout": str(round(1000 * IDLE_S)),
+                "statement_timeout": _milliseconds(settings.statement_timeout_s),
+                "lock_timeout": _milliseconds(min(LOCK_S, settings.statement_timeout_s)),
+                "idle_in_transaction_session_timeout": _milliseconds(IDLE_S),
             },
             **({"password": password} if has_one else {}),
         }
 
     def password(self) -> Secret | None:
-        """What the password file says now, or else the systemd credential `postgresql_password`.
+        """What the password file says now, or else the systemd credential `postgresql_password`. Blocks.
 
         Raises:
             ConfigError: it cannot be read, or others may read it.
         """
-        return read_secret(self.password_file, CREDENTIAL, os.environ)
+        return read_secret(self.settings.password_file, CREDENTIAL, os.environ)
+
+    def check_files(self) -> None:
+        """See that the files for TLS can be read: the driver would not say which one it is. Blocks.
+
+        Raises:
+            ConfigError: one cannot.
+        """
+        for name in _TLS_FILES:
+            if file := getattr(self.settings, name):
+                try:
+                    Path(file).expanduser().open("rb").close()
+                except OSError as error:
+                    raise ConfigError(
+                        f"cannot read {file}, which sessions.postgresql.{name} names: {error.strerror}"
+                    ) from None
+
+
+def address(url: str, settings: PostgreSQLSettings) -> Address:
+    """What a `postgresql:` URL says, and for what it does not say, what the settings say.
+
+    Beside what PostgreSQL's own URLs may say (several hosts, `passfile`, `sslcrl`), it may have each of the settings.
+
+    Raises:
+        ConfigError: it carries a password, which would be shown with the configuration; names no database; or a
+            setting in it is wrong.
+    """
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    where = parts.netloc.rpartition("@")[2] or options.get("host", "this machine")
+    shown = f"postgresql://{where}{parts.path}"
+    if ":" in parts.netloc.rpartition("@")[0] or {"password", "sslpassword"} & options.keys():
+        raise ConfigError(
+            f"the store {shown} has a password in its URL, where everybody reads it who sees the configuration; put it "
+            "into a file, and name that file in sessions.postgresql.password_file"
+        )
+    if not parts.path.strip("/"):
+        raise ConfigError(f"the store {shown} names no database; write postgresql://HOST/DATABASE")
+    ours = {name: options.pop(name) for name in PostgreSQLSettings.__struct_fields__ if name in options}
+    settings = postgresql_settings(settings, ours, shown)
+    options |= _tls(settings)
+    dsn = urlunsplit((parts.scheme, parts.netloc, parts.path, urlencode(options, quote_via=quote), ""))
+    return Address(dsn, shown, settings)
+
+
+def _tls(settings: PostgreSQLSettings) -> dict[str, str]:
+    """The driver's options; what is left at its default is left to the environment (`PGSSLMODE`)."""
+    files = {name: getattr(settings, name) for name in _TLS_FILES}
+    named = {name: str(Path(file).expanduser()) for name, file in files.items() if file}
+    return named if settings.sslmode == PostgreSQLSettings().sslmode else {**named, "sslmode": settings.sslmode}
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(max(1, round(1000 * seconds)))
+
+
+# --- what it promises ------------------------------------------------------------------------------------------------
 
 
 class Promise(msgspec.Struct, frozen=True):
@@ -88,59 +156,59 @@ class Promise(msgspec.Struct, frozen=True):
     Attributes:
         version: the server's.
         synchronous_commit: what it waits for before it answers.
-        standbys: what it says of the standbys that must confirm; empty: none does.
+        standby_names: what it says of the standbys that must confirm; empty: none does.
+        standbys: how many of them are connected; None: our role may not see that.
+        may_lose: why what it acknowledges may be lost in a crash; empty: it is not.
     """
 
     version: str
     synchronous_commit: str
-    standbys: str
+    standby_names: str
+    standbys: int | None
+    may_lose: tuple[str, ...]
 
+    @property
+    def must_confirm(self) -> int:
+        """How many standbys it waits for."""
+        if not self.standby_names.strip():
+            return 0
+        found = re.match(r"\s*(?:(?:any|first)\s+)?(\d+)\s*\(", self.standby_names, re.IGNORECASE)
+        return int(found[1]) if found else 1
 
-def address(url: str) -> Address:
-    """What a `postgresql:` URL says.
-
-    Beside what PostgreSQL's own URLs may say (several hosts, `sslmode`, `sslrootcert`, `passfile`) there are
-    `password_file` and `allow_unsafe_commits=yes`.
-
-    Raises:
-        ConfigError: it carries a password, which would be shown with the configuration; or names no database.
-    """
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    where = parts.netloc.rpartition("@")[2] or options.get("host", "this machine")
-    shown = f"postgresql://{where}{parts.path}"
-    if ":" in parts.netloc.rpartition("@")[0] or "password" in options:
-        raise ConfigError(
-            f"the store {shown} has a password in its URL, where everybody reads it who sees the configuration; put it "
-            "into a file, and add ?password_file=/path/of/the/file"
-        )
-    if not parts.path.strip("/"):
-        raise ConfigError(f"the store {shown} names no database; write postgresql://HOST/DATABASE")
-    password_file = options.pop("password_file", "")
-    unsafe = options.pop("allow_unsafe_commits", "no")
-    if unsafe not in {"yes", "no"}:
-        raise ConfigError(f"the store {shown}: allow_unsafe_commits is yes or no, not {unsafe!r}")
-    query = urlencode(options, quote_via=quote)
-    dsn = urlunsplit((parts.scheme, parts.netloc, parts.path, query, ""))
-    return Address(dsn, shown, password_file, unsafe == "yes")
+    @property
+    def warning(self) -> str:
+        """What is at risk, in one sentence; empty: nothing that a server alone can lose."""
+        if self.may_lose:
+            return f"the server may lose what it acknowledges, as the settings allow: {', '.join(self.may_lose)}"
+        if not self.must_confirm:
+            return (
+                "no standby confirms what is acknowledged: if the disk of this server is lost, so are the messages "
+                "since its last backup; set synchronous_standby_names"
+            )
+        if self.standbys is not None and self.standbys < self.must_confirm:
+            return (
+                f"the server waits for {self.must_confirm} standbys and {self.standbys} are connected: nothing is "
+                "acknowledged until they are; start them, or see synchronous_standby_names"
+            )
+        return ""
 
 
 async def promise_of(connection: Any, place: Address) -> Promise:
-    """What the server promises of a commit.
+    """What the server promises of a commit over this connection.
 
     Raises:
-        ConfigError: it acknowledges what a crash of it could lose, and the URL does not allow that.
+        ConfigError: it acknowledges what a crash of it could lose, and the settings do not allow that.
     """
-    found: Mapping[str, str] = dict(await connection.fetch(_SETTINGS))
-    waits_for = found.get("synchronous_commit", "on")
+    version, waits_for, fsync, pages, names, standbys, hidden = await connection.fetchrow(_PROMISE)
     weak = [f"synchronous_commit is {waits_for}"] if waits_for not in _DURABLE else []
-    weak += [f"{name} is off" for name in ("fsync", "full_page_writes") if found.get(name) == "off"]
-    if weak and not place.allows_unsafe_commits:
+    weak += [f"{name} is off" for name, value in (("fsync", fsync), ("full_page_writes", pages)) if value == "off"]
+    if weak and not place.settings.allow_unsafe_commits:
         raise ConfigError(
             f"the server {place.shown} may lose what it has acknowledged: {', '.join(weak)}. Set it to on, for the "
-            "server, the database or the role; or add ?allow_unsafe_commits=yes to the URL if losing messages is fine"
+            "server, the database or the role; or set sessions.postgresql.allow_unsafe_commits to true if losing "
+            "messages is fine"
         )
-    return Promise(found.get("server_version", "?"), waits_for, found.get("synchronous_standby_names", ""))
+    return Promise(version, waits_for, names or "", None if hidden else standbys, tuple(weak))
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -162,24 +230,35 @@ FAILURES = (
 
 CUT = (
     *(asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError),
-    *(asyncpg.InterfaceError, asyncpg.InternalClientError, ConnectionError),
+    *(asyncpg.InterfaceError, asyncpg.InternalClientError, ConnectionError, asyncpg.ReadOnlySQLTransactionError),
 )
-"""The connection is gone; what its last statement has done is not known."""
+"""The connection is gone, and what its last statement has done is not known; or it leads to a standby by now."""
 
-_READ_ONLY = "25006"
+_READ_ONLY, _LOCKED, _UNKNOWN_SETTING = "25006", "55P03", "42704"
+_GRANT = (
+    "let its owner run GRANT USAGE ON SCHEMA public, and GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "
+    "public, TO this role; to make the tables it needs CREATE as well"
+)
+_TLS = "see sslmode, sslrootcert, sslcert and sslkey in sessions.postgresql, and the server's certificate"
 _ADVICE: dict[str, str] = {
     _READ_ONLY: "it is a standby, or set to be read only; name all hosts in the URL, and the one that writes is found",
-    "42501": "its role may not do that; grant it select, insert, update and delete, and to make tables at the start",
+    "42501": _GRANT,
+    "3F000": _GRANT,
     "53300": "it has no connection left; raise max_connections, or have fewer gateways or smaller pools",
     "28P01": "it does not take the password; see that the password file has the one of this role",
     "28000": "it does not let this role in from here; see its pg_hba.conf and the role's name",
     "3D000": "there is no such database; make it with createdb",
-    "57014": "it took too long; see what else the server does, and its statement_timeout",
+    "57014": "it took too long; see what else the server does, and sessions.postgresql.statement_timeout_s",
+    _LOCKED: "another connection holds what is needed; it is tried again",
 }
+_CONFIGURED = frozenset({"28P01", "28000", "3D000", "42501", "3F000", _UNKNOWN_SETTING})
 _FULL = frozenset({"53100"})
 _DAMAGED = frozenset({"XX001", "XX002"})
-_CONFIGURED = frozenset({"28P01", "28000", "3D000", "42501"})
 _PATIENT = "nothing that was acknowledged is lost, and it is tried again"
+_NO_ANSWER = (
+    "whether it was done is not known, and it is tried again; see what the server does, and whether it waits for a "
+    "standby that is gone"
+)
 
 
 def store_error(error: BaseException, place: Address, attempted: str) -> StoreError:
@@ -198,22 +277,37 @@ def store_error(error: BaseException, place: Address, attempted: str) -> StoreEr
         return StoreCorrupt(f"{what}; its files are damaged: restore a backup of the server, or promote a standby")
     if state in _FULL:
         return StoreFull(f"{what}; free space on the server's disk, nothing that was acknowledged is lost")
-    return StoreUnavailable(f"{what}; {_ADVICE.get(state or '', _PATIENT)}")
+    return StoreUnavailable(f"{what}; {_advice(error, state)}")
 
 
 def opening_error(error: BaseException, place: Address) -> StoreError | ConfigError:
     """The same at the start, where what does not mend itself is a matter of the configuration."""
     if isinstance(error, ConfigError):
         return error
-    state = _state(error)
-    what = f"cannot open {place.shown}: {_said(error)}"
-    if state in _CONFIGURED:
-        return ConfigError(f"{what}; {_ADVICE[state]}")
-    if isinstance(error, ssl.SSLError):
-        return ConfigError(f"{what}; see sslmode, sslrootcert, sslcert and sslkey in the URL")
-    if isinstance(error, asyncpg.ClientConfigurationError):
-        return ConfigError(f"{what}; mend the URL")
+    if _state(error) in _CONFIGURED or _is_about_tls(error) or isinstance(error, asyncpg.ClientConfigurationError):
+        return ConfigError(f"cannot open {place.shown}: {_said(error)}; {_advice(error, _state(error))}")
     return store_error(error, place, "open")
+
+
+def _advice(error: BaseException, state: str | None) -> str:
+    """What to do about it."""
+    if _is_about_tls(error):
+        return _TLS
+    if isinstance(error, asyncpg.ClientConfigurationError):
+        return "mend the URL"
+    if state == _UNKNOWN_SETTING:
+        name = "".join(re.findall(r'"(\w+)"', _said(error))[:1])
+        near = get_close_matches(name, PostgreSQLSettings.__struct_fields__, n=1)
+        return f"it is in the URL; did you mean {near[0]}?" if near else "it is in the URL; take it out"
+    if isinstance(error, TimeoutError):
+        return _NO_ANSWER
+    if state is None and isinstance(error, OSError):
+        return f"see that the server runs, and is reached by this name and port; {_PATIENT}"
+    return _ADVICE.get(state or "", _PATIENT)
+
+
+def _is_about_tls(error: BaseException) -> bool:
+    return isinstance(error, ssl.SSLError) or (isinstance(error, ConnectionError) and "SSL" in str(error))
 
 
 def _state(error: BaseException) -> str | None:
