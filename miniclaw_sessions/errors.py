@@ -5,6 +5,7 @@
     │                  DirectoryInUse, SnapshotUnreadable, QuarantineFull, SchemaTooNew
     │                  KeyMismatch (ConfigError and StoreError) ── WrongKey, KeyNeeded, NotEncrypted
     ├── looking up     SessionNotFound ── NotArchived, EntryNotFound, AmbiguousName   (also LookupError)
+    │                  InvalidSearch                            (also ValueError)
     ├── creating       SessionLimit
     ├── appending      InvalidKey, InvalidMessage                (also ValueError)
     │                  UnsafeCompaction                         (also ValueError)
@@ -127,6 +128,10 @@ class AmbiguousName(SessionsError, LookupError):
         self.text = text
         self.candidates = list(candidates)
         super().__init__(f"{text!r} could mean {', '.join(self.candidates)}; write more of it")
+
+
+class InvalidSearch(SessionsError, ValueError):
+    """A search says nothing to look for, or holds what no text can; the error never repeats the query."""
 
 
 # --- appending -------------------------------------------------------------------------------------------------------

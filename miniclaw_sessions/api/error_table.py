@@ -44,6 +44,7 @@ STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.InvalidKey: (400, None),
     errors.InvalidMessage: (422, None),
     errors.UnsafeCompaction: (422, None),
+    errors.InvalidSearch: (422, None),
     errors.ImportRefused: (422, None),
     errors.SessionExists: (409, None),
     errors.DuplicateMessage: (409, None),

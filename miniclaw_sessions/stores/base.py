@@ -1,6 +1,6 @@
 """The store: the append-only home of every transcript, stated as promises.
 
-A store keeps, for each session, a head (who it is) and a sequence of encoded entries. It never looks inside an entry.
+A store keeps, for each session, a head (who it is) and a sequence of encoded entries. Only searching looks into them.
 `miniclaw_sessions.testing.check_store` proves the promises over any implementation.
 
 **What holds of every store**
@@ -41,6 +41,7 @@ from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.keys import SessionKey
 
 if TYPE_CHECKING:
+    from miniclaw_sessions.history.search import Found, Search
     from miniclaw_sessions.stores.copying import Source
 
 
@@ -360,6 +361,27 @@ class Store(Protocol):
         For a store that keeps no second copy of anything, such as a log, there is nothing to do.
         """
         return True
+
+    async def search(self, search: Search) -> Found:
+        """What was said that a search wants, the newest first; an index only finds it sooner than reading everything.
+
+        What is not committed, was deleted, or cannot be read is not found; which branch an entry is on does not matter
+        here. Each entry is judged by `history.searched`, so that every store finds the same.
+
+        Raises:
+            InvalidSearch: the cursor is not one of this store.
+        """
+        from miniclaw_sessions.stores.scanning import scan  # noqa: PLC0415 - it reads stores
+
+        return await scan(self, search)
+
+    async def index(self, limit: int) -> int:
+        """Bring at most so many entries into the index that `search` asks; how many, or 0 when none are left.
+
+        Called between appends, never by them: an index that is behind finds what is new a little later, and says so.
+        """
+        del limit
+        return 0
 
     async def check(self) -> list[str]:
         """Look for damage and return what was found, one sentence each; an empty list means sound. Changes nothing."""

@@ -12,6 +12,7 @@ from miniclaw_sessions.errors import StoreCorrupt, StoreError
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, StorePlace
 
 if TYPE_CHECKING:
+    from miniclaw_sessions.history.search import Found, Search
     from miniclaw_sessions.stores.copying import Source
 
 T = TypeVar("T")
@@ -113,6 +114,14 @@ class WrappingStore(Store):
     async def purge(self) -> bool:
         """Purge the inner store."""
         return await self._forward("purge", self._store.purge)
+
+    async def search(self, search: Search) -> Found:
+        """Search the inner store."""
+        return await self._forward("search", lambda: self._store.search(search))
+
+    async def index(self, limit: int) -> int:
+        """Index the inner store."""
+        return await self._forward("index", lambda: self._store.index(limit))
 
     async def check(self) -> list[str]:
         """Check the inner store."""

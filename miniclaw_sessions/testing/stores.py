@@ -60,7 +60,9 @@ async def check_store(factory: StoreFactory, *, reopen: Reopen | None = None) ->
     Raises:
         AssertionError: a promise is broken; the text says which.
     """
-    for check in STORE_CHECKS:
+    from miniclaw_sessions.testing.searching import SEARCH_CHECKS  # noqa: PLC0415 - it uses what is in here
+
+    for check in (*STORE_CHECKS, *SEARCH_CHECKS):
         await check(StoreMaker(factory, reopen))
 
 

@@ -16,6 +16,7 @@ from miniclaw_sessions.stores.none import NoStore
 from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
 from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.testing import (
+    SEARCH_CHECKS,
     SHARED_STORE_CHECKS,
     STORE_CHECKS,
     FaultyStore,
@@ -55,7 +56,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
     return StoreMaker(new, reopen)
 
 
-@pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*STORE_CHECKS, *SEARCH_CHECKS], ids=lambda check: check.__name__)
 async def test_a_store_keeps_its_promise(check: StoreCheck, stores: StoreMaker) -> None:
     await check(stores)
 

@@ -1,0 +1,111 @@
+"""Searching without an index: every entry is read, and as many are held as are asked for."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+
+import msgspec
+from anyio import to_thread
+
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.history.search import Found, Hit, Place, Search, cursor_of, place_of
+from miniclaw_sessions.history.searched import as_hit, fits, searched
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.stores.base import Store, StoredEntry, StoredHead, decode_stored
+from miniclaw_sessions.stores.reading import PAGE
+
+_IN_A_THREAD = 65_536
+"""A page of so many bytes would hold the event loop up."""
+
+
+_ESCAPED = set('"\\/')
+
+
+async def scan(store: Store, search: Search) -> Found:
+    """Look at every entry of the sessions that are searched; the newest that fit are the page.
+
+    Raises:
+        InvalidSearch: the cursor is not one of a scan.
+        StoreError: the store cannot be read.
+    """
+    newest = Newest(search)
+    async for stored in _heads(store, search):
+        head, after = stored.head, 0
+        while search.covers(head.session_id, head.key) and (
+            page := await store.read(head.session_id, after=after, limit=PAGE)
+        ):
+            if sum(len(entry.encoded) for entry in page) < _IN_A_THREAD:
+                newest.look_at(head.session_id, head.key, page)
+            else:
+                await to_thread.run_sync(newest.look_at, head.session_id, head.key, page)
+            after = page[-1].sequence
+    return newest.found()
+
+
+async def _heads(store: Store, search: Search) -> AsyncIterator[StoredHead]:
+    if search.session_ids is None:
+        async for stored in store.heads():
+            yield stored
+        return
+    for session_id in sorted(search.session_ids):
+        if (one := await store.head(session_id)) is not None:
+            yield one
+
+
+class Newest:
+    """The newest hits among entries that come in any order."""
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+        self._below = None if search.cursor is None else place_of(search.cursor)
+        self._words = _plain_words(search)
+        self._hits: list[tuple[Place, Hit]] = []  # a heap, the oldest first
+        self._left_out = False
+
+    def look_at(self, session_id: str, key: SessionKey, page: Sequence[StoredEntry]) -> None:
+        """Take what fits of some entries of one session."""
+        for stored in page:
+            if not self._may_fit(stored.encoded):
+                continue
+            try:
+                entry = decode_stored(stored)
+            except InvalidMessage:
+                continue  # what is damaged says nothing
+            found = searched(entry)
+            if found is None:
+                continue
+            place = (found.said_at, session_id, stored.sequence)
+            if (self._below is None or place < self._below) and fits(self._search, found):
+                entry = msgspec.structs.replace(entry, sequence=stored.sequence)
+                self._take(place, partial(as_hit, self._search, session_id, key, entry, found))
+
+    def _take(self, place: Place, make: Callable[[], Hit]) -> None:
+        if len(self._hits) < self._search.limit:
+            heapq.heappush(self._hits, (place, make()))
+            return
+        self._left_out = True
+        if place > self._hits[0][0]:
+            heapq.heapreplace(self._hits, (place, make()))
+
+    def _may_fit(self, encoded: bytes) -> bool:
+        """Whether an entry must be looked into: most need not be, and that is seen in its bytes."""
+        if not self._words or not encoded.isascii() or b"\\u" in encoded:
+            return True
+        lower = encoded.lower()
+        return all(word in lower for word in self._words)
+
+    def found(self) -> Found:
+        """The page."""
+        hits = tuple(hit for _, hit in sorted(self._hits, reverse=True))
+        return Found(hits=hits, cursor=cursor_of(hits[-1].place) if self._left_out else None)
+
+
+def _plain_words(search: Search) -> list[bytes]:
+    """What the JSON of an ASCII text must have in it, if the text has all terms in it.
+
+    A text that is not ASCII may have such a word in its folded form only; some characters may be escaped in JSON.
+    """
+    words = {word for term in search.terms for word in term.split()}
+    return [word.encode() for word in words if word.isascii() and not _ESCAPED & set(word)]
