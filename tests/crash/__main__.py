@@ -2,7 +2,8 @@
 
 Tier A: kills, and crash states of a faulty disk; needs nothing. Tier B: a fault at every system call; needs strace.
 Tier C: power cuts of real file systems; needs root and loop devices. Tier D: the units under a booted systemd; needs
-root. Run it from the repository's directory. Ctrl-C ends it early and prints what was done so far.
+root. Tier E: three gateways on three PostgreSQL servers, whose power is cut where there is root. Run it from the
+repository's directory. Ctrl-C ends it early and prints what was done so far.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--states", type=int, metavar="N", help="A: N crash states of a faulty disk, for each store")
     what.add_argument("--faults", action="store_true", help="B: every fault at every system call of every act")
     what.add_argument("--cuts", type=int, metavar="N", help="C: cut the power N times, for each kind and each store")
+    what.add_argument("--promotions", type=int, metavar="N", help="E: promote a standby N times, and cut as many times")
     what.add_argument("--units", action="store_true", help="D: the tests of the systemd units")
     what.add_argument("--all", action="store_true", help=f"every tier, with {OF_ALL} kills and cuts if not said")
     how = parser.add_argument_group("how")
@@ -85,7 +87,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     out.add_argument("--report", type=Path, metavar="FILE", help="write the summary as a Markdown table")
     out.add_argument("--evidence", type=Path, metavar="DIRECTORY", help="keep there what failed (default: in /tmp)")
     chosen = parser.parse_args(arguments)
-    if not (chosen.kills or chosen.states or chosen.faults or chosen.cuts or chosen.units or chosen.all):
+    asked = (chosen.kills, chosen.states, chosen.faults, chosen.cuts, chosen.promotions, chosen.units, chosen.all)
+    if not any(asked):
         parser.error("nothing to do; --all does everything, --help shows examples")
     return chosen
 
@@ -98,10 +101,19 @@ def choice_of(arguments: argparse.Namespace, summary: Summary) -> Choice:
     no_faults = reason_not_to_trace() or reason_not_to_shorten()
     no_systemd = reason_not_to_boot()
     faults, units = arguments.faults or arguments.all, arguments.units or arguments.all
-    for tier, wanted, reason in (("B", faults, no_faults), ("C", cuts, no_mounts), ("D", units, no_systemd)):
+    promotions = default if arguments.promotions is None else arguments.promotions
+    no_rack = no_mounts and f"only without power cuts: {no_mounts}"
+    tiers = (
+        ("B", faults, no_faults),
+        ("C", cuts, no_mounts),
+        ("D", units, no_systemd),
+        ("E", promotions, no_rack),
+    )
+    for tier, wanted, reason in tiers:
         if wanted and reason is not None:
             summary.skip(tier, reason)
     return Choice(
+        promotions=promotions,
         cuts=0 if no_mounts else cuts,
         kills=default if arguments.kills is None else arguments.kills,
         states=10 * default if arguments.states is None else arguments.states,

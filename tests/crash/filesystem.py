@@ -145,12 +145,18 @@ def run(*command: str) -> str:
 class LoopFilesystem:
     """A file system in a file, whose power can be cut; a context manager.
 
+    Args:
+        space: where it is made.
+        kind: one of `KINDS`.
+        size: its bytes, of which only those take space that are used.
+
     Attributes:
         path: its root directory.
     """
 
-    def __init__(self, space: Space, kind: str) -> None:
+    def __init__(self, space: Space, kind: str, *, size: int | None = None) -> None:
         self.kind = kind
+        self._size = _IMAGE_BYTES[kind.partition("-")[0]] if size is None else size
         self._space = space
         self._type = kind.partition("-")[0]
 
@@ -160,7 +166,7 @@ class LoopFilesystem:
     def __enter__(self) -> Self:
         self._image, self.path = self._new_image(), self._space.new_directory(f"{self.kind}-mounted")
         with self._image.open("wb") as image:
-            image.truncate(_IMAGE_BYTES[self._type])
+            image.truncate(self._size)
         run(*_MAKE[self._type], str(self._image))
         self._mount()
         return self

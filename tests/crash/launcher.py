@@ -27,6 +27,7 @@ EXIT_LIMIT_S = 60.0
 IMPORTED_LATE = (
     *("alembic.command", "alembic.config"),
     *("miniclaw_sessions.stores.sql.sqlite", "miniclaw_sessions.stores.jsonl.store"),
+    "miniclaw_sessions.stores.sql.postgresql",
 )
 """What the package imports when it is first needed, which would be in every fork again."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -19,8 +20,10 @@ import msgspec
 from tests.crash.crash_states import RECORDED_STORES, run_crash_states
 from tests.crash.evidence import Evidence
 from tests.crash.filesystem import LoopFilesystem, Space
+from tests.crash.gateways import Gateways
 from tests.crash.injection import cases_of
 from tests.crash.launcher import PROJECT, Launcher
+from tests.crash.rack import RACK_BYTES, Rack, nothing
 from tests.crash.stage import Stage
 from tests.crash.trials import Crashes, Tally, mixed_moments
 
@@ -36,6 +39,15 @@ TRIALS_OF_A_LIFE = 25
 """So many trials a workspace lives through before a new one is begun, whose creation is cut too."""
 
 STATES_AT_ONCE = 500
+
+CHATS = 200
+"""So many chats three gateways answer."""
+
+EVENTS_OF_A_RACK = 20
+"""So many promotions and power cuts a rack lives through before a new one is begun."""
+
+ACKNOWLEDGED_BETWEEN = 150
+"""So many acknowledgements there are at most between one event and the next."""
 
 SETTINGS: Sequence[Mapping[str, object]] = ({}, {"max_cached": 3})
 """The writers' settings, in turns: all sessions in memory, and hardly any, so that most are loaded again and again."""
@@ -203,6 +215,52 @@ class FaultPiece(Piece, kw_only=True):
         return result
 
 
+class RackPiece(Piece, kw_only=True):
+    """One life of three gateways and a rack of three servers, through promotions and (with a kind) power cuts."""
+
+    kind: str | None
+    seed: str
+
+    def run(self, tools: Tools) -> Result:
+        """Let one thing happen after the other, and look at the end what is in the database."""
+        chance = random.Random(self.seed)
+        result = self.came_to(Tally())
+        scratch = tools.space.new_directory("gateways")
+        with ExitStack() as stack:
+            home: LoopFilesystem | Path = tools.space.new_directory("rack")
+            if self.kind is not None:
+                home = stack.enter_context(LoopFilesystem(tools.space, self.kind, size=RACK_BYTES))
+            rack = stack.enter_context(Rack(home))
+            launcher = tools.launcher("tests.crash.gateway")
+            gateways = stack.enter_context(Gateways(launcher, scratch, rack.url, chats=CHATS, seed=self.seed))
+            for number in range(self.planned):
+                if tools.is_stopped():
+                    break
+                gateways.wait_for_acknowledgements(chance.randint(1, ACKNOWLEDGED_BETWEEN))
+                with gateways.one_paused() if chance.random() < 0.5 else nullcontext():
+                    if chance.random() < 0.4:
+                        gateways.kill_one()
+                    if number % 2 and self.kind is not None:
+                        rack.cut_power(gateways.kill_one if chance.random() < 0.4 else nothing)
+                        result.crashes += 1
+                    else:
+                        rack.promote()
+                        result.promotions += 1
+                result.trials += 1
+                tools.tell(1)
+            gateways.wait_for_acknowledgements(ACKNOWLEDGED_BETWEEN)
+            gateways.finish()
+            result.problems = gateways.problems()
+            result.kills, result.pauses = gateways.kills, gateways.pauses
+            result.acknowledged = gateways.acknowledgements()
+            if result.problems:
+                logs = [server.directory / "log" for server in rack.servers]
+                for log in logs:
+                    shutil.copy(log, scratch / f"{log.parent.name}.log")
+                tools.evidence.keep(f"{self.name} {self.seed}", scratch, (), result.problems)
+        return result
+
+
 class StatesPiece(Piece, kw_only=True):
     """Crash states that a faulty disk in this process may leave."""
 
@@ -240,7 +298,7 @@ class SuitePiece(Piece, kw_only=True):
         return result
 
 
-AnyPiece = CrashPiece | FaultPiece | StatesPiece | SuitePiece
+AnyPiece = CrashPiece | FaultPiece | RackPiece | StatesPiece | SuitePiece
 
 
 def run_piece(piece: AnyPiece, tools: Tools) -> Result:
@@ -262,6 +320,7 @@ def run_piece(piece: AnyPiece, tools: Tools) -> Result:
 class Choice(msgspec.Struct, kw_only=True, frozen=True):
     """What the command line asks for; a number of 0 is none."""
 
+    promotions: int = 0
     cuts: int = 0
     kills: int = 0
     states: int = 0
@@ -282,6 +341,7 @@ def pieces_of(choice: Choice) -> list[AnyPiece]:
     if choice.faults:
         kind = choice.kinds[0] if choice.kinds else None
         pieces += [_faults(act, kind, store) for store in choice.stores for act in ACTS[store]]
+    pieces += _racks(choice.promotions, "ext4" if choice.kinds else None, choice.seed)
     for store in choice.stores:
         pieces += _lives(choice.kills, None, store, choice.seed)
         pieces += [life for kind in choice.kinds for life in _lives(choice.cuts, kind, store, choice.seed)]
@@ -307,6 +367,22 @@ def _lives(number: int, kind: str | None, store: str, seed: str) -> list[CrashPi
             settings=SETTINGS[start // TRIALS_OF_A_LIFE % len(SETTINGS)],
         )
         for start in range(0, number, TRIALS_OF_A_LIFE)
+    ]
+
+
+def _racks(promotions: int, kind: str | None, seed: str) -> list[RackPiece]:
+    """As many power cuts as promotions, where power can be cut."""
+    number = promotions if kind is None else 2 * promotions
+    return [
+        RackPiece(
+            tier="E",
+            bar="three gateways",
+            name="three gateways, postgresql:",
+            planned=min(EVENTS_OF_A_RACK, number - start),
+            kind=kind,
+            seed=f"{seed} rack {start}",
+        )
+        for start in range(0, number, EVENTS_OF_A_RACK)
     ]
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tests.crash.runs import Result, cores
 
-SHOWN = {"tier": 0, "run": 1, "trials": 2, "crashes": 3, "promises": 6, "broken": 7}
+SHOWN = {"tier": 0, "run": 1, "trials": 2, "crashes": 3, "promises": 9, "broken": 10}
 """The columns of a terminal that is 80 wide: their titles, and which part of a row they have."""
 
 
@@ -105,7 +105,10 @@ def markdown_of(summary: Summary) -> str:
     when = f"{summary.started.astimezone():%d %B %Y}".removeprefix("0")
     ended = ", interrupted" if summary.interrupted else ""
     machine = "; ".join(f"{name} {value}" for name, value in summary.machine.items())
-    titles = ["Tier", "Run", "Trials", "Crashes", "In recovery", "Backups", "Acknowledged", "Lost, doubled or unsound"]
+    titles = [
+        *("Tier", "Run", "Trials", "Crashes", "In recovery", "Backups", "Promotions", "Gateways killed", "paused"),
+        *("Acknowledged", "Lost, doubled or unsound"),
+    ]
     rows = [_row(result) for result in summary.results]
     rows.append(["", "together", *_row(sum_of(summary.results))[2:]])
     lines = [
@@ -121,7 +124,10 @@ def markdown_of(summary: Summary) -> str:
 
 
 def _row(result: Result) -> list[str]:
-    counts = (result.crashes, result.in_recovery, result.backups, result.acknowledged)
+    counts = (
+        *(result.crashes, result.in_recovery, result.backups, result.promotions, result.kills, result.pauses),
+        result.acknowledged,
+    )
     return [
         result.tier,
         result.name,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.crash import __main__ as command
 from tests.crash.filesystem import KINDS
-from tests.crash.runs import ACTS, STORES, Choice, CrashPiece, FaultPiece, Result, StatesPiece, pieces_of
+from tests.crash.runs import ACTS, STORES, Choice, CrashPiece, FaultPiece, RackPiece, Result, StatesPiece, pieces_of
 from tests.crash.summary import Summary, markdown_of
 from tests.crash.worker import Done, Told, Tried, Workers
 
@@ -93,7 +93,8 @@ def test_what_the_harness_trips_over_is_a_problem_and_ends_only_that_piece(tmp_p
 
 
 def test_everything_covers_every_store_kind_and_act() -> None:
-    pieces = pieces_of(Choice(cuts=60, kills=60, states=10, faults=True, units=True, kinds=KINDS, seed="all"))
+    chosen = Choice(promotions=30, cuts=60, kills=60, states=10, faults=True, units=True, kinds=KINDS, seed="all")
+    pieces = pieces_of(chosen)
     lives = [piece for piece in pieces if isinstance(piece, CrashPiece)]
     for store in STORES:
         for kind in (None, *KINDS):
@@ -103,7 +104,9 @@ def test_everything_covers_every_store_kind_and_act() -> None:
     }
     assert len({life.seed for life in lives}) == len(lives), "two lives are the same"
     assert {str(life.settings) for life in lives} == {"{}", "{'max_cached': 3}"}
-    assert {piece.tier for piece in pieces} == {"A", "B", "C", "D"}
+    assert {piece.tier for piece in pieces} == {"A", "B", "C", "D", "E"}
+    racks = [piece for piece in pieces if isinstance(piece, RackPiece)]
+    assert sum(rack.planned for rack in racks) == 2 * 30, "as many cuts as promotions"
 
 
 def test_results_of_one_run_are_added_up_and_shown_once() -> None:
@@ -115,7 +118,7 @@ def test_results_of_one_run_are_added_up_and_shown_once() -> None:
     summary.skip("B", "strace is not installed")
     assert [result.name for result in summary.results] == ["kills, sqlite:", "cuts, xfs, sqlite:"]
     text = markdown_of(summary)
-    assert "| C | cuts, xfs, sqlite: | 50 | 58 |  |  | 4,000 | 1 |" in text
-    assert "|  | together | 51 | 58 |  |  | 4,000 | 1 |" in text
+    assert "| C | cuts, xfs, sqlite: | 50 | 58 |  |  |  |  |  | 4,000 | 1 |" in text
+    assert "|  | together | 51 | 58 |  |  |  |  |  | 4,000 | 1 |" in text
     assert "skipped: tier B, strace is not installed" in text
     assert "skipped: 2 tests of kills, sqlite:" in text

@@ -98,6 +98,8 @@ class Tally(msgspec.Struct, kw_only=True):
         crashes: how many power cuts or kills there were; more than one in some trials.
         in_recovery: how many of them hit a writer before it had recovered.
         backups: how many backups, made meanwhile, were restored and held all that was promised before them.
+        promotions: how often a standby took over from a server that was killed.
+        kills, pauses: how many gateways were killed, or stood still for a while.
         acknowledged: how many messages and other changes were promised to be safe.
         skipped: how many tests could not run here.
         problems: a sentence for everything that was lost, doubled or unsound.
@@ -107,6 +109,9 @@ class Tally(msgspec.Struct, kw_only=True):
     crashes: int = 0
     in_recovery: int = 0
     backups: int = 0
+    promotions: int = 0
+    kills: int = 0
+    pauses: int = 0
     acknowledged: int = 0
     skipped: int = 0
     problems: list[str] = msgspec.field(default_factory=list)
