@@ -233,6 +233,7 @@ class Turn:
         if not journal.home.store.shared:
             return await self._begin()
         while True:
+            await journal.saved()  # what waits of a former turn goes in that one or not at all, never in this one
             if not await refresh(journal):
                 raise SessionDeleted(f"session {self.session_id} was deleted by another process")
             self._claim = Claim(TurnClaim(journal.log.fence + 1, journal.home.clock.new_id(), TURN_S))
@@ -313,9 +314,15 @@ class Turn:
             claim.ids.add(entry.id)
             self._journal.log.claim = claim
         await self._saved()
-        if claim is not None and not claim.is_held:  # it was brought to another process, too, and is stored by that one
+        if claim is not None and not (claim.is_held and await self._is_stored(entry)):
             raise TurnTaken(self.session_id)
         return self._journal.placed(entry)
+
+    async def _is_stored(self, entry: MessageEntry) -> bool:
+        """Whether it is this one, and not another process's with its key, to which the message was brought as well."""
+        key = self._idempotency_key
+        known = None if key is None else await self._journal.find_by_key(key)
+        return known is None or known.id == entry.id
 
     def _extend(self, messages: Sequence[Message]) -> list[MessageEntry]:
         """Append messages that belong to this turn, as one unit."""

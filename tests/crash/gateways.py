@@ -119,7 +119,9 @@ class Gateways:
 
     def problems(self) -> list[str]:
         """What is wrong in the database now: a sentence each."""
-        return anyio.run(problems_of, self._url, self._chats, self.acknowledged.read_text().splitlines())
+        return anyio.run(
+            problems_of, self._url, self._chats, self.acknowledged.read_text().splitlines(), self._directory
+        )
 
     def _start(self, number: int) -> Writer:
         orders = Orders(
@@ -133,8 +135,8 @@ class Gateways:
         return self._launcher.start(msgspec.structs.asdict(orders), log=log)
 
 
-async def problems_of(url: str, chats: int, acknowledged: Sequence[str]) -> list[str]:
-    """What contradicts the promises."""
+async def problems_of(url: str, chats: int, acknowledged: Sequence[str], evidence: Path) -> list[str]:
+    """What contradicts the promises; the transcripts that do are written to a directory."""
     noted: dict[int, list[list[str]]] = defaultdict(list)
     for line in acknowledged:
         whose, *what = line.split()
@@ -147,6 +149,8 @@ async def problems_of(url: str, chats: int, acknowledged: Sequence[str]) -> list
             said = [entry for entry in entries if isinstance(entry, MessageEntry)]
             found = [*_lost(said, noted[chat]), *_not_answered_once(said), *_written_by_two(said)]
             problems += [f"chat {chat}: {problem}" for problem in found]
+            if found:
+                (evidence / f"chat-{chat}.jsonl").write_bytes(b"\n".join(one.encoded for one in stored))
     return problems
 
 

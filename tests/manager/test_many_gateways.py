@@ -22,6 +22,8 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
     TurnTaken,
 )
+from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
+from miniclaw_sessions.testing import FaultyStore
 from tests.postgresql import PostgreSQLServer
 
 pytestmark = pytest.mark.anyio
@@ -249,6 +251,34 @@ async def test_a_turn_is_prolonged_while_its_model_thinks_and_stopped_when_it_is
         with pytest.raises(TurnTaken):
             await think()
         assert texts((await one.get_or_create("telegram", 1)).messages()) == ["question", "another", "answered"]
+
+
+async def test_a_reply_that_waits_for_the_store_is_not_sent_in_the_next_turn(
+    database: str, tmp_path: Path, postgresql: PostgreSQLServer
+) -> None:
+    store = FaultyStore(PostgreSQLStore(database))
+    async with SessionManager(tmp_path / "one", store=store) as one, gateways(database, tmp_path, 1) as (other,):
+        mine = await one.get_or_create("telegram", 1)
+
+        async def answer_in_vain() -> None:
+            async with mine.turn(Message.user("question"), idempotency_key="key") as turn:
+                turn.append(Message.assistant("a reply that nobody acknowledged"))
+                store.fail()
+
+        with pytest.raises(StoreUnavailable):
+            await answer_in_vain()
+        await time_runs_out(postgresql, database)
+        theirs = await other.get_or_create("telegram", 1)
+        async with theirs.turn(Message.user("question"), idempotency_key="key") as turn:
+            turn.append(Message.assistant("the reply"))
+        store.heal()
+        while True:
+            with suppress(StoreUnavailable):
+                async with mine.turn(Message.user("next")) as turn:
+                    said = texts(turn.messages())
+                break
+        assert said == ["question", "the reply", "next"]
+        assert texts((await other.get_or_create("telegram", 1)).messages()) == said
 
 
 async def time_runs_out(postgresql: PostgreSQLServer, database: str) -> None:
