@@ -108,7 +108,7 @@ def test_a_copy_that_lacks_something_is_told_by_its_status_and_named(
         assert "is damaged and is left out" in exported.err
     (problem,) = cli("export", "--all", "--output", str(tmp_path / "all"), "--json").document["problems"]
     assert problem.startswith("telegram_old: entry ")
-    moved = cli("migrate", "jsonl:", "--json")
+    moved = cli("migrate", "--to", "jsonl:", "--json")
     assert (moved.status, moved.document["entries"], len(moved.document["problems"])) == (1, 5, 1)
 
 
@@ -201,9 +201,16 @@ def test_stop_beside_a_process_that_does_not_answer_says_so(filled: Cli) -> None
 @pytest.mark.parametrize("filled", ["the files"], indirect=True)
 def test_a_store_is_migrated_and_the_old_one_stays(filled: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = filled("export", "telegram_1").out
-    assert filled("migrate", "jsonl:", "--json").document["entries"] == 6
+    planned = filled("migrate", "--to", "jsonl:", "--dry-run")
+    assert planned.out == "3 sessions would be copied to jsonl:: 6 entries of 6 are not there\n"
+    assert not (filled.workspace / "transcripts").exists()
+    assert filled("migrate", "--to", "jsonl:", "--json").document["written"] == 6
     assert (filled.workspace / "sessions.db").exists()
-    assert "there are sessions in it already" in filled("migrate", "jsonl:").error
+    again = filled("migrate", "--to", "jsonl:")
+    assert again.out.splitlines() == [
+        "jsonl: has 3 sessions, 6 entries, all checksums agree; 0 entries written now",
+        "now set sessions.store to 'jsonl:'",
+    ]
     monkeypatch.setenv("MINICLAW_SESSIONS_STORE", "jsonl:")
     assert filled("export", "telegram_1").out == whole
 
@@ -224,7 +231,7 @@ def test_a_workspace_knows_its_own_store(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "key").chmod(0o600)
     assert other("rekey", "--key-file", str(tmp_path / "key"), "--json").document["entries"] == 6
     assert not [path for path in other.workspace.rglob("*") if path.is_file() and b"hello" in path.read_bytes()]
-    assert cli("migrate", "sqlite:", "--json").document["entries"] == 6
+    assert cli("migrate", "--to", "sqlite:", "--json").document["entries"] == 6
     told = cli("rekey", "--key-file", str(tmp_path / "key"))
     assert f"another store, and left as it is; remove it if it is an old one: {cli.workspace}/transcripts" in told.out
 
@@ -258,5 +265,12 @@ def test_a_backup_without_transcripts_says_how_many_sessions_it_has(
 
 
 @pytest.mark.parametrize("filled", ["the daemon"], indirect=True)
-def test_a_store_is_not_migrated_under_a_daemon(filled: Cli) -> None:
-    assert "holds it" in filled("migrate", "jsonl:").error
+def test_a_store_is_migrated_while_its_daemon_uses_it_which_is_told(filled: Cli, tmp_path: Path) -> None:
+    pid = (filled.workspace / ".lock").read_text().strip()
+    moved = filled("migrate", "--to", str(tmp_path / "new"))
+    assert moved.status == 0
+    assert f"process {pid} uses the source: stop it and run this again, which copies what was said since" in moved.out
+    assert filled("rename", "telegram_1", "Another title").status == 0
+    moved = filled("migrate", "--from", str(filled.workspace), "--to", str(tmp_path / "new"), "--json")
+    assert (moved.document["written"], moved.document["held_by"]) == (1, int(pid))
+    assert "holds it" in filled("migrate", "--from", str(tmp_path / "new"), "--to", "sqlite:").error

@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "restore": ("upkeep", "Put a backup where no workspace is."),
     "sweep": ("upkeep", "Expire the sessions that were idle for longer than sessions.ttl_days, or list them."),
     "unarchive": ("upkeep", "Bring an expired session back from the archive, whole."),
-    "migrate": ("upkeep", "Copy every transcript into another store, which must be empty."),
+    "migrate": ("upkeep", "Copy every session into another store, and compare the copies; the old one stays as it is."),
     "tree": ("tree", "Draw a session's tree."),
     "branch": ("tree", "Go back to an entry."),
     "label": ("tree", "Bookmark an entry, or take its bookmark away."),

@@ -134,37 +134,66 @@ async def restore(
     app,
     talks=False,
     examples={
-        "migrate jsonl:": "from the database to files that other programs read",
-        "migrate sqlite:/srv/chats.db": "to a database at another place",
+        "migrate --to postgresql://sessions@db1,db2/miniclaw": "from the workspace to a server that gateways share",
+        "migrate --from postgresql://sessions@db1/miniclaw --to ~/alone": "and back into a workspace of its own",
+        "migrate --to jsonl: --dry-run": "what would be copied into files that other programs read",
     },
 )
-async def migrate(
+async def migrate(  # noqa: PLR0913, PLR0917 - one parameter per option
     invocation: Invocation,
-    url: Annotated[str, typer.Argument(metavar="URL", help="The new store, as in sessions.store.", show_default=False)],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="URL", help="The new store, as in sessions.store, or a directory.", show_default=False
+        ),
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="URL", help="The old one, likewise.", show_default="the workspace's store"),
+    ] = None,
+    encrypt: Annotated[bool, typer.Option("--encrypt", help="Encrypt with the first key of --key-file.")] = False,
+    decrypt: Annotated[bool, typer.Option("--decrypt", help="Leave nothing encrypted.")] = False,
+    delete_others: Annotated[
+        bool, typer.Option("--delete-others", help="Delete what only the target has, such as a chat deleted since.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing, only compare.")] = False,
 ) -> None:
-    """Copy every transcript into another store, which must be empty; the old one stays as it is.
+    """Copy every session into another store, and compare the copies; the old one stays as it is.
 
-    Nobody else may have the workspace open: stop the daemon first. Afterwards set sessions.store to the new URL.
+    A daemon may go on using the old one: what is said meanwhile is carried over by further passes, and what is said
+    afterwards by running this again, which copies only what is new. So: run it, stop the daemon, run it again, and set
+    sessions.store to the new URL. Interrupted, it goes on where it was. Exit status 1: something is damaged, or
+    different.
     """
+    from miniclaw_sessions.cli.move_report import as_document, sentences  # noqa: PLC0415 - same
     from miniclaw_sessions.cli.opening import refused  # noqa: PLC0415 - help does not need it
     from miniclaw_sessions.encryption import load_keys  # noqa: PLC0415 - same
-    from miniclaw_sessions.transfer.migrating import migrate as copy_all  # noqa: PLC0415 - same
+    from miniclaw_sessions.transfer.migrating import Change, house  # noqa: PLC0415 - same
+    from miniclaw_sessions.transfer.migrating import migrate as move  # noqa: PLC0415 - same
 
-    loaded = invocation.local
-    if (problem := refused(loaded, create=False)) is not None:
+    if encrypt and decrypt:
+        raise typer.BadParameter("it is either --encrypt or --decrypt")
+    loaded = invocation.local if source is None else invocation.loaded
+    workspace = loaded.workspace.expanduser().absolute()
+    old, new = house(source or loaded.settings.sessions.store, workspace), house(to, workspace)
+    if old.workspace == workspace and (problem := refused(loaded, create=False)) is not None:
         raise problem
-    keys = load_keys(loaded.settings.encryption, os.environ)
-    copied = await copy_all(loaded.workspace.absolute(), loaded.settings.sessions, url, keys, invocation.report)
+    moved = await move(
+        old,
+        new,
+        load_keys(loaded.settings.encryption, os.environ),
+        change=Change.ENCRYPT if encrypt else Change.DECRYPT if decrypt else Change.NONE,
+        delete_others=delete_others,
+        dry_run=dry_run,
+        settings=loaded.settings.sessions,
+        on_progress=invocation.report,
+    )
     if invocation.as_json:
-        store = loaded.settings.sessions.store
-        invocation.print_json({"from": store, "to": url, **msgspec.structs.asdict(copied)})
+        invocation.print_json(as_document(moved))
     else:
-        told = f"{counted(copied.sessions, 'session', 'sessions')}, {counted(copied.entries, 'entry', 'entries')}"
-        invocation.console.print(f"{told} copied to {one_line(url)}", style="bold green", soft_wrap=True)
-        for damage in copied.problems:
-            invocation.console.print(f"damaged, and kept as it is: {one_line(damage)}", style="yellow")
-        invocation.console.print(f"now set sessions.store to {one_line(url)!r}", style="dim", soft_wrap=True)
-    if copied.problems:
+        for text, style in sentences(moved):
+            invocation.console.print(one_line(text), style=style, soft_wrap=True)
+    if moved.copied.problems or moved.copied.different:
         raise typer.Exit(1)
 
 

@@ -310,7 +310,7 @@ class Recovery:
             )
             if (lost := snapshot.state.totals.messages - kept) > 0:
                 self._lost[session_id] = Loss(lost, self._clock.now())
-            self._missing.append(_missing_entries(snapshot, conversation, last, self._clock))
+            self._missing.append(missing_entries(snapshot, conversation, last, self._clock))
             dirty = True
         self.report.messages += len(conversation.window)
         self.sessions[session_id] = Recovered(conversation, dirty)
@@ -457,7 +457,7 @@ async def _count_messages(session_id: str, store: Store) -> int:
 
 
 def _go_on_from(marker: Entry, conversation: Conversation) -> None:
-    """The parent of what `_missing_entries` wrote last is the leaf, whatever the store or the snapshot ends with."""
+    """The parent of what `missing_entries` wrote last is the leaf, whatever the store or the snapshot ends with."""
     known = conversation.branch().entries
     newest = known[-1].id if known else None
     if marker.parent_id not in (conversation.state.leaf_id, newest):
@@ -466,7 +466,7 @@ def _go_on_from(marker: Entry, conversation: Conversation) -> None:
     conversation.state.leaf_sequence = place_of_parent(marker)
 
 
-def _missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, clock: Clock) -> Append:
+def missing_entries(snapshot: Snapshot, conversation: Conversation, last: int, clock: Clock) -> Append:
     """What a store that knows a session only up to `last` lacks: the window's messages, their summary, and a marker.
 
     They become one branch again, for what stood between them is lost. The marker says that older entries were lost with

@@ -24,7 +24,6 @@ from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import (
     ConfigError,
     DirectoryInUse,
-    StoreConflict,
     StoreCorrupt,
     StoreError,
 )
@@ -267,10 +266,7 @@ class Workspace:
             except (StoreError, OSError) as error:
                 log.error("nothing could be salvaged", action="recovery.salvage_failed", error=str(error))
                 return True
-            try:
-                copied = await copy_store(source, innermost(store))
-            except StoreConflict:  # it was all copied before, and mended since
-                return True
+            copied = await copy_store(source, innermost(store))  # what was mended since it was copied stays so
             log.warning(
                 "what could still be read of the damaged store was kept",
                 action="recovery.salvaged",

@@ -2,7 +2,11 @@
 
 Backup, restoring, rekeying, migrating and salvaging what is left of a damaged store all do this. Of which kinds the two
 are, and whether either is encrypted, is theirs: whatever the contract of `stores.base` covers is copied, byte for byte.
-Each session is copied by itself. An entry that is there already changes nothing, so that a copy may be run again.
+
+Each session is copied by itself, and read back: a digest of all that the source gave of it must be the digest of what
+the target gives. What the target has already is not written again, so whoever is cut off begins again and goes on where
+he was. Nothing of the target is overwritten: a session that is not the source's, or has gone on since, is left as it is
+and told.
 
 What is made of entries from elsewhere, such as a fork or an import, is put together by `session.copying`, in the same
 batches.
@@ -10,14 +14,24 @@ batches.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from itertools import groupby
+from struct import pack
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from miniclaw_sessions.errors import StoreCorrupt, StoreError
-from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, is_damaged
+from miniclaw_sessions.errors import StoreConflict, StoreCorrupt, StoreError
+from miniclaw_sessions.stores.base import (
+    Append,
+    SessionHead,
+    Store,
+    StoredEntry,
+    StoredHead,
+    idempotency_key_in,
+    is_damaged,
+)
 from miniclaw_sessions.stores.reading import Readable, read_all
 
 BATCH_ENTRIES = 500
@@ -27,8 +41,11 @@ BATCH_BYTES = 4_194_304
 GROUP = 2_000
 """How many entries are written at once from store to store."""
 
-OnEntries = Callable[[int], None]
-"""Called with how many entries are done."""
+PASSES = 5
+"""How often a source that is used meanwhile is gone through for what is new in it."""
+
+OnProgress = Callable[[int, int | None], None]
+"""Called with how many sessions are done, and how many there are (None: that is not counted)."""
 
 T = TypeVar("T")
 
@@ -37,62 +54,76 @@ class Source(Readable, Protocol):
     """What is copied: a store, or what is left of one."""
 
     def heads(self) -> AsyncIterator[StoredHead]:
-        """All its sessions."""
+        """All its sessions, in order of session_id."""
         ...
 
 
 class Copied(msgspec.Struct, kw_only=True):
-    """How much was copied, and what is wrong, one sentence each.
+    """What became of a copy.
 
-    What is damaged is copied too, and stays so; it is not counted.
+    Attributes:
+        sessions: how many the source and the target have alike.
+        entries: how many entries these have; what is damaged is copied too, stays so, and is not counted.
+        written: how many entries were written, for the target lacked them.
+        meanwhile: how many sessions changed in the source while the copy was made; as far as that was seen, they are
+            copied as they are now.
+        others: how many sessions only the target has.
+        problems: what is damaged in the source, one sentence each.
+        different: sessions that the target has otherwise, one sentence each; they were left as they are.
     """
 
     sessions: int = 0
     entries: int = 0
+    written: int = 0
+    meanwhile: int = 0
+    others: int = 0
     problems: list[str] = msgspec.field(default_factory=list)
+    different: list[str] = msgspec.field(default_factory=list)
 
 
-class _CopiedSession(msgspec.Struct):
-    """What the copy has of a session."""
+async def copy_store(
+    source: Source,
+    target: Store,
+    on_progress: OnProgress = lambda *_: None,
+    *,
+    total: int | None = None,
+    delete_others: bool = False,
+) -> Copied:
+    """Copy every session, and compare. The source may go on being used; what changes in it meanwhile is followed.
 
-    incarnation: str
-    entries: int = 0
-    problems: list[str] = msgspec.field(default_factory=list)
-
-
-class _Piece(NamedTuple):
-    """An entry, and whose it is; None: the session has none."""
-
-    stored: StoredHead
-    entry: StoredEntry | None
-
-
-async def copy_store(source: Source, target: Store, on_entries: OnEntries = lambda _: None) -> Copied:
-    """Copy every session. The source may go on being used: each session is copied as far as it was when it was reached.
-
-    One that is deleted meanwhile is not in the copy, or as the session that took its name since.
+    Args:
+        source: what is copied.
+        target: may have sessions already.
+        on_progress: told how it advances.
+        total: how many sessions there are, if that is known.
+        delete_others: leave no session in the target that is not one of the source.
 
     Raises:
-        StoreError: the source cannot be read, or the target not be written. What the target has by then stays in it.
+        StoreError: the source cannot be read, or the target not be written. What the target has by then stays in it,
+            and the same call goes on from there.
     """
-    copies: dict[str, _CopiedSession] = {}
-    done = 0
-    wanted = source.heads()
-    while True:
-        pieces = _pieces(source, wanted, copies)
-        async for batch in in_batches(pieces, _size_of, most=GROUP):
-            await _append(target, batch)
-            done += sum(piece.entry is not None for piece in batch)
-            on_entries(done)
-        replaced = await _replaced(source, copies)  # their pages may be of two sessions
-        if not replaced:
-            break
-        for session_id in replaced:
-            del copies[session_id]
-            await target.delete(session_id)
-        wanted = _each(replaced)
-    problems = [problem for copy in copies.values() for problem in copy.problems]
-    return Copied(sessions=len(copies), entries=sum(copy.entries for copy in copies.values()), problems=problems)
+    copy = _Copy(source, target, delete_others=delete_others)
+    await copy.run(lambda done: on_progress(done, total))
+    return copy.report()
+
+
+async def compare_stores(source: Source, target: Store) -> Copied:
+    """What a copy would write, as the heads of both tell: `sessions` and `written` are what the target lacks.
+
+    Raises:
+        StoreError: one of them cannot be read.
+    """
+    plan = Copied()
+    async for stored, there in _side_by_side(source.heads(), target.heads()):
+        if stored is None:
+            plan.others += 1
+        elif difference := _difference(stored, there):
+            plan.different.append(difference)
+        elif there is None or there.last_sequence < stored.last_sequence:
+            plan.sessions += 1
+            plan.written += stored.last_sequence - (0 if there is None else there.last_sequence)
+        plan.entries += 0 if stored is None else stored.last_sequence
+    return plan
 
 
 async def in_batches(
@@ -117,57 +148,275 @@ async def in_batches(
         yield batch
 
 
+class Digest:
+    """A checksum of a session's entries: their sequences, ids, idempotency keys and bytes, and how many there are."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def feed(self, entry: StoredEntry) -> None:
+        """Look at the next entry; the key of a damaged one may be lost with it."""
+        text = None if is_damaged(entry.encoded) else entry.idempotency_key or idempotency_key_in(entry.encoded)
+        key = None if text is None else text.encode("utf-8", "surrogatepass")
+        entry_id = entry.entry_id.encode("utf-8", "surrogatepass")
+        lengths = pack("<qqqq", entry.sequence, len(entry_id), -1 if key is None else len(key), len(entry.encoded))
+        self._hash.update(b"".join((lengths, entry_id, key or b"", entry.encoded)))
+
+    def value(self) -> bytes:
+        """Of all that was fed."""
+        return self._hash.digest()
+
+
+class _Session:
+    """One session on its way."""
+
+    def __init__(self, stored: StoredHead, there: int | None) -> None:
+        """Nothing is read yet.
+
+        Args:
+            stored: as the source has it.
+            there: up to which sequence the target has it; None: it does not have it.
+        """
+        self.stored = stored
+        self.there = there
+        self.digest = Digest()
+        self.entries = 0
+        self.written = 0
+        self.problems: list[str] = []
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the target had all of it."""
+        return self.there is not None and self.written == 0
+
+
+class _Piece(NamedTuple):
+    """An entry that the target lacks, and whose it is; None: the session has none."""
+
+    session: _Session
+    entry: StoredEntry | None
+
+
+class _Kept(NamedTuple):
+    """What is known of a session that was copied."""
+
+    incarnation: str
+    last_sequence: int
+    entries: int
+    problems: tuple[str, ...]
+
+
+class _Copy:
+    """One run of it: a pass over all sessions, and further ones over what changed meanwhile."""
+
+    def __init__(self, source: Source, target: Store, *, delete_others: bool) -> None:
+        self._source = source
+        self._target = target
+        self._deletes_others = delete_others
+        self._copies: dict[str, _Kept] = {}
+        self._different: dict[str, str] = {}
+        self._others = 0
+        self._written = 0
+        self._meanwhile: set[str] = set()
+        self._read: list[_Session] = []  # to the end, and not yet compared
+
+    def report(self) -> Copied:
+        """What became of it."""
+        return Copied(
+            sessions=len(self._copies),
+            entries=sum(copy.entries for copy in self._copies.values()),
+            written=self._written,
+            meanwhile=len(self._meanwhile),
+            others=self._others,
+            problems=[problem for copy in self._copies.values() for problem in copy.problems],
+            different=[self._different[session_id] for session_id in sorted(self._different)],
+        )
+
+    async def run(self, on_progress: Callable[[int], None]) -> None:
+        """Pass after pass, until nothing changes any more, or it does so all the time."""
+        await self._pass(self._first, on_progress)
+        for number in range(2, 10 * PASSES):
+            gone = await self._delete_replaced()
+            if not gone and number > PASSES:
+                break
+            before = len(self._meanwhile), self._written
+            await self._pass(self._changed, lambda _: None)
+            if not gone and before == (len(self._meanwhile), self._written):
+                break
+
+    async def _pass(
+        self, choose: Callable[[StoredHead, StoredHead | None], _Session | None], on_progress: Callable[[int], None]
+    ) -> None:
+        """Go through both stores, and copy what is chosen."""
+        self._others = 0
+        pieces = self._pieces(choose, on_progress)
+        async for batch in in_batches(pieces, _size_of, most=GROUP):
+            await self._append(batch)
+            await self._compare_all()
+        await self._compare_all()
+
+    # --- which sessions ----------------------------------------------------------------------------------------------
+
+    def _first(self, stored: StoredHead, there: StoredHead | None) -> _Session | None:
+        """All but those that are somebody else's."""
+        if difference := _difference(stored, there):
+            self._different[stored.head.session_id] = difference
+            return None
+        return _Session(stored, None if there is None else there.last_sequence)
+
+    def _changed(self, stored: StoredHead, there: StoredHead | None) -> _Session | None:
+        """Those that were not there, or have gone on, since they were copied."""
+        session_id = stored.head.session_id
+        if session_id in self._different:
+            return None
+        copy = self._copies.get(session_id)
+        if copy is not None and copy.last_sequence >= stored.last_sequence:
+            return None
+        self._meanwhile.add(session_id)
+        return self._first(stored, there)
+
+    async def _delete_replaced(self) -> bool:
+        """Delete from the target what was copied and is no more in the source, or another session of that name by now.
+
+        The pages that were read of such a one may even be of two sessions.
+        """
+        gone = dict.fromkeys(self._copies)
+        async for stored in self._source.heads():
+            copy = self._copies.get(stored.head.session_id)
+            if copy is not None and copy.incarnation == stored.head.incarnation:
+                del gone[stored.head.session_id]
+        for session_id in gone:
+            there = await self._target.head(session_id)
+            if there is not None and there.head.incarnation == self._copies[session_id].incarnation:
+                await self._target.delete(session_id)
+            del self._copies[session_id]
+            self._different.pop(session_id, None)
+            self._meanwhile.add(session_id)
+        return bool(gone)
+
+    # --- reading, writing, comparing ---------------------------------------------------------------------------------
+
+    async def _pieces(
+        self, choose: Callable[[StoredHead, StoredHead | None], _Session | None], on_progress: Callable[[int], None]
+    ) -> AsyncIterator[_Piece]:
+        done = 0
+        async for stored, there in _side_by_side(self._source.heads(), self._target.heads()):
+            own = there
+            if there is not None and self._deletes_others and not _are_one(stored, there):
+                await self._target.delete(there.head.session_id)
+                own = None
+            if stored is None:
+                self._others += own is not None
+                continue
+            session = choose(stored, own)
+            if session is not None:
+                async for piece in self._entries(session):
+                    yield piece
+                if session.is_there:
+                    await self._compare(session)
+                else:
+                    self._read.append(session)
+            done += 1
+            on_progress(done)
+
+    async def _entries(self, session: _Session) -> AsyncIterator[_Piece]:
+        """What the target lacks of a session; all that the source has is read."""
+        stored = session.stored
+        session_id = stored.head.session_id
+        try:
+            async for entry in read_all(self._source, session_id):
+                if entry.sequence > stored.last_sequence:
+                    break
+                session.digest.feed(entry)
+                if is_damaged(entry.encoded):
+                    session.problems.append(f"entry {entry.sequence} of session {session_id} is damaged")
+                else:
+                    session.entries += 1
+                if session.there is None or entry.sequence > session.there:
+                    session.written += 1
+                    yield _Piece(session, entry)
+        except StoreCorrupt as error:  # what came before it is right
+            session.problems.append(f"session {session_id}: {error}")
+        if session.there is None and not session.written:
+            yield _Piece(session, None)
+
+    async def _append(self, batch: list[_Piece]) -> None:
+        groups = [(session, list(pieces)) for session, pieces in groupby(batch, key=lambda piece: piece.session)]
+        appends = [
+            Append(session.stored.head, [entry for _, entry in pieces if entry is not None], after_loss=True)
+            for session, pieces in groups  # the gaps are known
+        ]
+        for (session, pieces), outcome in zip(groups, await self._target.append(appends), strict=True):
+            if isinstance(outcome, StoreConflict):  # somebody else uses the target
+                self._different[session.stored.head.session_id] = str(outcome)
+            elif outcome is not None:
+                raise StoreError(f"the copy is not complete: {outcome}") from outcome
+            else:
+                self._written += sum(entry is not None for _, entry in pieces)
+
+    async def _compare_all(self) -> None:
+        """Compare what was read to its end, once it is written too."""
+        read, self._read = self._read, []
+        for session in read:
+            await self._compare(session)
+
+    async def _compare(self, session: _Session) -> None:
+        """Read a copied session back, and see that it is what the source gave."""
+        head, last = session.stored.head, session.stored.last_sequence
+        if head.session_id in self._different:
+            return
+        if await self._digest_of_copy(head, last) == session.digest.value():
+            self._copies[head.session_id] = _Kept(head.incarnation, last, session.entries, tuple(session.problems))
+        else:
+            self._copies.pop(head.session_id, None)
+            self._different[head.session_id] = (
+                f"session {head.session_id} is not the same in the target: its checksum is another one"
+            )
+
+    async def _digest_of_copy(self, head: SessionHead, last_sequence: int) -> bytes:
+        digest = Digest()
+        async for entry in read_all(self._target, head.session_id):
+            if entry.sequence > last_sequence:
+                break
+            digest.feed(entry)
+        return digest.value()
+
+
+def _are_one(stored: StoredHead | None, there: StoredHead) -> bool:
+    return stored is not None and stored.head.incarnation == there.head.incarnation
+
+
+def _difference(stored: StoredHead, there: StoredHead | None) -> str:
+    """Why the target's session is no beginning of the source's; nothing if it may be one."""
+    session_id = stored.head.session_id
+    if there is None:
+        return ""
+    if not _are_one(stored, there):
+        return f"session {session_id} is another one in the target, which was made by itself; delete one of the two"
+    if there.last_sequence > stored.last_sequence:
+        return (
+            f"session {session_id} has gone on in the target: it ends at {there.last_sequence} there, and at "
+            f"{stored.last_sequence} in the source"
+        )
+    return ""
+
+
 def _size_of(piece: _Piece) -> int:
     return 0 if piece.entry is None else len(piece.entry.encoded)
 
 
-async def _pieces(
-    source: Source, heads: AsyncIterator[StoredHead], copies: dict[str, _CopiedSession]
-) -> AsyncIterator[_Piece]:
-    """The sessions' entries one after the other; what is seen of each is noted."""
-    async for stored in heads:
-        session_id = stored.head.session_id
-        copy = copies[session_id] = _CopiedSession(stored.head.incarnation)
-        is_empty = True
-        try:
-            async for entry in read_all(source, session_id):
-                if entry.sequence > stored.last_sequence:
-                    break
-                if is_damaged(entry.encoded):
-                    copy.problems.append(f"entry {entry.sequence} of session {session_id} is damaged")
-                else:
-                    copy.entries += 1
-                is_empty = False
-                yield _Piece(stored, entry)
-        except StoreCorrupt as error:  # what came before it is right
-            copy.problems.append(f"session {session_id}: {error}")
-        if is_empty:
-            yield _Piece(stored, None)
-
-
-async def _append(target: Store, batch: list[_Piece]) -> None:
-    appends = [
-        Append(stored.head, [entry for _, entry in pieces if entry is not None], after_loss=True)  # the gaps are known
-        for stored, pieces in groupby(batch, key=lambda piece: piece.stored)
-    ]
-    for outcome in await target.append(appends):
-        if outcome is not None:
-            raise StoreError(f"the copy is not complete: {outcome}") from outcome
-
-
-async def _replaced(source: Source, copies: Mapping[str, _CopiedSession]) -> dict[str, StoredHead | None]:
-    """The copied sessions that are gone, and those of whose name there is another one now."""
-    replaced: dict[str, StoredHead | None] = dict.fromkeys(copies)
-    async for stored in source.heads():
-        copy = copies.get(stored.head.session_id)
-        if copy is not None and copy.incarnation == stored.head.incarnation:
-            del replaced[stored.head.session_id]
-        elif copy is not None:
-            replaced[stored.head.session_id] = stored
-    return replaced
-
-
-async def _each(replaced: Mapping[str, StoredHead | None]) -> AsyncIterator[StoredHead]:
-    for stored in replaced.values():
-        if stored is not None:
-            yield stored
+async def _side_by_side(
+    ours: AsyncIterator[StoredHead], theirs: AsyncIterator[StoredHead]
+) -> AsyncIterator[tuple[StoredHead | None, StoredHead | None]]:
+    """The sessions of two stores, each name once, in order: what each of them has of it."""
+    one, other = await anext(ours, None), await anext(theirs, None)
+    while one is not None or other is not None:
+        if other is None or (one is not None and one.head.session_id < other.head.session_id):
+            yield one, None
+            one = await anext(ours, None)
+        elif one is None or other.head.session_id < one.head.session_id:
+            yield None, other
+            other = await anext(theirs, None)
+        else:
+            yield one, other
+            one, other = await anext(ours, None), await anext(theirs, None)

@@ -81,11 +81,11 @@ async def held(
             stack.callback((await in_thread(DirectoryLock, workspace)).release)
         await in_thread(refuse_another_store, place, workspace)
         if not is_target:
-            await in_thread(_refuse_cut_off_salvage, workspace)
+            await in_thread(refuse_cut_off_salvage, workspace)
         yield place
 
 
-def _refuse_cut_off_salvage(workspace: Path) -> None:
+def refuse_cut_off_salvage(workspace: Path) -> None:
     """What the new store has so far would be taken for all that there is, and the rest come in behind it."""
     for path in salvage_in(workspace):
         raise ConfigError(
@@ -139,7 +139,7 @@ class Copy:
             self.report.resealed_files += await self._copy_files(workspace / name, sealing, on_progress)
         stored: Mapping[str, str] = {}
         if source is not None:
-            stored = await self._copy_store(source, sealing, on_progress)
+            stored = await self._copy_store(source, sealing, on_progress, len(incarnations))
             await in_thread(self._leave_out_replaced, workspace, incarnations, stored)
         if torn is not None and self.place.torn is not None:
             self.report.resealed_files += await self._copy_files(torn, sealing, on_progress, self.place.torn)
@@ -156,18 +156,18 @@ class Copy:
         if names and not damaged.is_directory:
             await in_thread((self.place.home / names[0]).rename, self.place.path)
 
-    async def _copy_store(self, source: Source, sealing: Sealing | None, on_progress: Report) -> Mapping[str, str]:
+    async def _copy_store(
+        self, source: Source, sealing: Sealing | None, on_progress: Report, total: int
+    ) -> Mapping[str, str]:
         """Copy the store, and return which sessions the copy has."""
         home = self.place.home
         if home is not None:
             await in_thread(lambda: Directory(home).close())
         async with encrypted(open_store(self.place, self.path), None if sealing is None else sealing.seals) as target:
-            copied = await copy_store(source, target, lambda done: on_progress("copying the store", done, None))
+            copied = await copy_store(source, target, partial(on_progress, "copying the store"), total=total)
             stored = await _incarnations(target)
-        if len(stored) != copied.sessions:
-            raise StoreError(
-                f"the copy has {len(stored)} of {copied.sessions} sessions; nothing was changed, run this again"
-            )
+        for difference in copied.different:
+            raise StoreError(f"the copy is not complete: {difference}; nothing was changed, run this again")
         self.report.entries = copied.entries
         self.report.problems += copied.problems
         return stored

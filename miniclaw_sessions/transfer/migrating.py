@@ -1,54 +1,324 @@
-"""Moving a workspace's transcripts from one store to another, while nobody has it open."""
+"""Moving house: every session of one store into another one, of whatever kinds, also while they are used.
+
+A source or a target is a store's URL, or a workspace's directory. What was written is compared session by session with
+what was read (`stores.copying`), so a move that was cut off is run again, and goes on where it was. What a workspace
+keeps beside its store goes from directory to directory too: archived sessions, and what is known to be lost. Session
+files are made anew by whoever opens the target.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from enum import Enum
+from functools import partial
 from pathlib import Path
 
+import msgspec
+
+from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.encryption import KeyRing
-from miniclaw_sessions.errors import ConfigError
-from miniclaw_sessions.persistence.marker import check_marker
+from miniclaw_sessions.disk import Directory, DirectoryLock
+from miniclaw_sessions.encryption import KeyRing, is_sealed
+from miniclaw_sessions.errors import ConfigError, DirectoryInUse, NotAWorkspace
+from miniclaw_sessions.persistence.losses import Losses
+from miniclaw_sessions.persistence.marker import Marker, check_marker, read_marker, write_marker
 from miniclaw_sessions.persistence.own_task import in_own_task
-from miniclaw_sessions.stores import open_store, store_place
-from miniclaw_sessions.stores.copying import Copied, copy_store
-from miniclaw_sessions.transfer.copying import Report, held, in_thread
+from miniclaw_sessions.persistence.recognition import is_ours, recognize
+from miniclaw_sessions.persistence.workspace import open_snapshots
+from miniclaw_sessions.stores import open_store, refuse_another_store, store_place, stores_in
+from miniclaw_sessions.stores.base import Store, StorePlace
+from miniclaw_sessions.stores.copying import Copied, Source, compare_stores, copy_store
+from miniclaw_sessions.stores.encrypted import encrypted
+from miniclaw_sessions.stores.memory import MemoryStore
+from miniclaw_sessions.transfer.copying import Report, in_thread, refuse_cut_off_salvage
+from miniclaw_sessions.transfer.files import SESSIONS, Sealing, copy_files, files_in
+from miniclaw_sessions.transfer.rekeying import Opened
+from miniclaw_sessions.transfer.session_files import SessionFiles
+
+ARCHIVE = "archive"
+
+
+class Change(Enum):
+    """What becomes of the encryption on the way."""
+
+    NONE = "everything stays as it is, and no key is needed"
+    ENCRYPT = "everything is sealed with the first key"
+    DECRYPT = "everything is opened"
+
+
+class House(msgspec.Struct, frozen=True):
+    """Where sessions live.
+
+    Attributes:
+        url: as it was said.
+        place: the store.
+        workspace: the directory with what is kept beside the store; None: there is none.
+    """
+
+    url: str
+    place: StorePlace
+    workspace: Path | None = None
+
+
+class Moved(msgspec.Struct, kw_only=True):
+    """What became of a move.
+
+    Attributes:
+        source, target: from where, and where to.
+        copied: the sessions.
+        archived: how many archived sessions were copied; those that were there already are not counted.
+        held_by: the pid of the process that has the source open, 0: it is not known which one; None: nobody, and nobody
+            could while it was copied.
+        is_shared: whether the source is on a server, where any number of processes may use it.
+        is_dry: nothing was written.
+    """
+
+    source: str
+    target: str
+    copied: Copied
+    archived: int = 0
+    held_by: int | None = None
+    is_shared: bool = False
+    is_dry: bool = False
+
+
+def house(text: str, workspace: Path) -> House:
+    """What a URL or a directory means.
+
+    Args:
+        text: a store's URL, or the path of a workspace.
+        workspace: the directory that `sqlite:`, `jsonl:` and `none:` are relative to.
+
+    Raises:
+        ConfigError: it is none, or the directory has more than one store.
+    """
+    if ":" not in text.partition("/")[0]:
+        return _house_in(Path(text).expanduser().absolute(), text)
+    place = store_place(text, workspace)
+    if place.url is not None:
+        return House(text, place)
+    if place.path is None or place == store_place(f"{place.kind}:", workspace):
+        return House(text, place, workspace)
+    parent = place.path.parent
+    is_a_workspace = place == store_place(f"{place.kind}:", parent) and is_ours(parent)
+    return House(text, place, parent if is_a_workspace else None)
+
+
+def _house_in(directory: Path, text: str) -> House:
+    found = stores_in(directory)
+    if len(found) > 1:
+        urls = " or ".join(f"{place.kind}://{place.path}" for place in found)
+        raise ConfigError(f"{text} has more than one store; say which one: {urls}")
+    kind = found[0].kind if found else "none" if files_in(directory / SESSIONS) else "sqlite"
+    return House(text, store_place(f"{kind}:", directory), directory)
 
 
 @in_own_task
-async def migrate(
-    workspace: Path, settings: SessionSettings, to: str, keys: KeyRing | None, on_progress: Report = lambda *_: None
-) -> Copied:
-    """Copy every transcript into another store, which must be empty; the old one stays, and is not changed.
+async def migrate(  # noqa: PLR0913 - both houses, and how to move
+    source: House,
+    target: House,
+    keys: KeyRing | None = None,
+    *,
+    change: Change = Change.NONE,
+    delete_others: bool = False,
+    dry_run: bool = False,
+    settings: SessionSettings | None = None,
+    on_progress: Report = lambda *_: None,
+) -> Moved:
+    """Copy every session into another store; the source stays as it is, and may be used meanwhile.
 
-    Afterwards set `sessions.store` to the new URL. What is encrypted stays encrypted.
+    Cut off, it is run again. What the target has already is compared, and not written again.
 
     Args:
-        workspace: the directory.
-        settings: say which store it has.
-        to: the URL of the new store.
-        keys: those of the workspace, to be sure that it is the right one.
+        source: from where; a daemon may have it.
+        target: where to; unless it is on a server, nobody else may have it.
+        keys: needed where something is to be opened or sealed.
+        change: what becomes of the encryption.
+        delete_others: leave nothing in the target that is not in the source.
+        dry_run: write nothing, and compare only which sessions there are and how long they are.
+        settings: how a server is reached, and how large session files may be.
         on_progress: told how it advances.
 
     Raises:
-        ConfigError: one of the two keeps no entries, both are the same, there is something in the new one, or the old
-            one lacks what is still to be salvaged.
-        NotAWorkspace: there is none, or the directory is another program's; it was not touched.
-        DirectoryInUse: a process has the workspace.
-        StoreError: the old store cannot be read, or the new one not be written; run it again with an empty one.
+        ConfigError: one of the two keeps nothing, both are the same, the source is not there or lacks what is still to
+            be salvaged, or one is encrypted and the other would not be.
+        NotAWorkspace: a directory is another program's; it was not touched.
+        DirectoryInUse: a process has the target.
+        StoreError: the source cannot be read, or the target not be written.
     """
-    place, new_place = store_place(settings.store, workspace), store_place(to, workspace)
-    if place == new_place or not (place.durable and new_place.durable):
-        raise ConfigError(f"cannot migrate from {settings.store} to {to}: name two different stores that keep entries")
-    async with held(workspace, settings.store):
-        await in_thread(check_marker, workspace, keys)
+    _refuse_senseless(source, target)
+    async with AsyncExitStack() as stack:
+        moved = Moved(source=source.url, target=target.url, copied=Copied(), is_dry=dry_run)
+        moved.held_by = await in_thread(_prepare_source, source, stack)
+        moved.is_shared = source.place.url is not None
+        if target.workspace is not None and not dry_run:
+            await in_thread(_prepare_target, target, source, moved.held_by, stack)
+        settings = settings or SessionSettings()
+        given = await stack.enter_async_context(_opened(source, keys, settings))
+        there = await stack.enter_async_context(_opened_target(target, settings, dry_run=dry_run))
+        view, written = await _sealed_as_wanted(given, there, keys, change)
+        if dry_run:
+            moved.copied = await compare_stores(view, written)
+            return moved
+        total = len(await given.session_ids())
+        report = partial(on_progress, "copying sessions")
+        moved.copied = await copy_store(view, written, report, total=total, delete_others=delete_others)
+        if isinstance(given, SessionFiles):
+            moved.copied.problems += given.unreadable
+        if source.workspace is not None and target.workspace is not None and source.workspace != target.workspace:
+            sealing = None if keys is None or change is Change.NONE else _sealing(keys, change)
+            moved.archived = await _copy_rest(source.workspace, target.workspace, sealing, moved, on_progress)
+    return moved
+
+
+def _refuse_senseless(source: House, target: House) -> None:
+    if source.place == target.place:
+        raise ConfigError(f"cannot migrate from {source.url} to {target.url}: name two different stores")
+    if not target.place.durable:
+        raise ConfigError(
+            f"cannot migrate to {target.url}: it keeps no transcripts. To go on with the newest messages of each "
+            "session only, set sessions.store to 'none:': the session files of the workspace have them"
+        )
+    if source.place.kind == "memory":
+        raise ConfigError(f"cannot migrate from {source.url}: it is gone with the process that had it")
+
+
+# --- before ----------------------------------------------------------------------------------------------------------
+
+
+def _prepare_source(source: House, stack: AsyncExitStack) -> int | None:
+    """Keep everybody out of the source's directory, if that can be; otherwise tell whom."""
+    workspace = source.workspace
+    if workspace is None:
+        if source.place.path is not None and not source.place.files():
+            raise ConfigError(f"cannot migrate from {source.url}: there is no {source.place.path}")
+        return None
+    recognize(workspace, create=source.place.kind == "none")
+    held_by = None
+    if os.access(workspace, os.W_OK):
+        try:
+            stack.callback(DirectoryLock(workspace).release)
+        except DirectoryInUse as error:
+            held_by = error.pid or 0
+    refuse_cut_off_salvage(workspace)
+    refuse_another_store(source.place, workspace)
+    if source.place.path is not None and not source.place.is_there():
+        raise ConfigError(f"cannot migrate from {source.url}: there is no {source.place.path}")
+    if source.place.kind == "none" and held_by is not None:  # its files say less than it knows
+        raise DirectoryInUse(str(workspace), held_by or None)
+    return held_by
+
+
+def _prepare_target(target: House, source: House, held_by: int | None, stack: AsyncExitStack) -> None:
+    """Make the target's directory, and keep everybody out of it."""
+    workspace = target.workspace
+    assert workspace is not None  # noqa: S101 - there is one
+    if workspace == source.workspace:
+        if held_by is not None and target.place.is_in_use():  # by whoever holds the directory
+            raise DirectoryInUse(str(workspace), held_by or None)
+        return
+    recognize(workspace, create=True)
+    Directory(workspace).close()
+    stack.callback(DirectoryLock(workspace).release)
+    refuse_another_store(target.place, workspace)
+
+
+@asynccontextmanager
+async def _opened(
+    source: House, keys: KeyRing | None, settings: SessionSettings
+) -> AsyncIterator[Store | SessionFiles]:
+    workspace = source.workspace
+    if source.place.kind != "none":
         servers = settings.postgresql
-        async with (
-            open_store(place, workspace, postgresql=servers) as source,
-            open_store(new_place, workspace, postgresql=servers) as target,
-        ):
-            if await target.session_ids():
-                raise ConfigError(f"cannot migrate to {to}: there are sessions in it already; nothing was changed")
-            copied = await copy_store(source, target, lambda done: on_progress("copying the store", done, None))
-            if await target.session_ids() != await source.session_ids():
-                raise ConfigError(f"the copy in {to} is not complete; remove it, and run this again")
+        async with open_store(source.place, workspace or Path(), postgresql=servers, read_only=True) as store:
+            yield store
+        return
+    if workspace is None:
+        raise NotAWorkspace(f"{source.url} is in no directory; name the workspace")
+    await in_thread(check_marker, workspace, keys)
+    opening = partial(open_snapshots, clock=SystemClock(), encryption=keys, read_only=True)
+    with closing(await in_thread(opening, workspace, settings)) as snapshots:
+        yield SessionFiles(snapshots)
+
+
+@asynccontextmanager
+async def _opened_target(target: House, settings: SessionSettings, *, dry_run: bool) -> AsyncIterator[Store]:
+    if dry_run and target.place.url is None and not await in_thread(target.place.files):
+        yield MemoryStore()  # it is not there yet
+        return
+    place, workspace = target.place, target.workspace or Path()
+    async with open_store(place, workspace, postgresql=settings.postgresql, read_only=dry_run) as store:
+        yield store
+
+
+# --- encryption ------------------------------------------------------------------------------------------------------
+
+
+def _sealing(keys: KeyRing, change: Change) -> Sealing:
+    return Sealing(keys, keys if change is Change.ENCRYPT else None)
+
+
+async def _sealed_as_wanted(
+    given: Store | SessionFiles, there: Store, keys: KeyRing | None, change: Change
+) -> tuple[Source, Store]:
+    """Both sides, so that what comes out of the one goes into the other as it is wanted there.
+
+    Raises:
+        ConfigError: no key is given where one is needed, or the target has sessions that are sealed otherwise.
+    """
+    if change is not Change.NONE and keys is None:
+        raise ConfigError(f"cannot {change.name.lower()} without a key: name its file with --key-file")
+    was_sealed = keys is not None if isinstance(given, SessionFiles) else await _is_sealed(given)
+    will_be = was_sealed if change is Change.NONE else change is Change.ENCRYPT
+    is_there = await _is_sealed(there)
+    if is_there is not None and was_sealed is not None and is_there != will_be:
+        state, add = ("encrypted", "--encrypt") if is_there else ("not encrypted", "--decrypt")
+        raise ConfigError(f"cannot migrate: what the target has is {state}, and this would not be; say {add}")
+    if isinstance(given, SessionFiles):
+        return given, encrypted(there, keys if will_be else None)
+    if change is Change.NONE or keys is None:
+        return given, there
+    return Opened(given, _sealing(keys, change)), encrypted(there, keys if will_be else None)
+
+
+async def _is_sealed(store: Store) -> bool | None:
+    """Whether the first entry that is found is encrypted; None: there is none."""
+    async for stored in store.heads():
+        for entry in await store.read(stored.head.session_id, limit=1):
+            return is_sealed(entry.encoded)
+    return None
+
+
+# --- beside the store ------------------------------------------------------------------------------------------------
+
+
+async def _copy_rest(source: Path, target: Path, sealing: Sealing | None, moved: Moved, on_progress: Report) -> int:
+    """Copy what a workspace keeps beside its store; how many archived sessions."""
+    names = await in_thread(files_in, source / ARCHIVE)
+    on_progress("copying the archive", 0, len(names))
+    copied = await in_thread(_copy_archive, source, target, sealing, moved.copied.problems) if names else 0
+    await in_thread(_copy_losses, source, target)
+    await in_thread(_mark, source, target, sealing)
     return copied
+
+
+def _copy_archive(source: Path, target: Path, sealing: Sealing | None, problems: list[str]) -> int:
+    with Directory(source / ARCHIVE, is_ours=False) as here, Directory(target / ARCHIVE) as there:
+        missing = sorted(set(files_in(source / ARCHIVE)).difference(there.names()))
+        copy_files(here, missing, there, sealing, problems)
+    return len(missing)
+
+
+def _copy_losses(source: Path, target: Path) -> None:
+    Losses(target).note(Losses(source).known)
+
+
+def _mark(source: Path, target: Path, sealing: Sealing | None) -> None:
+    """Say of the target how it is encrypted."""
+    marker = read_marker(source)
+    if sealing is not None:
+        marker = None if sealing.seals is None else Marker(key=sealing.seals.ids[0])
+    if marker is not None and read_marker(target) is None:
+        write_marker(target, marker)

@@ -144,7 +144,7 @@ class Rekey:
                 source = None
                 if await in_thread(self._place.files):
                     store = await stack.enter_async_context(open_store(self._place, self._workspace))
-                    source = _Opened(store, sealing)
+                    source = Opened(store, sealing)
                 await self._copy.make(self._workspace, source, torn, sealing=sealing, on_progress=self._on_progress)
                 return 0 if source is None else source.wrong
         except BaseException:
@@ -153,7 +153,7 @@ class Rekey:
             raise
 
 
-class _Opened:
+class Opened:
     """A store whose entries come out opened, whether they were sealed or not.
 
     Attributes:

@@ -15,7 +15,7 @@ from miniclaw_sessions.errors import ConfigError, DirectoryInUse, NotAWorkspace
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.transfer.backup import back_up_closed, restore
-from miniclaw_sessions.transfer.migrating import migrate
+from miniclaw_sessions.transfer.migrating import house, migrate
 from tests.persistence.encrypted_homes import OLD_KEY, Home
 
 pytestmark = pytest.mark.anyio
@@ -101,7 +101,7 @@ async def test_no_maintenance_makes_a_workspace_of_another_programs_directory(tm
     with pytest.raises(NotAWorkspace, match=refused):
         await back_up_closed(home.workspace, home.settings, tmp_path / "another")
     with pytest.raises(NotAWorkspace, match=refused):
-        await migrate(home.workspace, home.settings, "jsonl:", None)
+        await migrate(house("sqlite:", home.workspace), house("jsonl:", home.workspace))
     with pytest.raises(NotAWorkspace, match=refused):
         await home.rekey(OLD_KEY)
     with pytest.raises(NotAWorkspace, match=refused):

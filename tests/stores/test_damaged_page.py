@@ -14,7 +14,7 @@ from miniclaw_sessions.stores import open_store
 from miniclaw_sessions.stores.base import StoredEntry, is_damaged
 from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.transfer.backup import back_up, back_up_closed, restore, verify_backup
-from miniclaw_sessions.transfer.migrating import migrate
+from miniclaw_sessions.transfer.migrating import house, migrate
 from tests.persistence.encrypted_homes import OLD_KEY, Home
 
 pytestmark = pytest.mark.anyio
@@ -118,7 +118,7 @@ async def told(manager: SessionManager) -> int:
 @pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
 async def test_another_store_gets_all_that_can_be_read(tmp_path: Path, keys: KeyRing | None) -> None:
     home, lost = await damaged_home(tmp_path, keys)
-    copied = await migrate(home.workspace, home.settings, "jsonl:", keys)
+    copied = (await migrate(house(home.settings.store, home.workspace), house("jsonl:", home.workspace))).copied
     assert (copied.entries, len(copied.problems)) == (ENTRIES - lost, lost)
     found = await entries(home, "jsonl:", read_only=False)
     assert sum(not is_damaged(entry.encoded) for entry in found) == ENTRIES - lost

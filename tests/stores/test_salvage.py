@@ -157,7 +157,7 @@ async def test_a_salvage_that_was_cut_off_is_begun_again_from_all_there_was(
             await home.say(manager, number, 30)
     whole = await home.said(None)
     damage_index(home.workspace / "sessions.db")
-    append, groups = copying._append, 0
+    append, groups = copying._Copy._append, 0
 
     async def append_two(*arguments: Any) -> None:
         nonlocal groups
@@ -167,7 +167,7 @@ async def test_a_salvage_that_was_cut_off_is_begun_again_from_all_there_was(
         await append(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(copying, "_append", append_two)
+        patched.setattr(copying._Copy, "_append", append_two)
         patched.setattr(copying, "GROUP", 20)
         with pytest.raises(StoreUnavailable):
             await home.open(None).__aenter__()

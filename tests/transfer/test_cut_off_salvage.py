@@ -12,7 +12,7 @@ from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.transfer.backup import back_up_closed, restore
 from miniclaw_sessions.transfer.copying import held
-from miniclaw_sessions.transfer.migrating import migrate
+from miniclaw_sessions.transfer.migrating import house, migrate
 from tests.persistence.encrypted_homes import BOTH, OLD_KEY, Home, Said
 
 pytestmark = pytest.mark.anyio
@@ -43,7 +43,8 @@ async def backed_up(home: Home) -> int:
 
 
 async def migrated(home: Home, keys: KeyRing | None = None) -> int:
-    return (await migrate(home.workspace, home.settings, "jsonl:", keys)).entries
+    del keys  # it needs none
+    return (await migrate(house(home.settings.store, home.workspace), house("jsonl:", home.workspace))).copied.entries
 
 
 async def encrypted(home: Home) -> int:
