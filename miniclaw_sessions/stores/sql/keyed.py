@@ -6,20 +6,24 @@ condition and every change concerns one session; no statement changes a table tw
 **A group of appends is one statement** (of `GO_ON`), in which each session is settled for itself: its row is locked,
 and changed if the session still ends where the append begins, its incarnation is the same, the turn allows it, and none
 of its idempotency keys is taken. Only entries of sessions whose row was changed are inserted, and those sessions are
-the answer. Rows are locked in order of session_id, so that two groups never wait for each other. Whoever had to wait
-for another process looks at the row anew: if that one was first, this session alone drops out of the answer. Sessions
-that begin take `BEGIN`, in which the new row is what the first of two inserts and the other does not.
+the answer. A row that somebody else has locked is left out of it, so that a group waits for nobody, no two groups wait
+for each other, and a connection that hangs holds up nobody but the sessions that it has locked. Sessions that begin
+take `BEGIN`, in which the new row is what the first of two inserts and the other does not.
+
+What a group says goes as one array for each column, a row for each entry; what concerns a session as a whole stands in
+its first row, and is null in the others. A session without entries has one row that says nothing of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from sqlalchemy import (
+    CTE,
     BigInteger,
     ColumnElement,
     DateTime,
@@ -47,7 +51,6 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_not
 from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 from sqlalchemy.sql.elements import CompilerElement
-from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
 from miniclaw_sessions.protocol.keys import SessionKey
@@ -105,14 +108,6 @@ def expected_columns() -> dict[str, set[str]]:
 
 _BIG, _TEXT, _TIME = BigInteger(), Text(), DateTime(timezone=True)
 
-_GIVEN: dict[str, TypeEngine[Any]] = {
-    "session_id": _TEXT,
-    "incarnation": _TEXT,
-    "expected": _BIG,
-    "last": _BIG,
-}
-_TURN: dict[str, TypeEngine[Any]] = {"fence": _BIG, "owner": _TEXT, "seconds": Float()}
-_WHO: dict[str, TypeEngine[Any]] = {"channel": _TEXT, "chat_id": _TEXT, "created_at": _TIME}
 _ROWS: dict[str, TypeEngine[Any]] = {
     "session_id": _TEXT,
     "sequence": _BIG,
@@ -121,20 +116,17 @@ _ROWS: dict[str, TypeEngine[Any]] = {
     "checksum": _BIG,
 }
 _KEYED: dict[str, TypeEngine[Any]] = {**_ROWS, "idempotency_key": _TEXT}
+_FIRST: dict[str, TypeEngine[Any]] = {"incarnation": _TEXT, "expected": _BIG, "last": _BIG}
+_TURN: dict[str, TypeEngine[Any]] = {"fence": _BIG, "owner": _TEXT, "seconds": Float()}
+_WHO: dict[str, TypeEngine[Any]] = {"channel": _TEXT, "chat_id": _TEXT, "created_at": _TIME}
 
 
-class _Unnested(NamedTuple):
+def _said(types: Mapping[str, TypeEngine[Any]]) -> CTE:
     """Arrays that go to the server as one parameter each, and are a table there."""
-
-    table: TableValuedAlias
-    c: Any
-
-
-def _unnested(name: str, types: Mapping[str, TypeEngine[Any]]) -> _Unnested:
-    arrays = [bindparam(f"{name}_{one}", type_=ARRAY(kind)) for one, kind in types.items()]
-    columns = [column(one, kind) for one, kind in types.items()]
-    unnested = func.unnest(*arrays).table_valued(*columns, name=name).render_derived(name=name)
-    return _Unnested(unnested, unnested.c)
+    arrays = [bindparam(name, type_=ARRAY(kind)) for name, kind in types.items()]
+    columns = [column(name, kind) for name, kind in types.items()]
+    unnested = func.unnest(*arrays).table_valued(*columns, name="arrays").render_derived(name="arrays")
+    return select(*unnested.c).cte("said")
 
 
 _SESSION, _ENTRY, _KEY = SharedSessionRow, SharedEntryRow, SharedKeyRow
@@ -174,23 +166,23 @@ class Keys(Enum):
 def _go_on(keys: Keys, *, turns: bool) -> Statement:
     """Append to sessions that exist; what a group says nothing of is left out, for each value costs."""
     claim = _TURN if turns else {}
-    given, said = _unnested("given", {**_GIVEN, **claim}), _unnested("said", _ROWS if keys is Keys.NONE else _KEYED)
-    may = [_SESSION.incarnation == given.c.incarnation, _SESSION.last_sequence == given.c.expected]
+    said = _said({**(_ROWS if keys is Keys.NONE else _KEYED), **_FIRST, **claim})
+    may = [_SESSION.incarnation == said.c.incarnation, _SESSION.last_sequence == said.c.expected]
     if turns:
-        may.append(_turn_allows(given.c))
+        may.append(_turn_allows(said.c))
     if keys is Keys.NEW:
+        row = said.alias("row")
         is_taken = and_(
-            said.c.session_id == _SESSION.session_id,
-            _KEY.session_id == said.c.session_id,
-            _KEY.idempotency_key == said.c.idempotency_key,
+            row.c.session_id == _SESSION.session_id,
+            _KEY.session_id == row.c.session_id,
+            _KEY.idempotency_key == row.c.idempotency_key,
         )
         may.append(not_(exists().where(is_taken).correlate(_SESSION.__table__)))
     free = (
-        select(_SESSION.session_id, *(given.c[name] for name in ("expected", "last", *claim)))
-        .join_from(given.table, _SESSION, _SESSION.session_id == given.c.session_id)
+        select(_SESSION.session_id, *(said.c[name] for name in ("expected", "last", *claim)))
+        .join_from(said, _SESSION, _SESSION.session_id == said.c.session_id)
         .where(*may)
-        .order_by(_SESSION.session_id)
-        .with_for_update(of=_SESSION)
+        .with_for_update(of=_SESSION, skip_locked=True)
         .cte("free")
     )
     used_lately = _SESSION.used_at > _NOW - literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * _SECOND
@@ -210,21 +202,22 @@ def _go_on(keys: Keys, *, turns: bool) -> Statement:
 
 
 def _begin() -> Statement:
-    """Append to sessions that do not exist yet."""
-    given, said = _unnested("given", {**_GIVEN, **_TURN, **_WHO}), _unnested("said", _KEYED)
+    """Append to sessions that do not exist yet; in order of session_id, for here two groups may wait for each other."""
+    said = _said({**_KEYED, **_FIRST, **_TURN, **_WHO})
     values = {
-        _SESSION.session_id: given.c.session_id,
-        _SESSION.channel: given.c.channel,
-        _SESSION.chat_id: given.c.chat_id,
-        _SESSION.incarnation: given.c.incarnation,
-        _SESSION.created_at: given.c.created_at,
-        _SESSION.last_sequence: given.c.last,
+        _SESSION.session_id: said.c.session_id,
+        _SESSION.channel: said.c.channel,
+        _SESSION.chat_id: said.c.chat_id,
+        _SESSION.incarnation: said.c.incarnation,
+        _SESSION.created_at: said.c.created_at,
+        _SESSION.last_sequence: said.c.last,
         _SESSION.used_at: _NOW,
-        **_turn_columns(given.c, is_new=True),
+        **_turn_columns(said.c, is_new=True),
     }
+    of_sessions = select(*values.values()).where(said.c.incarnation.is_not(None)).order_by(said.c.session_id)
     made = (
         insert_or_not(_SESSION)
-        .from_select(list(values), select(*values.values()).order_by(given.c.session_id))
+        .from_select(list(values), of_sessions)
         .on_conflict_do_nothing(index_elements=[_SESSION.session_id])
         .returning(_SESSION.session_id)
         .cte("changed")
@@ -232,11 +225,12 @@ def _begin() -> Statement:
     return _with_entries(made, said, with_keys=True)
 
 
-def _with_entries(changed: Any, said: _Unnested, *, with_keys: bool) -> Statement:
+def _with_entries(changed: CTE, said: CTE, *, with_keys: bool) -> Statement:
     """The entries of those sessions whose row was changed, and where their idempotency keys are."""
-    of_changed = said.table.join(changed, changed.c.session_id == said.c.session_id)
-    rows = select(*said.c).select_from(of_changed)
-    answer = select(changed.c.session_id).add_cte(insert(_ENTRY).from_select(said.c.keys(), rows).cte("added"))
+    of_changed = said.join(changed, changed.c.session_id == said.c.session_id)
+    names = list(_KEYED if with_keys else _ROWS)
+    rows = select(*(said.c[name] for name in names)).select_from(of_changed).where(said.c.entry_id.is_not(None))
+    answer = select(changed.c.session_id).add_cte(insert(_ENTRY).from_select(names, rows).cte("added"))
     if not with_keys:
         return _compiled(answer)
     where = select(said.c.session_id, said.c.idempotency_key, said.c.sequence).select_from(of_changed)
@@ -277,32 +271,37 @@ def number_of(session_id: str) -> int:
     return crc32(session_id.encode())
 
 
-def values_of(parts: Sequence[Part]) -> dict[str, Sequence[Any]]:
-    """The parameters of `BEGIN` and all of `GO_ON`: a column each."""
-    appends = [part.append for part in parts]
-    heads = [append.head for append in appends]
-    turns = [append.turn for append in appends]
-    said = [
-        (head.session_id, one.sequence, one.entry_id, one.encoded, one.idempotency_key, _checksum(number, one))
-        for head, part in zip(heads, parts, strict=True)
-        for number in (number_of(head.session_id),)
-        for one in part.entries
-    ]
-    rows: Iterable[Sequence[Any]] = zip(*said, strict=True) if said else [()] * 6
-    names = ("session_id", "sequence", "entry_id", "encoded", "idempotency_key", "checksum")
-    return {
-        "given_session_id": [head.session_id for head in heads],
-        "given_incarnation": [head.incarnation for head in heads],
-        "given_expected": [part.expected for part in parts],
-        "given_last": [part.last for part in parts],
-        "given_fence": [None if turn is None else turn.fence for turn in turns],
-        "given_owner": [None if turn is None else turn.owner for turn in turns],
-        "given_seconds": [None if turn is None else turn.seconds for turn in turns],
-        "given_channel": [head.key.channel for head in heads],
-        "given_chat_id": [head.key.chat_id for head in heads],
-        "given_created_at": [head.created_at for head in heads],
-        **{f"said_{name}": column for name, column in zip(names, rows, strict=True)},
-    }
+def values_of(parts: Sequence[Part], names: Container[str]) -> dict[str, Sequence[Any]]:
+    """The columns that `BEGIN`, or one of `GO_ON`, names."""
+    rows = [row for part in parts for row in _rows_of(part)]
+    columns: dict[str, Sequence[Any]] = dict(zip(_KEYED, zip(*rows, strict=True), strict=True))
+    firsts: Sequence[Part | None] = parts
+    if len(rows) > len(parts):
+        firsts = [one for part in parts for one in (part, *[None] * (len(part.entries) - 1))]
+    appends = [None if part is None else part.append for part in firsts]
+    columns["incarnation"] = [None if one is None else one.head.incarnation for one in appends]
+    columns["expected"] = [None if part is None else part.expected for part in firsts]
+    columns["last"] = [None if part is None else part.last for part in firsts]
+    if "fence" in names:
+        turns = [None if one is None else one.turn for one in appends]
+        columns["fence"] = [None if turn is None else turn.fence for turn in turns]
+        columns["owner"] = [None if turn is None else turn.owner for turn in turns]
+        columns["seconds"] = [None if turn is None else turn.seconds for turn in turns]
+    if "channel" in names:
+        columns["channel"] = [None if one is None else one.head.key.channel for one in appends]
+        columns["chat_id"] = [None if one is None else one.head.key.chat_id for one in appends]
+        columns["created_at"] = [None if one is None else one.head.created_at for one in appends]
+    return columns
+
+
+def _rows_of(part: Part) -> Iterator[tuple[Any, ...]]:
+    """What is said of each entry; of none, where there is none."""
+    session_id = part.append.head.session_id
+    number = number_of(session_id)
+    for one in part.entries:
+        yield session_id, one.sequence, one.entry_id, one.encoded, _checksum(number, one), one.idempotency_key
+    if not part.entries:
+        yield session_id, None, None, None, None, None
 
 
 def _checksum(number: int, entry: StoredEntry) -> int:
@@ -328,6 +327,7 @@ _HEADS = select(
 )
 HEAD = _compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID))
 LOCKED_HEAD = _compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID).with_for_update())
+LOCKED_HEAD_NOW = _compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID).with_for_update(nowait=True))
 HEADS_AFTER = _compiled(
     _HEADS.where(_SESSION.session_id > bindparam("after", type_=_TEXT)).order_by(_SESSION.session_id).limit(PAGE)
 )

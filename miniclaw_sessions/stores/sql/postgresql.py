@@ -218,7 +218,7 @@ class PostgreSQLStore(Store):
     async def _append(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError | None]:
         try:
             return await self._append_together(connection, appends)
-        except REFUSED_VALUES:  # one of them has it: so that it is nobody else's fault, each on its own
+        except (*REFUSED_VALUES, asyncpg.LockNotAvailableError):  # whose fault it is: each on its own
             return {item.head.session_id: await self._append_alone(connection, item) for item in appends}
 
     async def _append_together(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError | None]:
@@ -229,39 +229,56 @@ class PostgreSQLStore(Store):
         beginning = [part for item in waiting.values() if (part := _beginning(item)) is not None]
         for session_id in await _apply(connection, keyed.BEGIN, beginning):
             del waiting[session_id]
-        settled = {session_id: await self._settle(connection, item) for session_id, item in waiting.items()}
+        settled: dict[str, StoreError | None] = {}
+        for session_id, item in waiting.items():
+            is_patient = not any(isinstance(outcome, StoreUnavailable) for outcome in settled.values())
+            settled[session_id] = await self._settle(connection, item, is_patient=is_patient)
         return {item.head.session_id: settled.get(item.head.session_id) for item in appends}
 
     async def _append_alone(self, connection: Any, item: Append) -> StoreError | None:
         try:
             return (await self._append_together(connection, [item]))[item.head.session_id]
+        except asyncpg.LockNotAvailableError as error:
+            return store_error(error, self._place, f"append to session {item.head.session_id} in")
         except REFUSED_VALUES as error:
             what = f"cannot append to session {item.head.session_id} in {self._place.shown}"
             if isinstance(error, asyncpg.IntegrityConstraintViolationError):
                 return StoreConflict(f"{what}: {type(error).__name__}; read the session again")
             return StoreError(f"{what}: it holds a value that the server cannot ({type(error).__name__})")
 
-    async def _settle(self, connection: Any, item: Append) -> StoreError | None:
-        """Append to one session by the rules of all stores, its row locked; see `stores.appending`."""
+    async def _settle(self, connection: Any, item: Append, *, is_patient: bool) -> StoreError | None:
+        """Append to one session by the rules of all stores, its row locked; see `stores.appending`.
+
+        Args:
+            connection: to the server.
+            item: what is to be appended.
+            is_patient: wait a moment for whoever else has the row, rather than leave this session for later.
+        """
+        lock = keyed.LOCKED_HEAD if is_patient else keyed.LOCKED_HEAD_NOW
         for _ in range(_ATTEMPTS):
             try:
                 async with connection.transaction():
-                    if await self._settle_locked(connection, item):
+                    if await self._settle_locked(connection, item, lock):
                         return None
             except StoreConflict as conflict:
                 return conflict
+            except asyncpg.LockNotAvailableError as error:
+                return store_error(error, self._place, f"append to session {item.head.session_id} in")
         return StoreUnavailable(
             f"cannot append to session {item.head.session_id} in {self._place.shown}: it comes and goes all the time"
         )
 
-    async def _settle_locked(self, connection: Any, item: Append) -> bool:
+    async def _settle_locked(self, connection: Any, item: Append, lock: Statement) -> bool:
         """Whether the entries are stored; False if another process made the session meanwhile.
+
+        Also where they were stored before, the row is written once more: whoever wrote them may have been cut off
+        while he waited for the standbys, and this commit waits for them.
 
         Raises:
             StoreConflict: they never will be.
         """
         session_id = item.head.session_id
-        row = await connection.fetchrow(keyed.LOCKED_HEAD.text, session_id)
+        row = await connection.fetchrow(lock.text, session_id)
         stored = None if row is None else keyed.stored_head(row)
         last = 0 if stored is None else stored.last_sequence
         ids = await self._ids_from(connection, item, last)
@@ -274,8 +291,6 @@ class PostgreSQLStore(Store):
         part = Part(item, new, last)
         if stored is None:
             return bool(await _apply(connection, keyed.BEGIN, [part]))
-        if not new and item.turn is None:
-            return True
         if not await _apply(connection, _statement_for([part]), [part]):
             raise StoreConflict(
                 f"cannot append to session {session_id}: another process answers it now, or has stored a message with "
@@ -497,7 +512,7 @@ async def _apply(connection: Any, statement: Statement, parts: Sequence[Part]) -
     """Run a statement for all of these; the sessions that were changed."""
     if not parts:
         return []
-    values = keyed.values_of(parts)
+    values = keyed.values_of(parts, statement.names)
     return [session_id for (session_id,) in await connection.fetch(statement.text, *statement.arguments(values))]
 
 
