@@ -14,7 +14,6 @@ from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.errors import StoreConflict, StoreError, TurnTaken
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.session import Journal
-from miniclaw_sessions.session import turn as turns
 from miniclaw_sessions.stores.base import Append, Store
 
 TRIES = 3
@@ -24,17 +23,27 @@ log = get_logger(__name__)
 
 
 class TurnKeeper:
-    """Prolongs the turns that are open."""
+    """Prolongs the turns that are open.
 
-    def __init__(self, store: Store, clock: Clock, journals: Callable[[], Iterator[Journal]]) -> None:
+    Args:
+        store: where they are claimed.
+        clock: time.
+        journals: the sessions that may have one.
+        lease_s: how long a turn stays ours without a sign of life.
+    """
+
+    def __init__(
+        self, store: Store, clock: Clock, journals: Callable[[], Iterator[Journal]], *, lease_s: float
+    ) -> None:
         self._store = store
         self._clock = clock
         self._journals = journals
+        self._lease_s = lease_s
         self._stop = anyio.Event()
 
     async def run(self) -> None:
         """Prolong them now and then until `close`; never raises for what the store does."""
-        while not await sleep_unless(self._clock, turns.TURN_S / TRIES, self._stop):
+        while not await sleep_unless(self._clock, self._lease_s / TRIES, self._stop):
             await self.prolong()
 
     def close(self) -> None:

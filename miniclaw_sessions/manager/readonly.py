@@ -68,6 +68,7 @@ def open_readonly(
 class ReadOnlySessions(SessionReader):
     """The sessions of a workspace, read as they are on disk; an async context manager. Home of their journals."""
 
+    turn_lease_s = 0.0
     max_message_bytes = max_metadata_bytes = 2**62
     _snapshots: Snapshots
     _losses: Losses

@@ -58,7 +58,8 @@ class SessionRegistry:
     Attributes:
         cache: which of them are in memory.
         evicted_of_gone: how many messages had left the windows of sessions that are gone.
-        clock, committer, flusher, store, max_message_bytes, max_metadata_bytes, owner: what every journal works with.
+        clock, committer, flusher, store, turn_lease_s, max_message_bytes, max_metadata_bytes, owner: what every journal
+            works with.
     """
 
     def __init__(  # noqa: PLR0913 - it works with what the manager has
@@ -77,13 +78,14 @@ class SessionRegistry:
         self.committer = saving.committer
         self.flusher = saving.flusher
         self.clock = clock
+        self.turn_lease_s = settings.turn_lease_s
         self.max_message_bytes = settings.max_message_bytes
         self.max_metadata_bytes = settings.max_metadata_bytes
         self.owner = Owner()
         self._workspace = workspace
         self._background = background
         self._settings = settings
-        self._keeper = TurnKeeper(self.store, clock, cache.in_memory)
+        self._keeper = TurnKeeper(self.store, clock, cache.in_memory, lease_s=settings.turn_lease_s)
         self._lock = anyio.Lock()
         self._reserved: dict[str, anyio.Event] = {}
         self._in_the_making = 0

@@ -68,6 +68,11 @@ class Home(Protocol):
         ...
 
     @property
+    def turn_lease_s(self) -> float:
+        """How long a turn stays ours without a sign of life, where other processes answer the same sessions."""
+        ...
+
+    @property
     def max_message_bytes(self) -> int:
         """How large one message may be, as JSON."""
         ...

@@ -22,6 +22,7 @@ from miniclaw_sessions.stores.memory import MemoryStore
 class MemoryHome:
     """The home of sessions that belong to no manager; it is its own committer and flusher."""
 
+    turn_lease_s = 0.0
     max_message_bytes = max_metadata_bytes = 2**62
 
     def __init__(self, clock: Clock, window: int) -> None:

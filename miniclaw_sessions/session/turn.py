@@ -43,9 +43,6 @@ ABANDONED = "The user went on without waiting for this tool call; it has no resu
 """What stands for the result of a call that was open when the next message came."""
 
 
-TURN_S = 30.0
-"""Seconds that a turn stays ours without a sign of life, where other processes answer the same sessions."""
-
 LOOK_AGAIN_S = 0.3
 """How often a turn that another process has is looked at, until it is over."""
 
@@ -236,7 +233,8 @@ class Turn:
             await journal.saved()  # what waits of a former turn goes in that one or not at all, never in this one
             if not await refresh(journal):
                 raise SessionDeleted(f"session {self.session_id} was deleted by another process")
-            self._claim = Claim(TurnClaim(journal.log.fence + 1, journal.home.clock.new_id(), TURN_S))
+            owner, seconds = journal.home.clock.new_id(), journal.home.turn_lease_s
+            self._claim = Claim(TurnClaim(journal.log.fence + 1, owner, seconds))
             try:
                 return await self._begin()
             except TurnTaken:

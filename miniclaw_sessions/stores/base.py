@@ -24,7 +24,7 @@ in as many processes. Calls may overlap.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from pathlib import Path
@@ -319,6 +319,11 @@ class Store(Protocol):
     async def head(self, session_id: str) -> StoredHead | None:
         """One session, or None."""
         ...
+
+    async def versions(self, session_ids: Collection[str]) -> Mapping[str, StoredHead]:
+        """Those of some sessions that there are, by their ids; of a shared store in one query."""
+        found = [(session_id, await self.head(session_id)) for session_id in session_ids]
+        return {session_id: head for session_id, head in found if head is not None}
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries with a sequence greater than `after`, oldest first, at most `limit` of them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
@@ -84,6 +84,10 @@ class WrappingStore(Store):
     async def head(self, session_id: str) -> StoredHead | None:
         """The inner store's."""
         return await self._forward("head", lambda: self._store.head(session_id))
+
+    async def versions(self, session_ids: Collection[str]) -> Mapping[str, StoredHead]:
+        """The inner store's."""
+        return await self._forward("versions", lambda: self._store.versions(session_ids))
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """Read from the inner store."""

@@ -20,7 +20,6 @@ import msgspec
 from miniclaw_sessions import Message, Session, SessionManager, SessionSettings, ToolCall
 from miniclaw_sessions.errors import DuplicateMessage, StoreError, StoreUnavailable
 from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.session import turn as turns
 
 LEASE_S = 1.5
 AT_ONCE = 12
@@ -72,6 +71,9 @@ class Gateway:
         while True:
             try:
                 session = await self._manager.get_or_create("chat", chat)
+                await session.saved()
+                if session.journal.committed_sequence < session.last_sequence:
+                    continue  # whether the reply that waits here will be taken is not known yet
                 number, is_answered = newest_question(session)
                 is_last = self._is_last()
                 if is_answered and is_last:
@@ -128,7 +130,7 @@ async def serve(orders: Orders) -> None:
     while True:
         async with AsyncExitStack() as stack:
             try:
-                settings = SessionSettings(window=50)
+                settings = SessionSettings(window=50, turn_lease_s=LEASE_S)
                 manager = SessionManager(Path(orders.workspace), store=orders.url, settings=settings)
                 await stack.enter_async_context(manager)
             except StoreUnavailable:
@@ -139,7 +141,6 @@ async def serve(orders: Orders) -> None:
 
 def main(orders: Mapping[str, Any]) -> int:
     """Do what the orders say; the exit status."""
-    turns.TURN_S = LEASE_S
     random.seed()  # it is a fork
     anyio.run(serve, msgspec.convert(orders, Orders))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -62,6 +63,34 @@ async def test_what_one_says_the_other_reads_and_goes_on_behind(database: str, t
         entry = await first.add_message(Message.user("three"))
         assert entry.sequence == 3
         assert texts((await other.get("telegram", 1)).messages()) == ["one", "two", "three"]
+
+
+async def test_all_who_ask_at_the_same_time_how_fresh_their_chats_are_share_one_query(
+    database: str, tmp_path: Path, postgresql: PostgreSQLServer
+) -> None:
+    name = urlsplit(database).path.strip("/")
+    await postgresql.execute(f"ALTER DATABASE \"{name}\" SET log_statement = 'all'")
+    async with gateways(database, tmp_path) as (one, other):
+        for chat in range(40):
+            await (await one.get_or_create("telegram", chat)).add_message(Message.user("one"))
+        theirs = [await other.get_or_create("telegram", chat) for chat in range(40)]
+        for session in theirs[::2]:
+            await session.add_message(Message.user("two"))
+        before = len(postgresql.log)
+        seen: dict[int, list[str]] = {}
+
+        async def look(chat: int) -> None:
+            seen[chat] = texts((await one.get_or_create("telegram", chat)).messages())
+
+        async with anyio.create_task_group() as tasks:
+            for chat in range(40):
+                tasks.start_soon(look, chat, name=f"look {chat}")
+        await postgresql.execute("SELECT 'the end'")
+        assert seen == {chat: ["one"] if chat % 2 else ["one", "two"] for chat in range(40)}
+        asked = postgresql.log[before:].partition("'the end'")[0]
+        assert asked.count("FROM sessions") == 1, "each chat was asked about on its own"
+        read = set(re.findall(r"'(telegram_\d+)', \$2 = '1'", asked))
+        assert read == {f"telegram_{chat}" for chat in range(0, 40, 2)}, "what had not changed was read"
 
 
 async def test_whoever_comes_second_goes_on_behind_the_first(database: str, tmp_path: Path) -> None:

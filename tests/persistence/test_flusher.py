@@ -34,6 +34,7 @@ pytestmark = pytest.mark.anyio
 class Bench:
     """The home of sessions: a flusher and a committer at work on real files, without a manager around them."""
 
+    turn_lease_s = 0.0
     max_message_bytes = max_metadata_bytes = 1_000_000
 
     def __init__(self, workspace: Path) -> None:

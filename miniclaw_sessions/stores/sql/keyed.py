@@ -31,6 +31,7 @@ from sqlalchemy import (
     LargeBinary,
     Text,
     and_,
+    any_,
     bindparam,
     case,
     column,
@@ -325,7 +326,7 @@ _HEADS = select(
     _SESSION.turn_owner,
     func.coalesce(_SESSION.turn_until < _NOW, literal_column("TRUE")),
 )
-HEAD = _compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID))
+VERSIONS = _compiled(_HEADS.where(_SESSION.session_id == any_(bindparam("session_ids", type_=ARRAY(_TEXT)))))
 LOCKED_HEAD = _compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID).with_for_update())
 LOCKED_HEAD_NOW = _compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID).with_for_update(nowait=True))
 HEADS_AFTER = _compiled(

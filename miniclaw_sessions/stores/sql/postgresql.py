@@ -8,7 +8,7 @@ they are stored or that they are not.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from itertools import pairwise
@@ -30,6 +30,7 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.stores.appending import entries_to_add
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, StorePlace, is_damaged
+from miniclaw_sessions.stores.gathering import Gathering
 from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.sql import keyed
 from miniclaw_sessions.stores.sql.checksums import checksum_of
@@ -87,6 +88,7 @@ class PostgreSQLStore(Store):
         self._settings = self._place.settings
         self._writers: Any = None
         self._readers: Any = None
+        self._heads = Gathering(self.versions)
         self._promise: Promise | None = None
 
     def __repr__(self) -> str:
@@ -320,9 +322,14 @@ class PostgreSQLStore(Store):
         return [session_id for (session_id,) in await self._fetch(keyed.SESSION_IDS)]
 
     async def head(self, session_id: str) -> StoredHead | None:
-        """One session, or None."""
-        rows = await self._fetch(keyed.HEAD, session_id=session_id)
-        return keyed.stored_head(rows[0]) if rows else None
+        """One session, or None; all that are asked for within one turn of the event loop in one query."""
+        return await self._heads.get(session_id)
+
+    async def versions(self, session_ids: Collection[str]) -> Mapping[str, StoredHead]:
+        """Those of these sessions that there are, in one query."""
+        wanted = [session_id for session_id in session_ids if _may_be_stored(session_id)]
+        rows = await self._fetch(keyed.VERSIONS, session_ids=wanted)
+        return {head.head.session_id: head for head in map(keyed.stored_head, rows)}
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries after a sequence, oldest first."""
