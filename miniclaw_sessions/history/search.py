@@ -30,6 +30,9 @@ MAX_TERMS = 32
 MAX_HITS = 1_000
 """Hits that may be asked for at once."""
 
+MAX_CURSOR = 4_000
+"""Characters of a cursor."""
+
 TITLE, LABEL = "title", "label"
 """What stands in the place of a role where nobody spoke: a session was named, an entry was given a label."""
 
@@ -160,13 +163,41 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         cursor: for the next page; None: there is none. With fewer hits than were asked for, or none, it says that
             looking took too long: go on.
         behind: how many entries the index lacks; what is in them was not found yet.
-        indexed: whether there is an index; without one every entry was read.
+        note: why every entry was read, where there is no index.
     """
 
     hits: tuple[Hit, ...] = ()
     cursor: str | None = None
     behind: int = 0
-    indexed: bool = False
+    note: str = ""
+
+
+class SearchResult(Hit, frozen=True, kw_only=True):
+    """A hit in its session.
+
+    Attributes:
+        title: what the session is called now.
+        current: whether the conversation goes on from it, or it is on a branch that was left.
+    """
+
+    title: str | None = None
+    current: bool = True
+
+
+class SearchPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of what was found.
+
+    Attributes:
+        results: the best first, or the newest.
+        next: the cursor of the next page; None: there is none. A page may have fewer results than were asked for.
+        behind: how many entries the index lacks; what is in them was not found yet.
+        note: why every entry was read, where there is no index.
+    """
+
+    results: tuple[SearchResult, ...] = ()
+    next: str | None = None
+    behind: int = 0
+    note: str = ""
 
 
 def cursor_of(place: Place) -> str:
@@ -191,9 +222,9 @@ def place_of(cursor: str) -> Place:
 
 
 def _checked_filters(**filters: Any) -> dict[str, Any]:
-    for name in ("channel", "author", "tool", "cursor"):
+    for name, most in (("channel", MAX_QUERY), ("author", MAX_QUERY), ("tool", MAX_QUERY), ("cursor", MAX_CURSOR)):
         if (text := filters.get(name)) is not None:
-            filters[name] = _checked(name, text) or None
+            filters[name] = _checked(name, text, most) or None
     if filters.get("role") is not None:
         filters["role"] = _checked_role(filters["role"])
     for name in ("after", "before"):
@@ -213,14 +244,14 @@ def _checked_role(name: str) -> str | None:
         raise InvalidSearch(f"there is no role {name[:40]!a}; there are {', '.join(ROLES)}") from None
 
 
-def _checked(name: str, text: str) -> str:
+def _checked(name: str, text: str, most: int = MAX_QUERY) -> str:
     """A text of a stranger that stands in a search.
 
     Raises:
         InvalidSearch: it is too long, or no text of ours can have it in it.
     """
-    if len(text) > MAX_QUERY:
-        raise InvalidSearch(f"the {name} has {len(text):,} characters; at most {MAX_QUERY:,} are searched for")
+    if len(text) > most:
+        raise InvalidSearch(f"the {name} has {len(text):,} characters; at most {most:,} are searched for")
     if "\0" in text:
         raise InvalidSearch(f"the {name} holds a NUL character, which is in no text")
     try:

@@ -26,7 +26,7 @@ SNIPPET = 160
 WHOLE_WORD, BEGINNING, PART = 1.0, 0.75, 0.5
 """How well a term fits where it was found."""
 
-BY_A_TOOL = 0.5
+BY_A_TOOL = 0.4
 """How much less counts what no one said: what a tool was given and what it returned, and what sums up."""
 
 _SAID = frozenset({Role.USER, Role.ASSISTANT, Role.SYSTEM})

@@ -40,7 +40,7 @@ from miniclaw_sessions.manager.background import Background
 from miniclaw_sessions.manager.cache import Listing, SessionCache
 from miniclaw_sessions.manager.expiry import Expiry, SweepReport
 from miniclaw_sessions.manager.purging import purge
-from miniclaw_sessions.manager.reader import SessionReader, summarize
+from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.manager.registry import SessionRegistry
 from miniclaw_sessions.manager.saving import Saving
 from miniclaw_sessions.manager.source_file import source_file
@@ -53,9 +53,9 @@ from miniclaw_sessions.persistence.mending import Mended, check_and_mend
 from miniclaw_sessions.persistence.recovery import Progress, RecoveryReport
 from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.session import Journal, Session
 from miniclaw_sessions.session.copying import copy_session
-from miniclaw_sessions.statistics import Health, ManagerStatistics, SessionSummary
+from miniclaw_sessions.statistics import Health, ManagerStatistics
 from miniclaw_sessions.stores.base import Store
 from miniclaw_sessions.stores.wrapping import WatchedStore
 
@@ -140,13 +140,13 @@ class SessionManager(SessionReader):
         if self._stack is None or self._closed:
             raise ManagerClosed("the session manager is not open; use `async with SessionManager(...)`")
 
-    async def _load(self, session_id: str) -> Session | None:
+    async def _journal(self, session_id: str) -> Journal | None:
         self._require_open()
-        journal = await self._registry.load(session_id)
-        return None if journal is None else Session.of(journal)
+        return await self._registry.load(session_id)
 
-    def _summary(self, session: Session) -> SessionSummary:
-        return summarize(session, self.losses.get(session.session_id))
+    def _transcripts(self) -> Store:
+        self._require_open()
+        return self._store
 
     async def _listing(self) -> Listing:
         self._require_open()

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import builtins
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from anyio import to_thread
 
+from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import SessionNotFound
+from miniclaw_sessions.history.search import Found, Search, SearchPage
 from miniclaw_sessions.history.window import MAX_MESSAGES, Window
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.cache import Listing, ListPosition, moment_of
 from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.session import Journal, Session
+from miniclaw_sessions.session.searching import Branch, Order, search_page, search_windows
 from miniclaw_sessions.statistics import SessionSummary
+from miniclaw_sessions.stores.base import Store
 
 if TYPE_CHECKING:
     from miniclaw_sessions.formats.codec import Format
@@ -32,18 +37,30 @@ log = get_logger(__name__)
 
 
 class SessionReader(ABC):
-    """Looks sessions up, lists them, and reads them. Renews no time to live, and creates nothing."""
+    """Looks sessions up, lists, searches and reads them. Renews no time to live, and creates nothing."""
+
+    clock: Clock
 
     @abstractmethod
-    async def _load(self, session_id: str) -> Session | None:
-        """The session, loaded if need be; None if there is none."""
+    async def _journal(self, session_id: str) -> Journal | None:
+        """What stands behind a session, loaded if need be; None if there is none."""
 
     @abstractmethod
     async def _listing(self) -> Listing:
         """All sessions and when they were last used."""
 
-    def _summary(self, session: Session) -> SessionSummary:
-        return summarize(session)
+    @abstractmethod
+    def _transcripts(self) -> Store:
+        """The store that is open."""
+
+    @property
+    @abstractmethod
+    def losses(self) -> Mapping[str, Loss]:
+        """What older messages were lost with a former store, by session id."""
+
+    async def _load(self, session_id: str) -> Session | None:
+        journal = await self._journal(session_id)
+        return None if journal is None else Session.of(journal)
 
     async def get(self, channel: str, chat_id: str | int) -> Session:
         """The session of this chat; does not renew its time to live.
@@ -115,7 +132,9 @@ class SessionReader(ABC):
         for used, session_id in reversed(chosen):  # so that the newest stays in memory longest
             session = await self._load(session_id)
             if session is not None and channel in (None, session.key.channel):
-                summary = self._summary(session)  # it stands where it was found: a page goes on behind that place
+                summary = summarize(
+                    session, self.losses.get(session_id)
+                )  # it stands where it was found: a page goes on behind that place
                 summaries.append(msgspec.structs.replace(summary, last_accessed=moment_of(used)))
         return summaries[::-1]
 
@@ -124,6 +143,70 @@ class SessionReader(ABC):
         listing = await self._listing()
         choose = partial(listing.newest, **part)
         return choose() if len(listing.on_disk) < FEW else await to_thread.run_sync(choose)
+
+    async def search(  # noqa: PLR0913 - each can be left out
+        self,
+        query: str = "",
+        *,
+        channel: str | None = None,
+        session_id: str | None = None,
+        author: str | None = None,
+        role: str | None = None,
+        tool: str | None = None,
+        after: datetime | None = None,
+        before: datetime | None = None,
+        branch: Branch = "all",
+        order: Order = "best",
+        limit: int = 20,
+        cursor: str | None = None,
+    ) -> SearchPage:
+        """What was said, in all sessions or some, and is committed; what was cleared, deleted or expired is not found.
+
+        The query is words, of which all must occur, `"phrases"`, and `-words` that must not; see `history.search`. It
+        may be empty if there is an author, a role, a tool or a time.
+
+        Args:
+            query: what is searched for.
+            channel: only in this channel.
+            session_id: only in this session.
+            author: only what this agent or person said.
+            role: only what this role said: user, assistant, tool_result, ...; or `title`, `label`.
+            tool: only calls of this tool, and what it returned.
+            after: only what was said then or later.
+            before: only what was said earlier.
+            branch: all that was said, or only what the conversations go on from (`current`).
+            order: what fits best first, or the `newest`.
+            limit: results of a page, from 1 to 100.
+            cursor: the `next` of the page before.
+
+        Raises:
+            InvalidSearch: there is nothing to search for, or something in it cannot be meant.
+            SessionNotFound: there is no session `session_id`.
+            StoreError: the store cannot be read.
+        """
+        session_ids = None if session_id is None else frozenset({(await self.find(session_id)).session_id})
+        search = Search.parse(
+            query,
+            channel=channel,
+            session_ids=session_ids,
+            author=author,
+            role=role,
+            tool=tool,
+            after=after,
+            before=before,
+            limit=limit,
+            cursor=cursor,
+        )
+        return await search_page(
+            search, look=self._look, find=self._journal, branch=branch, order=order, now=self.clock.now()
+        )
+
+    async def _look(self, search: Search) -> Found:
+        store = self._transcripts()
+        if store.keeps_entries:
+            return await store.search(search)
+        journals = [await self._journal(session_id) for _, session_id in await self._newest(limit=None)]
+        return search_windows(search, [journal for journal in journals if journal is not None])
 
     async def export(self, session_id: str, form: Format) -> AsyncIterator[bytes]:
         """A session in any format, piece by piece: its whole tree, or its branch where the format has no tree.
@@ -155,7 +238,7 @@ class SessionReader(ABC):
             log.error("a transcript is damaged", action="recovery.entry_damaged", session_id=session_id, error=problem)
 
 
-def summarize(session: Session, loss: Loss | None = None) -> SessionSummary:
+def summarize(session: Session, loss: Loss | None) -> SessionSummary:
     """A session as one line of a list, with what was lost of it."""
     return SessionSummary(
         session_id=session.session_id,

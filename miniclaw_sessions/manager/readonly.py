@@ -6,7 +6,7 @@ the one that is asked for. What its holder has accepted and not committed yet is
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,19 +21,19 @@ from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, NotAWorkspace, ReadOnlyWorkspace
 from miniclaw_sessions.manager.cache import Listing, SessionCache
 from miniclaw_sessions.manager.expiry import ClockGuard, SweepReport, is_idle
-from miniclaw_sessions.manager.reader import SessionReader, summarize
+from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.committer import SessionLog
 from miniclaw_sessions.persistence.flusher import Flushable
-from miniclaw_sessions.persistence.losses import Losses
+from miniclaw_sessions.persistence.losses import Loss, Losses
 from miniclaw_sessions.persistence.marker import check_marker
 from miniclaw_sessions.persistence.recovery import Progress, join, read_snapshot
 from miniclaw_sessions.persistence.snapshots import Snapshots
 from miniclaw_sessions.persistence.workspace import open_snapshots
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.session import Journal, Owner, Session
-from miniclaw_sessions.statistics import ManagerStatistics, SessionSummary
+from miniclaw_sessions.session import Journal, Owner
+from miniclaw_sessions.statistics import ManagerStatistics
 from miniclaw_sessions.stores import open_store, refuse_another_store, store_place, stores_in
 from miniclaw_sessions.stores.base import Store, StoredEntry
 from miniclaw_sessions.stores.encrypted import encrypted
@@ -148,7 +148,7 @@ class ReadOnlySessions(SessionReader):
         idle = [session_id for session_id, last_accessed in used.items() if is_idle(last_accessed, now, ttl)]
         return SweepReport(scanned=len(used), sessions=idle, dry_run=True, postponed=guard.doubt())
 
-    async def _load(self, session_id: str) -> Session | None:
+    async def _journal(self, session_id: str) -> Journal | None:
         stored = await self.store.head(session_id)  # first: a snapshot that is newer has all of it
         snapshot = await read_snapshot(self._snapshots, session_id, self.clock)
         if snapshot is not None and stored is not None and snapshot.state.incarnation != stored.head.incarnation:
@@ -159,10 +159,15 @@ class ReadOnlySessions(SessionReader):
         if INCOMPLETE in joined.conversation.state.metadata:
             return None
         last = joined.conversation.state.last_sequence
-        return Session(Journal(joined.conversation, self, committed=last))
+        return Journal(joined.conversation, self, committed=last)
 
-    def _summary(self, session: Session) -> SessionSummary:
-        return summarize(session, self._losses.known.get(session.session_id))
+    def _transcripts(self) -> Store:
+        return self.store
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """What older messages were lost with a former store, by session id."""
+        return self._losses.known
 
     async def _listing(self) -> Listing:
         cache = SessionCache(0)

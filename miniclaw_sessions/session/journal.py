@@ -25,6 +25,7 @@ from miniclaw_sessions.errors import (
     TurnInProgress,
 )
 from miniclaw_sessions.history.branch import Branch, summary_messages
+from miniclaw_sessions.history.branches import BranchMap
 from miniclaw_sessions.history.conversation import REMEMBERED_KEYS, Conversation
 from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.persistence.committer import SessionLog, anew
@@ -76,6 +77,7 @@ class Journal:
         conversation: the state that its entries lead to.
         home: what it is saved by.
         log: its way to the store.
+        branches: where its branches part, as far as somebody wanted to know.
         evicted: how many messages have left the window.
         moved: messages of the open turn, or of the last commit, that other processes were before, in their new places.
         turn: the turn that holds the session, if one does.
@@ -89,6 +91,7 @@ class Journal:
         "_retired",
         "_revision",
         "_turn_lock",
+        "branches",
         "conversation",
         "evicted",
         "handle",
@@ -107,6 +110,7 @@ class Journal:
             self.session_id, conversation.state.key, conversation.state.incarnation, conversation.state.created_at
         )
         self.log = SessionLog(head, committed)
+        self.branches = BranchMap()
         self.evicted = 0
         self.moved: dict[str, MessageEntry] = {}
         self.turn: OpenTurn | None = None

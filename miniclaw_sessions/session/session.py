@@ -20,6 +20,7 @@ from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.history.context import build_context
+from miniclaw_sessions.history.search import SearchPage
 from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.encoding import as_message
 from miniclaw_sessions.protocol.entries import LeafMove, MessageEntry
@@ -29,6 +30,7 @@ from miniclaw_sessions.session.compacting import SUMMARY_TIMEOUT_S, CompactionOu
 from miniclaw_sessions.session.copying import copy_session, key_of_fork
 from miniclaw_sessions.session.journal import Journal, SessionStatistics
 from miniclaw_sessions.session.memory import MemoryHome
+from miniclaw_sessions.session.searching import Branch, Order, search_session
 from miniclaw_sessions.session.tree import SessionTree
 from miniclaw_sessions.session.turn import Turn
 from miniclaw_sessions.session.unit import UNSET, Unit
@@ -322,6 +324,35 @@ class Session:
     def entries(self) -> list[MessageEntry]:
         """The window with ids, sequence numbers and times: a new list of immutable entries."""
         return list(self.journal.conversation.window)
+
+    async def search(  # noqa: PLR0913 - each can be left out
+        self,
+        query: str = "",
+        *,
+        author: str | None = None,
+        role: str | None = None,
+        tool: str | None = None,
+        after: datetime | None = None,
+        before: datetime | None = None,
+        branch: Branch = "all",
+        order: Order = "best",
+        limit: int = 20,
+        cursor: str | None = None,
+    ) -> SearchPage:
+        """What was said here and committed, as `SessionManager.search`. Raises the same."""
+        return await search_session(
+            self.journal,
+            query,
+            author=author,
+            role=role,
+            tool=tool,
+            after=after,
+            before=before,
+            branch=branch,
+            order=order,
+            limit=limit,
+            cursor=cursor,
+        )
 
     async def get_context(self) -> SessionContext:
         """What may be sent to a model at the leaf (document 003, section 8.2), made legal. Costs what it holds.

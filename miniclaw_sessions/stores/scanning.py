@@ -23,8 +23,16 @@ _IN_A_THREAD = 65_536
 _ESCAPED = set('"\\/')
 
 
-async def scan(store: Store, search: Search) -> Found:
+NO_INDEX = "this store has no index, so every message was read"
+
+
+async def scan(store: Store, search: Search, note: str = NO_INDEX) -> Found:
     """Look at every entry of the sessions that are searched; the newest that fit are the page.
+
+    Args:
+        store: whose entries they are.
+        search: what is searched for.
+        note: why there is no index.
 
     Raises:
         InvalidSearch: the cursor is not one of a scan.
@@ -41,7 +49,7 @@ async def scan(store: Store, search: Search) -> Found:
             else:
                 await to_thread.run_sync(newest.look_at, head.session_id, head.key, page)
             after = page[-1].sequence
-    return newest.found()
+    return newest.found(note)
 
 
 async def _heads(store: Store, search: Search) -> AsyncIterator[StoredHead]:
@@ -96,10 +104,10 @@ class Newest:
         lower = encoded.lower()
         return all(word in lower for word in self._words)
 
-    def found(self) -> Found:
+    def found(self, note: str = NO_INDEX) -> Found:
         """The page."""
         hits = tuple(hit for _, hit in sorted(self._hits, reverse=True))
-        return Found(hits=hits, cursor=cursor_of(hits[-1].place) if self._left_out else None)
+        return Found(hits=hits, cursor=cursor_of(hits[-1].place) if self._left_out else None, note=note)
 
 
 def _plain_words(search: Search) -> list[bytes]:

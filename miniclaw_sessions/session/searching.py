@@ -1,0 +1,200 @@
+"""Searching as people mean it: above what a store finds, what was cleared is left out, and the best comes first.
+
+The best of the newest `WINDOW` hits come first, then the best of the next ones, and so on: so a page costs the same
+however much is found, and what is old never hides what is new.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+import msgspec
+
+from miniclaw_sessions.errors import InvalidSearch
+from miniclaw_sessions.history.branches import BranchMap
+from miniclaw_sessions.history.search import TITLE, Found, Hit, Search, SearchPage, SearchResult
+from miniclaw_sessions.session.journal import Journal
+from miniclaw_sessions.stores.base import stored_entry
+from miniclaw_sessions.stores.reading import PAGE
+from miniclaw_sessions.stores.scanning import Newest
+
+WINDOW = 200
+"""So many of the newest hits are put in order at a time."""
+
+MAX_WINDOWS = 10
+"""After so many in which too little may be shown, the page is given as it is; its cursor goes on."""
+
+MAX_RESULTS = 100
+"""Results of a page."""
+
+Branch = Literal["all", "current"]
+Order = Literal["best", "newest"]
+Rank = tuple[float, datetime, str, int]
+
+_TICK = timedelta(microseconds=1)
+
+
+class _Position(msgspec.Struct, frozen=True, array_like=True):
+    """Where a page begins: in which window, and behind what in its order. What was said later is not seen."""
+
+    before: datetime | None = None
+    window: str | None = None
+    rank: Rank | None = None
+
+
+async def search_page(  # noqa: PLR0913 - each but the first three can be left out
+    search: Search,
+    *,
+    look: Callable[[Search], Awaitable[Found]],
+    find: Callable[[str], Awaitable[Journal | None]],
+    branch: Branch = "all",
+    order: Order = "best",
+    now: datetime,
+) -> SearchPage:
+    """A page of what was said and may be seen.
+
+    Args:
+        search: what is searched for, and the cursor of the page before.
+        look: finds hits, the newest first, as `Store.search`.
+        find: a session; None: it is gone, or not for anybody yet.
+        branch: all that was not cleared, or only what the conversation goes on from.
+        order: what fits best first (`Hit.score`, then the newest), or the newest first.
+        now: what is said from now on is on no further page.
+
+    Raises:
+        InvalidSearch: branch, order, limit or cursor are none.
+        StoreError: a store or a session cannot be read.
+    """
+    _check(search, branch, order)
+    position, shown = _position_of(search.cursor), _Shown(find, branch)
+    results: list[SearchResult] = []
+    found = Found()
+    for _ in range(MAX_WINDOWS):
+        befores = [moment for moment in (search.before, position.before) if moment is not None]
+        found = await look(
+            msgspec.structs.replace(search, limit=WINDOW, cursor=position.window, before=min(befores, default=None))
+        )
+        before = position.before or max([now, *(hit.said_at + _TICK for hit in found.hits)])
+        for rank, hit in sorted(
+            ((_rank(hit, order), hit) for hit in found.hits), reverse=True, key=lambda pair: pair[0]
+        ):
+            if position.rank is not None and rank >= position.rank:
+                continue
+            if len(results) == search.limit:
+                return _page(results, position, found)
+            position = _Position(before, position.window, rank)
+            if (result := await shown.result(hit)) is not None:
+                results.append(result)
+        position = _Position(before, found.cursor)
+        if found.cursor is None:
+            return _page(results, None, found)
+        if len(results) == search.limit:
+            break
+    return _page(results, position, found)
+
+
+def _check(search: Search, branch: str, order: str) -> None:
+    if branch not in ("all", "current") or order not in ("best", "newest"):
+        raise InvalidSearch("a search has the branch all or current, and the order best or newest")
+    if not 1 <= search.limit <= MAX_RESULTS:
+        raise InvalidSearch(f"a page of a search has from 1 to {MAX_RESULTS} results")
+
+
+def _rank(hit: Hit, order: Order) -> Rank:
+    return hit.score if order == "best" else 0.0, *hit.place
+
+
+def _page(results: Sequence[SearchResult], following: _Position | None, found: Found) -> SearchPage:
+    cursor = None if following is None else base64.urlsafe_b64encode(msgspec.json.encode(following)).decode()
+    return SearchPage(results=tuple(results), next=cursor, behind=found.behind, note=found.note)
+
+
+def _position_of(cursor: str | None) -> _Position:
+    if cursor is None:
+        return _Position()
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(cursor), type=_Position)
+    except (ValueError, binascii.Error, msgspec.MsgspecError):
+        raise InvalidSearch("the cursor is not one; give what the page before calls next") from None
+
+
+class _Shown:
+    """Which hits may be seen, and how their sessions are called."""
+
+    def __init__(self, find: Callable[[str], Awaitable[Journal | None]], branch: Branch) -> None:
+        self._find = find
+        self._branch = branch
+        self._known: dict[str, tuple[Journal, BranchMap, list[tuple[int, int]]] | None] = {}
+
+    async def result(self, hit: Hit) -> SearchResult | None:
+        """The hit in its session; None: it was cleared, is on a branch that is not searched, or the session is gone.
+
+        A title is the session's, whichever branch it was given on, and stays when the session is cleared.
+        """
+        if hit.session_id not in self._known:
+            self._known[hit.session_id] = await self._look_up(hit.session_id)
+        if (known := self._known[hit.session_id]) is None:
+            return None
+        journal, branches, path = known
+        is_current = any(first <= hit.sequence <= last for first, last in path)
+        if hit.role != TITLE and not is_current and (self._branch == "current" or hit.sequence < branches.cleared_at):
+            return None
+        title = journal.conversation.state.metadata.get("title")
+        return SearchResult(**msgspec.structs.asdict(hit), title=title, current=is_current)
+
+    async def _look_up(self, session_id: str) -> tuple[Journal, BranchMap, list[tuple[int, int]]] | None:
+        journal = await self._find(session_id)
+        if journal is None or journal.is_deleted:
+            return None
+        branches = await branches_of(journal)
+        return journal, branches, branches.path()
+
+
+async def branches_of(journal: Journal) -> BranchMap:
+    """Where a session's branches part, as far as it is committed; what was read before is not read again."""
+    branches, store = journal.branches, journal.home.store
+    if not store.keeps_entries:
+        return _of_window(journal)
+    is_behind = store.shared or branches.up_to < journal.committed_sequence
+    while is_behind and (page := await store.read(journal.session_id, after=branches.up_to, limit=PAGE)):
+        for stored in page:
+            if stored.sequence > branches.up_to:  # another search may have been here
+                branches.add(stored.sequence, stored.encoded)
+        is_behind = len(page) == PAGE
+    return branches
+
+
+def _of_window(journal: Journal) -> BranchMap:
+    """Without a transcript the window is all there is: one branch."""
+    branches = BranchMap()
+    branches.leaf = journal.last_sequence
+    return branches
+
+
+async def search_session(
+    journal: Journal, query: str, *, branch: Branch = "all", order: Order = "best", **filters: Any
+) -> SearchPage:
+    """`search_page` in one session. Raises the same."""
+    search = Search.parse(query, session_ids=frozenset({journal.session_id}), **filters)
+
+    async def find(_session_id: str) -> Journal:
+        return journal
+
+    async def look(search: Search) -> Found:
+        store = journal.home.store
+        return await store.search(search) if store.keeps_entries else search_windows(search, [journal])
+
+    return await search_page(search, look=look, find=find, branch=branch, order=order, now=journal.home.clock.now())
+
+
+def search_windows(search: Search, journals: Sequence[Journal]) -> Found:
+    """What is in memory, where the store keeps no transcripts."""
+    newest = Newest(search)
+    for journal in journals:
+        if search.covers(journal.session_id, journal.key):
+            newest.look_at(journal.session_id, journal.key, [stored_entry(one) for one in journal.conversation.window])
+    return newest.found("the store keeps no transcripts: only what is in memory was searched")
