@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 REMEMBERED_DELETIONS = 1_000
 """How many keys of deletions are remembered, so that a repeated one is answered as the first was."""
 
+SEARCHES = 2
+"""How many searches may be under way: without an index each reads everything."""
+
 LARGE_REPLIES = 4
 """How many replies that hold what they send may be under way: a reader who takes nothing keeps his for a while."""
 
@@ -51,6 +54,7 @@ class Context:
         chats: who answers; None: nobody.
         started: the monotonic second at which it was made.
         problems: what is wrong beside the manager, such as with the sockets; one sentence each.
+        searches: whoever searches has one of these meanwhile.
         large_replies: whoever makes a reply of what may be a whole session in memory has one of these meanwhile.
     """
 
@@ -62,6 +66,7 @@ class Context:
         self.chats = chats
         self.started = time.monotonic()
         self.problems: Callable[[], list[str]] = list
+        self.searches = anyio.Semaphore(SEARCHES)
         self.large_replies = anyio.Semaphore(LARGE_REPLIES)
         self._workspace: str | None = None
         self._deletions: OrderedDict[tuple[str, str], None] = OrderedDict()

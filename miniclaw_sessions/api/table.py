@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from miniclaw_sessions.api import chat, messages, service, sessions, transfer, tree, upkeep
+from miniclaw_sessions.api import chat, messages, search, service, sessions, transfer, tree, upkeep
 from miniclaw_sessions.api.operation import Operation
 
 OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *messages.OPERATIONS,
     *chat.OPERATIONS,
     *sessions.OPERATIONS,
+    *search.OPERATIONS,
     *service.OPERATIONS,
     *tree.OPERATIONS,
     *transfer.OPERATIONS,

