@@ -102,7 +102,8 @@ class PostgreSQLServer:
         self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         if self._user is not None:
             os.chown(self.directory, self._user.pw_uid, self._user.pw_gid)
-        source = f"host={primary.directory} user={OWNER} application_name={name}"
+        port = primary._settings.get("port", "5432")
+        source = f"host={primary.directory} port={port} user={OWNER} application_name={name}"
         self._run("pg_basebackup", "-D", str(self.data), "-d", source, "-R", "-X", "stream", "-c", "fast")
 
     def start(self) -> None:

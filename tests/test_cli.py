@@ -895,7 +895,7 @@ def test_systemd_install_writes_what_the_service_can_read_whatever_the_umask(
     finally:
         os.umask(before)
     files = [*units.iterdir(), config]
-    assert len(files) == 4
+    assert len(files) == 5
     assert {file.stat().st_mode & 0o777 for file in files} == {0o644}
     assert {place.stat().st_mode & 0o777 for place in (units, config.parent)} == {0o755}
     config.write_text("mine")

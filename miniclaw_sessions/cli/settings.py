@@ -21,7 +21,7 @@ UNITS = Path("/etc/systemd/system")
 PROGRAM_IN_UNITS = "/opt/miniclaw-sessions/bin/miniclaw-sessions"
 
 _SERVICE = "miniclaw-sessions.service"
-_UNIT_FILES = (_SERVICE, "miniclaw-sessions.socket", "miniclaw-sessions-rekey.service")
+_UNIT_FILES = (_SERVICE, "miniclaw-sessions@.service", "miniclaw-sessions.socket", "miniclaw-sessions-rekey.service")
 _NO_NETWORK = f"{_SERVICE}.d/socket-activated.conf"
 
 app = typer.Typer()

@@ -9,10 +9,16 @@ import pytest
 
 from miniclaw_sessions.config import ListenSettings, SessionSettings
 from miniclaw_sessions.encryption import CREDENTIAL
+from miniclaw_sessions.stores.sql.server import CREDENTIAL as PASSWORD
 
 UNITS = Path(__file__).parents[2] / "systemd"
 SERVICE = UNITS / "miniclaw-sessions.service"
 SOCKET = UNITS / "miniclaw-sessions.socket"
+TEMPLATE = UNITS / "miniclaw-sessions@.service"
+OWN = {"ExecStart", "Description", "Wants", "After", "RuntimeDirectory", "SyslogIdentifier"}
+"""What an instance has for itself."""
+
+STATE = {"StateDirectory", "StateDirectoryMode"}
 
 
 def directives(unit: Path) -> dict[str, list[str]]:
@@ -76,10 +82,20 @@ def test_there_are_descriptors_for_as_many_connections_as_are_let_in() -> None:
 
 def test_secrets_are_credentials_and_never_in_the_environment() -> None:
     credentials = {value.partition(":")[0] for value in directives(SERVICE)["LoadCredential"]}
-    assert credentials == {"token", "model_api_key", CREDENTIAL}
+    assert credentials == {"token", "model_api_key", CREDENTIAL, PASSWORD}
     variables = [value.partition("=")[0] for value in directives(SERVICE)["Environment"]]
     assert sorted(variables) == ["MINICLAW_WORKSPACE", "PYTHONFAULTHANDLER"]
 
 
 def test_no_state_is_entrusted_to_systemds_descriptor_store() -> None:
     assert "FileDescriptorStoreMax" not in directives(SERVICE)
+
+
+def test_one_of_several_instances_is_hardened_like_the_only_one_and_keeps_no_files() -> None:
+    alone, one = directives(SERVICE), directives(TEMPLATE)
+    alone["Environment"].remove("MINICLAW_WORKSPACE=%S/private/miniclaw-sessions")
+    common = {name: values for name, values in alone.items() if name not in OWN | STATE}
+    assert {name: values for name, values in one.items() if name not in OWN} == common
+    assert {name: len(one[name]) for name in OWN} == dict.fromkeys(OWN, 1)
+    for name in ("ExecStart", "RuntimeDirectory", "SyslogIdentifier"):
+        assert "%i" in only(TEMPLATE, name)

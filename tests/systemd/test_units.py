@@ -19,7 +19,9 @@ SOCKET = "miniclaw-sessions.socket"
 DROP_IN = "miniclaw-sessions.service.d/socket-activated.conf"
 PLAIN = "plain"
 ACTIVATED = "socket-activated"
-THRESHOLDS = {PLAIN: 11, ACTIVATED: 4}  # tenths: 1.1 and 0.4
+INSTANCE = "one of several"
+TEMPLATE = "miniclaw-sessions@.service"
+THRESHOLDS = {PLAIN: 11, ACTIVATED: 4, INSTANCE: 11}  # tenths: 1.1 and 0.4
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +33,7 @@ def _needs_systemd_analyze(skip_loudly: Callable[[str, str], NoReturn]) -> None:
 def units_in(directory: Path, variant: str) -> Path:
     """Copies a variant's units to a directory; the program, which is not installed here, is replaced by one that is."""
     directory.mkdir(parents=True, exist_ok=True)
-    text = (UNITS / SERVICE).read_text()
+    text = (UNITS / (TEMPLATE if variant == INSTANCE else SERVICE)).read_text().replace("%i", "a")
     (directory / SERVICE).write_text(text.replace("/opt/miniclaw-sessions/bin/miniclaw-sessions", "/bin/true"))
     shutil.copy(UNITS / SOCKET, directory)
     if variant == ACTIVATED:
@@ -47,7 +49,7 @@ def verify(directory: Path) -> str:
     return done.stdout + (f"exit status {done.returncode}" if done.returncode else "")
 
 
-@pytest.mark.parametrize("variant", [PLAIN, ACTIVATED])
+@pytest.mark.parametrize("variant", THRESHOLDS)
 def test_systemd_has_nothing_to_say_about_the_units(tmp_path: Path, variant: str) -> None:
     assert verify(units_in(tmp_path, variant)) == ""
 
@@ -60,7 +62,7 @@ def test_the_check_notices_a_directive_that_does_not_exist(tmp_path: Path) -> No
     assert "RestartSeconds" in verify(directory)
 
 
-@pytest.mark.parametrize("variant", [PLAIN, ACTIVATED])
+@pytest.mark.parametrize("variant", THRESHOLDS)
 def test_the_exposure_stays_below_its_threshold(tmp_path: Path, variant: str) -> None:
     unit = units_in(tmp_path, variant) / SERVICE
     limit = f"--threshold={THRESHOLDS[variant]}"
