@@ -49,6 +49,8 @@ ACTIONS = {
     "recovery.store_quarantined": "a damaged store was set aside, whole",
     "recovery.transcript_refused": "the file of a session's transcript is not ours, or too new; the others go on",
     "recovery.written_back": "the store had lost something that the snapshots still have",
+    "search.anew": "the search index is damaged, or of another version or database; it is made anew",
+    "search.behind": "the search index cannot be written; what it lacks is found by reading",
     "server.no_room": "clients wait, because there is no file descriptor to accept them",
     "session.deleted": "a session was deleted by request",
     "session.gone": "another process deleted a session, so it is gone here too",

@@ -1,4 +1,4 @@
-"""How a manager's sessions are saved: entries by the committer, snapshots by the flusher, the rest at the end."""
+"""How a manager's sessions are saved: entries by the committer, snapshots by the flusher; and indexed, beside that."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import StoreError, StoreFull, StoreUnavailable, named
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.background import Background
+from miniclaw_sessions.manager.indexing import Indexing
 from miniclaw_sessions.persistence.committer import Committer
 from miniclaw_sessions.persistence.flusher import Flusher, FlushReport
 from miniclaw_sessions.persistence.recovery import Progress
@@ -20,7 +21,7 @@ log = get_logger(__name__)
 
 
 class Saving:
-    """The committer and the flusher of an open manager."""
+    """The committer and the flusher of an open manager, and what indexes."""
 
     def __init__(  # noqa: PLR0913 - it works with what the manager has
         self,
@@ -41,6 +42,8 @@ class Saving:
             on_progress=on_progress,
             on_flushed=on_flushed,
         )
+        self.indexing = Indexing(store, clock=clock)
+        self.committer.on_commit = self.indexing.committed
         self._workspace = workspace
         self.store = store
         self._clock = clock
@@ -49,9 +52,10 @@ class Saving:
         return f"<Saving {self.committer!r}, {self.flusher!r}>"
 
     def start(self, background: Background) -> None:
-        """Run both in the background until `finish`."""
+        """Run them in the background until `finish`."""
         background.start(self.committer.run, name="committer")
         background.start(self.flusher.run, name="flusher")
+        background.start(self.indexing.run, name="indexing")
 
     async def flush(self) -> FlushReport:
         """Commit what was accepted and write every dirty session's snapshot, now.
@@ -65,7 +69,8 @@ class Saving:
         return report
 
     async def finish(self) -> None:
-        """Save the rest, and let both end."""
+        """Save the rest, and let them end."""
+        self.indexing.close()
         try:
             await self.flusher.flush()
         except Exception as error:  # noqa: BLE001 - closing goes on; `refuse_to_forget` says what is not saved

@@ -173,6 +173,10 @@ class SessionLog:
         return size
 
 
+def _ignore() -> None:
+    """Nobody wants to know."""
+
+
 def _bytes_of(entries: Iterable[StoredEntry]) -> int:
     return sum(len(entry.encoded) for entry in entries)
 
@@ -242,6 +246,8 @@ class Committer:
         self.accepting = True
         self.busy_since: float | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.on_commit: Callable[[], object] = _ignore
+        """Called after each commit."""
         self._store = store
         self._clock = clock
         self._max_unsaved_bytes = max_unsaved_bytes
@@ -416,7 +422,9 @@ class Committer:
             self._put_back(sessions)
             raise
         else:
-            await self._rebase(self._arrived(sessions, outcomes))
+            overtaken = self._arrived(sessions, outcomes)
+            self.on_commit()
+            await self._rebase(overtaken)
         finally:
             self.busy_since = None
             self._this_round.over()

@@ -388,6 +388,10 @@ class Store(Protocol):
         del limit
         return 0
 
+    async def drop_index(self) -> None:
+        """Leave nothing of what `index` has made in any file; it begins anew."""
+        await checkpoint()
+
     async def check(self) -> list[str]:
         """Look for damage and return what was found, one sentence each; an empty list means sound. Changes nothing."""
         ...

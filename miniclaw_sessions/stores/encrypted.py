@@ -9,6 +9,7 @@ concluded from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 from miniclaw_sessions.encryption import DamagedSeal, KeyRing, is_sealed, of_entry
 from miniclaw_sessions.errors import InvalidMessage, StoreError
@@ -37,6 +38,12 @@ class EncryptedStore(WrappingStore):
     def __init__(self, store: Store, keys: KeyRing) -> None:
         super().__init__(store)
         self._keys = keys
+
+    async def __aenter__(self) -> Self:
+        """Open the inner store, and leave no index from before it was encrypted."""
+        await super().__aenter__()
+        await self._store.drop_index()
+        return self
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Encrypt and append; with one sync, where the inner store syncs."""

@@ -127,6 +127,10 @@ class WrappingStore(Store):
         """Index the inner store."""
         return await self._forward("index", lambda: self._store.index(limit))
 
+    async def drop_index(self) -> None:
+        """Drop the inner store's."""
+        await self._forward("drop_index", self._store.drop_index)
+
     async def check(self) -> list[str]:
         """Check the inner store."""
         return await self._forward("check", self._store.check)

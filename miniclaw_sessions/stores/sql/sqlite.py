@@ -22,12 +22,13 @@ from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, SQLAlchemyE
 from sqlalchemy.pool import NullPool, QueuePool
 
 from miniclaw_sessions.errors import SchemaTooNew, StoreConflict, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
+from miniclaw_sessions.history.search import Found, Search
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.stores.base import LOST, Append, Store, StoredEntry, StoredHead, StorePlace
 from miniclaw_sessions.stores.keys import KeyFilter, UsedKeys
 from miniclaw_sessions.stores.reading import find_by_reading, read_through
 from miniclaw_sessions.stores.soundness import check_transcripts
-from miniclaw_sessions.stores.sql import statements
+from miniclaw_sessions.stores.sql import searching, statements
 from miniclaw_sessions.stores.sql.checksums import unreadable
 from miniclaw_sessions.stores.sql.failures import is_full, store_error
 from miniclaw_sessions.stores.sql.files import (
@@ -45,6 +46,7 @@ from miniclaw_sessions.stores.sql.files import (
 from miniclaw_sessions.stores.sql.migrations import REVISIONS, create, upgrade
 from miniclaw_sessions.stores.sql.row_by_row import read_row_by_row
 from miniclaw_sessions.stores.sql.salvage import Salvage
+from miniclaw_sessions.stores.sql.search_file import SearchFile
 from miniclaw_sessions.stores.sql.statements import Known, driver_of
 from miniclaw_sessions.stores.thread import SerialThread
 
@@ -80,6 +82,7 @@ class SQLiteStore(Store):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._files = database_files(path)
+        self._search_file = SearchFile(path)
         self._known = Known()
         self._keys = UsedKeys(self._keys_of)
         self._version: int | None = None
@@ -244,9 +247,12 @@ class SQLiteStore(Store):
     async def mend(self, session_id: str, candidates: Sequence[StoredEntry]) -> int:
         """Write right entries over rows that contradict their checksum."""
         try:
-            return await self._write(self._mend, session_id, candidates)
+            mended = await self._write(self._mend, session_id, candidates)
         finally:
             self._keys.forget(session_id)
+        if mended:
+            await self.drop_index()  # it has nothing of what was damaged when it came by
+        return mended
 
     async def delete(self, session_id: str) -> bool:
         """Remove a session and overwrite what it said with zeros; whether there was one.
@@ -260,15 +266,36 @@ class SQLiteStore(Store):
     async def purge(self) -> bool:
         """Move the -wal file's content to the database, in which what was deleted is overwritten, and empty it.
 
-        False if somebody reads an older state all the time.
+        False if somebody reads an older state all the time. The search index is made anew.
         """
+        await self.drop_index()
         return await self._write(self._purge)
+
+    async def search(self, search: Search) -> Found:
+        """Ask the search index, where it reaches; what was committed last comes first."""
+        below = searching.place_of(search.cursor)
+        return await self._read(lambda one: searching.search(driver_of(one), self._search_file, search, below))
+
+    async def index(self, limit: int) -> int:
+        """Bring on the file of the search index, beside the database."""
+        lacking = await self._read(lambda one: searching.lacking(driver_of(one), self._search_file, limit))
+        return await self._aside(self._search_file.add, lacking)
+
+    async def drop_index(self) -> None:
+        """Remove the file of the search index."""
+        await self._aside(self._search_file.remove)
+
+    async def _aside(self, change: Callable[..., T], *arguments: Any) -> T:
+        with CancelScope(shield=True), self._failing("index"):
+            return await to_thread.run_sync(change, *arguments)
+        raise AssertionError  # for the type checker, which thinks that a scope may end before it returns
 
     async def check(self) -> list[str]:
         """SQLite's own checks, then every session's entries."""
         return await check_transcripts(self, self._all_heads(), self._check_database())
 
     async def _check_database(self) -> list[str]:
+        await self._aside(self._search_file.check)
         problems = await self._read(statements.check_database)
         if problems:
             await self._note_damage(problems[0])
@@ -367,6 +394,7 @@ class SQLiteStore(Store):
             self._place()
         for _ in range(READERS):
             self._reading.acquire()
+        self._search_file.close()
         self._dispose()
         self._reading.release(READERS)
 

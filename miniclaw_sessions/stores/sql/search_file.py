@@ -1,0 +1,276 @@
+"""The search index of a SQLite store: a file of its own beside the database, which is made anew whenever in doubt.
+
+Nothing in it is needed: it is only ever added to, or thrown away. So the database stays small, its commits know nothing
+of it, and damage, another version, a database that was put back from a backup, or a deletion that is to leave nothing
+behind have the same answer. It holds no text, only which trigrams (`trigrams`) are at which position of the log.
+`covered` says which positions are in it: the newest come first, what was there before follows backwards. Entries that
+were deleted stay in it as numbers that lead nowhere, for a position is never given out again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from miniclaw_sessions.errors import ConfigError, StoreError, StoreUnavailable
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.stores.sql.failures import is_damage, store_error
+from miniclaw_sessions.stores.sql.files import connect, create_file, database_files
+
+FORMAT = 1
+"""Another number makes every index anew."""
+
+_MAKE = (
+    # without the texts, and without where in a text a trigram is: an entry that may fit is read anyhow
+    "CREATE VIRTUAL TABLE said USING fts5(text, tokenize = 'trigram', content = '', detail = 'none', columnsize = 0)",
+    "CREATE TABLE covered (newest INTEGER NOT NULL, oldest INTEGER NOT NULL)",
+    "CREATE TABLE anchors (position INTEGER PRIMARY KEY, entry_id TEXT NOT NULL)",
+    "INSERT INTO covered VALUES (:end, :end)",
+    f"PRAGMA user_version = {FORMAT}",
+)
+_FORGET_ANCHORS = (
+    "DELETE FROM anchors WHERE position < "
+    "(SELECT min(position) FROM (SELECT position FROM anchors ORDER BY position DESC LIMIT 64))"
+)
+_END = "SELECT max((SELECT up_to FROM placed), (SELECT coalesce(max(position), 0) FROM entries))"
+
+log = get_logger(__name__)
+
+
+class Covered(NamedTuple):
+    """Which positions are indexed: those after `oldest` up to `newest`."""
+
+    newest: int
+    oldest: int
+
+
+NOTHING = Covered(0, 0)
+
+
+class Indexed(NamedTuple):
+    """What is to be indexed of an entry; no text: there is nothing in it to be found."""
+
+    position: int
+    entry_id: str
+    text: str | None
+
+
+class Lacking(NamedTuple):
+    """What an index is to be given: what it covers before, the entries in any order, and what it covers with them."""
+
+    before: Covered
+    entries: Sequence[Indexed]
+    after: Covered
+
+
+class SearchFile:
+    """The index beside one database. Its calls block; any thread may make them."""
+
+    def __init__(self, database: Path) -> None:
+        self.path = database.with_name(f"{database.name}-search")
+        self._lock = Lock()
+        self._writer: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"<SearchFile {self.path}>"
+
+    def covered(self, database: sqlite3.Connection) -> Covered:
+        """Which positions are in it, once it is known to be of this database; it is made if there is none.
+
+        Raises:
+            StoreUnavailable, StoreFull: it cannot be written now.
+        """
+        with self._lock, self._failing():
+            return _covered(self._opened(database))
+
+    def add(self, lacking: Lacking) -> int:
+        """Index entries, unless something else was indexed or thrown away meanwhile; how many were to be.
+
+        Raises:
+            StoreUnavailable, StoreFull: it cannot be written now.
+        """
+        before, entries, after = lacking
+        with self._lock, self._failing():
+            if self._writer is not None and self._is_in_place() and before != after:
+                with self._writer as writer:
+                    writer.execute("BEGIN IMMEDIATE")
+                    if _covered(writer) == before:
+                        _add(writer, entries, after)
+        return len(entries)
+
+    @contextmanager
+    def reading(self, database: sqlite3.Connection) -> Iterator[sqlite3.Connection | None]:
+        """A connection to ask it with, or None where it cannot be asked now."""
+        try:
+            if self._writer is None:
+                self.covered(database)
+            connection = connect(self.path, writing=False)
+        except (StoreError, sqlite3.Error):
+            yield None
+            return
+        with closing(connection):
+            connection.execute("BEGIN")
+            yield connection
+
+    def check(self) -> None:
+        """Look through all of it, and throw it away if it is damaged: it would not name what it should."""
+        with self._lock, suppress(StoreError), self._failing():
+            if self.path.exists():
+                with closing(connect(self.path, writing=True)) as index:
+                    index.execute("INSERT INTO said (said) VALUES ('integrity-check')")
+
+    def remove(self) -> None:
+        """Throw it away, with all that its files say. It is made anew when it is asked for.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        with self._lock:
+            self._discard()
+
+    def close(self) -> None:
+        """Close it."""
+        with self._lock:
+            self._close()
+
+    def _opened(self, database: sqlite3.Connection) -> sqlite3.Connection:
+        if self._writer is not None and not self._is_in_place():
+            self._close()
+        if self._writer is None:
+            if not self._opens(database):
+                self._discard()
+                if not self._opens(database):
+                    raise sqlite3.DatabaseError("a new search index contradicts its database")
+            status = self.path.stat()
+            self._identity = status.st_dev, status.st_ino
+        assert self._writer is not None  # noqa: S101 - for the type checker
+        return self._writer
+
+    def _opens(self, database: sqlite3.Connection) -> bool:
+        """Open it, or make it; whether it is sound as far as can be seen, and of this database."""
+        create_file(self.path)
+        writer = connect(self.path, writing=True)
+        try:
+            writer.execute("PRAGMA synchronous = NORMAL")  # what a power cut takes is indexed again
+            (end,) = database.execute(_END).fetchone()
+            (version,) = writer.execute("PRAGMA user_version").fetchone()
+            if not version and not writer.execute("SELECT 1 FROM sqlite_master").fetchone():
+                with writer:
+                    writer.execute("BEGIN IMMEDIATE")
+                    for statement in _MAKE:
+                        writer.execute(statement, {"end": end} if ":end" in statement else {})
+            elif version != FORMAT or not _is_index_of(database, writer, end):
+                log.info("the search index is made anew: it is of another version or database", action="search.anew")
+                writer.close()
+                return False
+        except BaseException:
+            writer.close()
+            raise
+        self._writer = writer
+        return True
+
+    def _is_in_place(self) -> bool:
+        """Whether the open file is still the one that has its name."""
+        with suppress(OSError):
+            status = self.path.stat()
+            return self._identity == (status.st_dev, status.st_ino)
+        return False
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Report failures in the words of the contract; a damaged index is thrown away."""
+        try:
+            yield
+        except ConfigError as error:
+            raise StoreUnavailable(str(error)) from error
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+            if is_damage(error):
+                self._forget(error)
+                raise StoreUnavailable(f"cannot use {self.path}: it was damaged, and is made anew") from error
+            self._close()
+            raise store_error(error, path=self.path, attempted="index") from error
+
+    def met_damage(self, error: Exception) -> None:
+        """Throw it away, for it is damaged."""
+        with self._lock:
+            self._forget(error)
+
+    def _forget(self, error: Exception) -> None:
+        log.warning("the search index is damaged and made anew", action="search.anew", error=str(error))
+        with suppress(OSError):
+            self._discard()
+
+    def _discard(self) -> None:
+        self._close()
+        for file in database_files(self.path):
+            file.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(sqlite3.Error):
+                writer.close()
+
+
+def _covered(index: sqlite3.Connection) -> Covered:
+    return Covered(*index.execute("SELECT newest, oldest FROM covered").fetchone())
+
+
+def _add(index: sqlite3.Connection, entries: Sequence[Indexed], covers: Covered) -> None:
+    rows = sorted((entry.position, entry.text) for entry in entries if entry.text)
+    index.executemany("INSERT INTO said (rowid, text) VALUES (?, ?)", rows)
+    index.execute("UPDATE covered SET newest = ?, oldest = ?", covers)
+    if entries:
+        newest = max(entries)
+        index.execute("INSERT OR REPLACE INTO anchors VALUES (?, ?)", (newest.position, newest.entry_id))
+        index.execute(_FORGET_ANCHORS)
+
+
+def _is_index_of(database: sqlite3.Connection, index: sqlite3.Connection, end: int) -> bool:
+    """Whether what was indexed last is where the database has it: another one has other entries there.
+
+    Where all of that was deleted nobody can tell, and it is not.
+    """
+    if _covered(index).newest > end:
+        return False
+    anchors = index.execute("SELECT position, entry_id FROM anchors").fetchall()
+    stored = [
+        (found[0], entry_id)
+        for position, entry_id in anchors
+        if (found := database.execute("SELECT entry_id FROM entries WHERE position = ?", (position,)).fetchone())
+    ]
+    return all(found == entry_id for found, entry_id in stored) and (bool(stored) or not anchors)
+
+
+# --- asking ----------------------------------------------------------------------------------------------------------
+
+
+def positions_with(index: sqlite3.Connection, parts: Iterable[Sequence[str]], below: int, limit: int) -> list[int]:
+    """The newest positions below one at which is one of each of these trigrams."""
+    query = " AND ".join("(" + " OR ".join(map(_quoted, part)) + ")" for part in parts)
+    found = index.execute(
+        "SELECT rowid FROM said WHERE said MATCH ? AND rowid < ? ORDER BY rowid DESC LIMIT ?", (query, below, limit)
+    )
+    return [position for (position,) in found]
+
+
+def positions_beginning(index: sqlite3.Connection, term: str, below: int, limit: int) -> list[int]:
+    """The newest positions below one that have a trigram which begins with a term; takes longer the more there are.
+
+    A text that ends with the term has none.
+    """
+    index.execute("CREATE VIRTUAL TABLE IF NOT EXISTS temp.occurrences USING fts5vocab(main, said, instance)")
+    found = index.execute(
+        "SELECT DISTINCT doc FROM temp.occurrences WHERE term >= ? AND term < ? AND doc < ? ORDER BY doc DESC LIMIT ?",
+        (term, f"{term}\U0010ffff", below, limit),
+    )
+    return [position for (position,) in found]
+
+
+def _quoted(part: str) -> str:
+    return '"' + part.replace('"', '""') + '"'

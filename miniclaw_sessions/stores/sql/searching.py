@@ -1,0 +1,261 @@
+"""Searching a SQLite database with its search index, and bringing that on, over the driver's connection.
+
+What may fit is named by the index where it reaches, and is everything where it does not: the newest entries, which are
+not in it yet, and the oldest, while it is being filled. So nothing is missed, whatever state the index is in. Positions
+are the order of committing; they stand for the order of saying.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from miniclaw_sessions.errors import InvalidMessage, InvalidSearch
+from miniclaw_sessions.history.search import Found, Hit, Search
+from miniclaw_sessions.history.searched import hit, searched
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.stores.base import StoredEntry, decode_stored
+from miniclaw_sessions.stores.sql.checksums import entry_of_row
+from miniclaw_sessions.stores.sql.search_file import (
+    NOTHING,
+    Covered,
+    Indexed,
+    Lacking,
+    SearchFile,
+    positions_beginning,
+    positions_with,
+)
+from miniclaw_sessions.stores.trigrams import indexed_text, short_term, wanted
+
+MOST_LOOKED_AT = 2_000
+"""Entries that are looked into for one page; what is behind them is the next page's."""
+
+FEW = 1_000
+"""Sessions with no more entries than this are read whole: that is sooner done than asking the index."""
+
+SAMPLE = 400
+"""Of the newest entries a short term is looked for in so many first: where it is frequent, that is enough."""
+
+_BATCH = 100
+_MOST_BYTES = 4 << 20  # are indexed at once
+_FIRST = 2**62
+
+_ROWS = (
+    "SELECT e.position, e.sequence, e.entry_id, e.encoded, e.idempotency_key, e.checksum, e.session, "
+    "s.session_id, s.channel, s.chat_id FROM entries AS e JOIN sessions AS s ON s.id = e.session "
+)
+_BETWEEN = _ROWS + "WHERE e.position > ? AND e.position <= ? ORDER BY e.position DESC"
+_AFTER = _ROWS + "WHERE e.position > ? ORDER BY e.position"
+_OF_SESSION = (
+    "SELECT position FROM places WHERE session = :row "
+    "UNION SELECT position FROM entries WHERE position > (SELECT up_to FROM placed) AND session = :row LIMIT :limit"
+)
+
+_Row = tuple[Any, ...]
+
+
+# --- bringing the index on -------------------------------------------------------------------------------------------
+
+
+def lacking(database: sqlite3.Connection, file: SearchFile, limit: int) -> Lacking:
+    """Entries that the index lacks, those that came last first.
+
+    Raises:
+        StoreUnavailable, StoreFull: the index cannot be written now.
+        sqlite3.Error: the database cannot be read.
+    """
+    before = newest, oldest = file.covered(database)
+    new = _indexed(database.execute(_AFTER, (newest,)), limit)
+    if new:
+        newest = new[-1].position
+    old: list[Indexed] = []
+    if oldest and len(new) < limit:
+        old = _indexed(database.execute(_BETWEEN, (0, oldest)), limit - len(new))
+        oldest = old[-1].position - 1 if old else 0
+    return Lacking(before, [*new, *old], Covered(newest, oldest))
+
+
+def _indexed(rows: Iterable[_Row], limit: int) -> list[Indexed]:
+    found: list[Indexed] = []
+    size = 0
+    for row in islice(rows, limit):
+        stored = entry_of_row(*row[1:7])
+        found.append(Indexed(row[0], stored.entry_id, _text_of(stored, *row[7:])))
+        size += len(stored.encoded)
+        if size > _MOST_BYTES:
+            break
+    return found
+
+
+def _text_of(stored: StoredEntry, session_id: str, channel: str, chat_id: str) -> str | None:
+    try:
+        found = searched(decode_stored(stored))
+    except InvalidMessage:
+        return None  # what is damaged says nothing
+    return None if found is None else indexed_text(session_id, SessionKey(channel, chat_id), found)
+
+
+# --- searching -------------------------------------------------------------------------------------------------------
+
+
+def search(database: sqlite3.Connection, file: SearchFile, wanted_: Search, below: int) -> Found:
+    """A page of what was said that is wanted, the newest first.
+
+    Args:
+        database: in a transaction.
+        file: its index.
+        wanted_: what is searched for.
+        below: the position where the page begins (`place_of`).
+
+    Raises:
+        sqlite3.Error: the database cannot be read.
+    """
+    with file.reading(database) as index:
+        try:
+            return _Looking(database, index, wanted_).page(below)
+        except _IndexFailed as failure:
+            file.met_damage(failure)
+    return _Looking(database, None, wanted_).page(below)
+
+
+def place_of(cursor: str | None) -> int:
+    """The position below which the page of a cursor begins.
+
+    Raises:
+        InvalidSearch: it is not one of these.
+    """
+    if cursor is None:
+        return _FIRST
+    if not cursor.isdecimal() or len(cursor) > len(str(_FIRST)):
+        raise InvalidSearch("the cursor is not one; give what the page before calls next")
+    return int(cursor)
+
+
+class _IndexFailed(Exception):
+    """What the index answered is no answer."""
+
+
+class _Looking:
+    """One search of one page, within one state of the database."""
+
+    def __init__(self, database: sqlite3.Connection, index: sqlite3.Connection | None, wanted_: Search) -> None:
+        self._database = database
+        self._index = index
+        self._search = wanted_
+        self._parts = wanted(wanted_)
+        self._short = short_term(wanted_)
+        self._covered = NOTHING
+        if index is not None:
+            self._covered = Covered(*self._asked("SELECT newest, oldest FROM covered"))
+
+    def page(self, below: int) -> Found:
+        """The hits below a position."""
+        hits: list[Hit] = []
+        last = below
+        for looked_at, row in enumerate(self._rows(below), 1):
+            found = self._hit(row)
+            if found is not None and len(hits) == self._search.limit:  # there is another page
+                return self._found(hits, str(last))
+            if found is not None:
+                hits.append(found)
+            last = row[0]
+            if looked_at == MOST_LOOKED_AT:
+                return self._found(hits, str(last))
+        return self._found(hits, None)
+
+    def _found(self, hits: Iterable[Hit], cursor: str | None) -> Found:
+        (end,) = self._database.execute("SELECT coalesce(max(position), 0) FROM entries").fetchone()
+        newest, oldest = self._covered
+        behind = max(end - newest, 0) + oldest
+        ordered = sorted(hits, key=lambda one: one.place, reverse=True)
+        return Found(hits=tuple(ordered), cursor=cursor, behind=behind, indexed=self._index is not None)
+
+    def _hit(self, row: _Row) -> Hit | None:
+        session_id, channel, chat_id = row[7:]
+        key = SessionKey(channel, chat_id)
+        if not self._search.covers(session_id, key):
+            return None
+        try:
+            entry = decode_stored(entry_of_row(*row[1:7]))
+        except InvalidMessage:
+            return None
+        return hit(self._search, session_id, key, msgspec.structs.replace(entry, sequence=row[1]))
+
+    # --- which entries may fit, the newest first ---------------------------------------------------------------------
+
+    def _rows(self, below: int) -> Iterator[_Row]:
+        few = self._few_positions()
+        if few is not None:
+            yield from self._at([position for position in few if position < below])
+            return
+        newest, oldest = self._covered
+        yield from self._between(newest, below - 1)
+        if self._parts:
+            yield from self._named(lambda last, limit: positions_with(self._indexes, self._parts, last, limit), below)
+        elif self._short is not None:
+            yield from self._with_short_term(self._short, below)
+        else:
+            yield from self._between(oldest, min(newest, below - 1))
+        yield from self._between(0, min(oldest, below - 1))
+
+    def _with_short_term(self, term: str, below: int) -> Iterator[_Row]:
+        """Where it is frequent the newest entries have it; where it is not, the index soon names all that begin so."""
+        newest, oldest = self._covered
+        for row in islice(self._between(oldest, min(newest, below - 1)), SAMPLE):
+            yield row
+            below = row[0]
+        yield from self._named(lambda last, limit: positions_beginning(self._indexes, term, last, limit), below)
+
+    @property
+    def _indexes(self) -> sqlite3.Connection:
+        assert self._index is not None  # noqa: S101 - it covers something
+        return self._index
+
+    def _named(self, ask: Any, below: int) -> Iterator[_Row]:
+        newest, oldest = self._covered
+        below, limit = min(below, newest + 1), max(_BATCH, self._search.limit)
+        while oldest < newest and (positions := self._ask(ask, below, limit)):
+            yield from self._at(positions)
+            below = positions[-1]
+            if len(positions) < limit:
+                return
+
+    def _ask(self, ask: Any, below: int, limit: int) -> list[int]:
+        try:
+            return list(ask(below, limit))
+        except sqlite3.Error as error:
+            raise _IndexFailed(str(error)) from error
+
+    def _asked(self, question: str) -> Any:
+        try:
+            return self._indexes.execute(question).fetchone()
+        except sqlite3.Error as error:
+            raise _IndexFailed(str(error)) from error
+
+    def _between(self, after: int, last: int) -> Iterator[_Row]:
+        if last > after:
+            yield from self._database.execute(_BETWEEN, (after, last))
+
+    def _at(self, positions: Sequence[int]) -> Iterator[_Row]:
+        for start in range(0, len(positions), _BATCH):
+            batch = positions[start : start + _BATCH]
+            marks = ", ".join("?" * len(batch))
+            yield from self._database.execute(f"{_ROWS} WHERE e.position IN ({marks}) ORDER BY e.position DESC", batch)
+
+    def _few_positions(self) -> list[int] | None:
+        """Where the entries are of the sessions that are searched, the newest first, if those are few."""
+        if self._search.session_ids is None:
+            return None
+        positions: list[int] = []
+        for session_id in self._search.session_ids:
+            row = self._database.execute("SELECT id FROM sessions WHERE session_id = ?", (session_id,)).fetchone()
+            if row is not None:
+                found = self._database.execute(_OF_SESSION, {"row": row[0], "limit": FEW + 1})
+                positions += [position for (position,) in found]
+            if len(positions) > FEW:
+                return None
+        return sorted(positions, reverse=True)

@@ -1,0 +1,285 @@
+"""The search index of a SQLite store: it finds what reading finds, and is made anew whenever in doubt."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from miniclaw_sessions import Message, SessionManager
+from miniclaw_sessions.encryption import KeyRing
+from miniclaw_sessions.errors import StoreUnavailable
+from miniclaw_sessions.history.search import Hit, Search
+from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, stored_entry
+from miniclaw_sessions.stores.encrypted import EncryptedStore
+from miniclaw_sessions.stores.memory import MemoryStore
+from miniclaw_sessions.stores.sql import searching
+from miniclaw_sessions.stores.sql.search_file import SearchFile, positions_with
+from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
+from miniclaw_sessions.stores.trigrams import parts_of
+from miniclaw_sessions.testing import sample_head
+
+pytestmark = pytest.mark.anyio
+
+_NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "sessions.db"
+
+
+def entry(sequence: int, text: str, prefix: str = "entry-") -> StoredEntry:
+    return stored_entry(
+        MessageEntry(
+            id=f"{prefix}{sequence}",
+            parent_id=None,
+            timestamp=_NOON + timedelta(seconds=sequence),
+            sequence=sequence,
+            message=Message.user(text),
+        )
+    )
+
+
+async def say(store: Store, chat: int, first: int, *texts: str, prefix: str = "entry-") -> None:
+    entries = [entry(first + number, text, prefix) for number, text in enumerate(texts)]
+    assert await store.append([Append(sample_head(chat), entries)]) == [None]
+
+
+async def index_all(store: Store) -> None:
+    while await store.index(100):
+        pass
+
+
+async def found(store: Store, query: str, **filters: Any) -> list[tuple[str, int]]:
+    """All hits of a search, page by page."""
+    hits: list[Hit] = []
+    cursor = None
+    while True:
+        page = await store.search(Search.parse(query, cursor=cursor, **filters))
+        hits += page.hits
+        if (cursor := page.cursor) is None:
+            return [(hit.session_id, hit.sequence) for hit in hits]
+
+
+# --- it finds what reading finds -------------------------------------------------------------------------------------
+
+_WORDS = st.sampled_from(["ab", "abc", "abcd", "bcd", "a b", "xyzzy", "会议", "会", "会议室", "#1", '"', "é", "\n"])
+_TEXTS = st.lists(st.lists(_WORDS, min_size=1, max_size=5).map("".join), min_size=1, max_size=12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    chats=st.lists(_TEXTS, min_size=1, max_size=3),
+    queries=st.lists(st.lists(_WORDS, min_size=1, max_size=2).map(" ".join), min_size=1, max_size=4),
+    indexed=st.integers(0, 30),
+    in_one_chat=st.booleans(),
+)
+async def test_an_index_in_any_state_finds_what_reading_finds(
+    chats: list[list[str]], queries: list[str], indexed: int, *, in_one_chat: bool, tmp_path_factory: Any
+) -> None:
+    filters = {"session_ids": frozenset({"telegram_0"})} if in_one_chat else {}
+    database = tmp_path_factory.mktemp("search") / "sessions.db"
+    async with SQLiteStore(database) as store, MemoryStore() as read:
+        for chat, texts in enumerate(chats):
+            await say(store, chat, 1, *texts)
+            await say(read, chat, 1, *texts)
+            if indexed:
+                await store.index(indexed)
+        for query in queries:
+            try:
+                Search.parse(query)
+            except ValueError:
+                continue
+            assert sorted(await found(store, query, limit=2, **filters)) == sorted(await found(read, query, **filters))
+
+
+async def test_a_page_stops_looking_after_a_while_and_the_next_one_goes_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "MOST_LOOKED_AT", 5)
+    monkeypatch.setattr(searching, "SAMPLE", 3)
+    monkeypatch.setattr(searching, "FEW", 0)
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, *["ok" if n % 9 == 0 else "no luck" for n in range(40)])
+        for state in ("nothing", "all"):
+            if state == "all":
+                await index_all(store)
+            for query in ("ok", "luck -no", "no -ok", "luck"):
+                expected = [n + 1 for n in range(40) if (n % 9 == 0) == (query == "ok") and query != "luck -no"]
+                assert [sequence for _, sequence in await found(store, query)] == expected[::-1], (state, query)
+
+
+async def test_what_was_said_before_there_was_an_index_is_found_while_it_is_filled(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, *["needle" if n in (0, 30) else "hay" for n in range(40)])
+        assert await store.index(5) == 5
+        await say(store, 1, 41, "a new needle")
+        page = await store.search(Search.parse("needle"))
+        assert [hit.sequence for hit in page.hits] == [41, 31, 1]
+        assert (page.indexed, page.behind) == (True, 36)
+        await index_all(store)
+        assert (await store.search(Search.parse("needle"))).behind == 0
+
+
+# --- made anew -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", [b"no database at all" * 300, b""])
+async def test_a_damaged_index_is_made_anew(path: Path, damage: bytes) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, "a needle")
+        await index_all(store)
+    SearchFile(path).path.write_bytes(damage)
+    async with SQLiteStore(path) as store:
+        assert await found(store, "needle") == [("telegram_1", 1)]
+        await say(store, 1, 2, "another needle")
+        await index_all(store)
+        page = await store.search(Search.parse("needle"))
+        assert (len(page.hits), page.indexed, page.behind) == (2, True, 0)
+        assert await store.check() == []
+
+
+async def test_an_index_that_is_damaged_while_it_is_asked_is_thrown_away(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, *[f"needle {n}" for n in range(300)])
+        await index_all(store)
+    file = SearchFile(path).path
+    with file.open("r+b") as index:
+        index.seek(3 * 4096)
+        index.write(b"\xff" * (file.stat().st_size - 3 * 4096))
+    async with SQLiteStore(path) as store:
+        assert len(await found(store, "needle", limit=100)) == 300
+        await index_all(store)
+        page = await store.search(Search.parse("needle 17", limit=50))
+        assert (len(page.hits), page.behind) == (13, 0)
+
+
+async def test_check_throws_an_index_away_that_would_hide_what_was_said(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, *[f"needle {n}" for n in range(300)])
+        await index_all(store)
+    with closing(sqlite3.connect(SearchFile(path).path)) as index, index:  # pages of their own kind, without a word
+        index.execute("UPDATE said_data SET block = zeroblob(length(block)) WHERE id > 10")
+    async with SQLiteStore(path) as store:
+        assert await store.check() == []
+        assert len(await found(store, "needle", limit=100)) == 300
+
+
+async def test_a_database_that_was_put_back_has_no_use_for_the_index_of_what_came_after(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, "first")
+        await index_all(store)
+    shutil.copy(path, path.with_suffix(".old"))
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 2, "lost word", "lost again")
+        await index_all(store)
+    shutil.copy(path.with_suffix(".old"), path)
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 2, "said instead", "third", "fourth", prefix="other-")
+        await index_all(store)
+        assert await found(store, "instead") == [("telegram_1", 2)]
+        assert await found(store, "lost") == []
+
+
+async def test_an_index_of_another_version_is_made_anew(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, "a needle")
+        await index_all(store)
+    with closing(sqlite3.connect(SearchFile(path).path)) as index, index:
+        index.execute("PRAGMA user_version = 99")
+    async with SQLiteStore(path) as store:
+        await index_all(store)
+        page = await store.search(Search.parse("needle"))
+        assert (len(page.hits), page.behind) == (1, 0)
+
+
+async def test_where_the_index_cannot_be_written_everything_is_said_and_found_all_the_same(path: Path) -> None:
+    SearchFile(path).path.mkdir(parents=True)
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, "a needle")
+        with pytest.raises(StoreUnavailable, match=r"sessions\.db-search"):
+            await store.index(10)
+        page = await store.search(Search.parse("needle"))
+        assert ([hit.sequence for hit in page.hits], page.indexed) == ([1], False)
+
+
+async def test_an_index_that_is_removed_while_it_is_open_is_made_anew(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, "a needle")
+        await index_all(store)
+        SearchFile(path).path.unlink()
+        assert await found(store, "needle") == [("telegram_1", 1)]
+        await index_all(store)
+        page = await store.search(Search.parse("needle"))
+        assert (len(page.hits), page.indexed, page.behind) == (1, True, 0)
+
+
+# --- deleted, encrypted ----------------------------------------------------------------------------------------------
+
+
+def candidates(path: Path, term: str) -> Sequence[int]:
+    with closing(sqlite3.connect(SearchFile(path).path)) as index:
+        return positions_with(index, [(part,) for part in parts_of(term)], 2**62, 10)
+
+
+async def test_purge_leaves_nothing_of_what_was_deleted_in_the_index(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, "a secret")
+        await say(store, 2, 1, "a needle")
+        await index_all(store)
+        assert await store.delete("telegram_1")
+        assert await found(store, "secret") == []
+        assert len(candidates(path, "secret")) == 1
+        assert await store.purge()
+        assert list(path.parent.glob("*-search*")) == []
+        await index_all(store)
+        assert candidates(path, "secret") == []
+        assert await found(store, "needle") == [("telegram_2", 1)]
+
+
+async def test_an_encrypted_store_has_no_index_and_leaves_none_from_before(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, "a secret")
+        await index_all(store)
+        await store.delete("telegram_1")
+    async with EncryptedStore(SQLiteStore(path), KeyRing([b"k" * 32])) as store:
+        assert list(path.parent.glob("*-search*")) == []
+        await say(store, 1, 1, "a needle in the hay")
+        await index_all(store)
+        assert await found(store, "needle") == [("telegram_1", 1)]
+        for file in path.parent.iterdir():
+            assert b"needle" not in file.read_bytes()
+            assert b"nee" not in file.read_bytes()
+
+
+# --- in the background -----------------------------------------------------------------------------------------------
+
+
+async def test_the_manager_indexes_what_was_committed_and_catches_up_with_what_was_left(tmp_path: Path) -> None:
+    file = SearchFile(tmp_path / "sessions.db")
+
+    async def is_indexed(term: str) -> None:
+        with anyio.fail_after(30):
+            while not (file.path.exists() and candidates(tmp_path / "sessions.db", term)):  # noqa: ASYNC110 - no event
+                await anyio.sleep(0.02)
+
+    async with SessionManager(tmp_path, store="sqlite:") as manager:
+        session = await manager.get_or_create("telegram", "1")
+        await session.add_message(Message.user("a needle"))
+        await is_indexed("needle")
+        await session.add_message(Message.user("a thimble"))
+        await is_indexed("thimble")
+    file.remove()
+    async with SessionManager(tmp_path, store="sqlite:"):
+        await is_indexed("needle")
