@@ -162,7 +162,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         hits: at most as many as were asked for.
         cursor: for the next page; None: there is none. With fewer hits than were asked for, or none, it says that
             looking took too long: go on.
-        behind: how many entries the index lacks; what is in them was not found yet.
+        behind: how many entries the index lacks, about; a store may read them instead.
         note: why every entry was read, where there is no index.
     """
 
@@ -190,7 +190,7 @@ class SearchPage(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         results: the best first, or the newest.
         next: the cursor of the next page; None: there is none. A page may have fewer results than were asked for.
-        behind: how many entries the index lacks; what is in them was not found yet.
+        behind: how many entries the index lacks, about; a store may read them instead.
         note: why every entry was read, where there is no index.
     """
 

@@ -172,7 +172,7 @@ class _Looking:
         newest, oldest = self._covered
         behind = max(end - newest, 0) + oldest
         ordered = sorted(hits, key=lambda one: one.place, reverse=True)
-        return Found(hits=tuple(ordered), cursor=cursor, behind=behind, indexed=self._index is not None)
+        return Found(hits=tuple(ordered), cursor=cursor, behind=behind)
 
     def _hit(self, row: _Row) -> Hit | None:
         session_id, channel, chat_id = row[7:]
