@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -229,7 +229,7 @@ async def test_an_index_that_is_removed_while_it_is_open_is_made_anew(path: Path
 
 
 def candidates(path: Path, term: str) -> Sequence[int]:
-    with closing(sqlite3.connect(SearchFile(path).path)) as index:
+    with closing(sqlite3.connect(f"file:{SearchFile(path).path}?mode=ro", uri=True)) as index:
         return positions_with(index, [(part,) for part in parts_of(term)], 2**62, 10)
 
 
@@ -269,9 +269,14 @@ async def test_an_encrypted_store_has_no_index_and_leaves_none_from_before(path:
 async def test_the_manager_indexes_what_was_committed_and_catches_up_with_what_was_left(tmp_path: Path) -> None:
     file = SearchFile(tmp_path / "sessions.db")
 
+    def names(term: str) -> bool:
+        with suppress(sqlite3.OperationalError):  # it is being made
+            return bool(candidates(tmp_path / "sessions.db", term))
+        return False
+
     async def is_indexed(term: str) -> None:
         with anyio.fail_after(30):
-            while not (file.path.exists() and candidates(tmp_path / "sessions.db", term)):  # noqa: ASYNC110 - no event
+            while not names(term):  # noqa: ASYNC110 - a file has no event
                 await anyio.sleep(0.02)
 
     async with SessionManager(tmp_path, store="sqlite:") as manager:
