@@ -10,7 +10,7 @@ import msgspec
 
 from miniclaw_sessions.api.error_table import as_reply, invalid
 from miniclaw_sessions.api.messages import checked_message
-from miniclaw_sessions.api.operation import Stream, checked_idempotency_key, operation
+from miniclaw_sessions.api.operation import HEARTBEAT, Stream, checked_idempotency_key, operation
 from miniclaw_sessions.api.sessions import ONE, OneSession
 from miniclaw_sessions.api.shapes import ChatEvent, ChatReply, ChatRequest, StoppedReply
 from miniclaw_sessions.errors import InvalidMessage, TurnCutOff
@@ -24,7 +24,6 @@ HEARTBEAT_S = 15.0
 """A stream that has nothing to say sends a comment this often, so that nobody on the way takes it for dead."""
 
 _STATUS_WAIT_S = 1.0
-_HEARTBEAT = b": still here\n\n"
 _ENDS = ("done", "stopped", "suspended", "stop")
 
 
@@ -96,7 +95,7 @@ async def _told(context: Context, wanted: ChatRequest) -> AsyncGenerator[bytes, 
         with anyio.move_on_after(_STATUS_WAIT_S):
             while not first or first[-1].kind == "accepted":
                 first.append(await anext(events))
-        yield b"".join(map(_encoded, first)) or _HEARTBEAT
+        yield b"".join(map(_encoded, first)) or HEARTBEAT
         if first and first[-1].kind in _ENDS:
             return
         try:
@@ -113,7 +112,7 @@ async def _with_heartbeats(events: AsyncIterator[ChatEvent]) -> AsyncGenerator[b
         event = None
         with anyio.move_on_after(HEARTBEAT_S):
             event = await anext(events)
-        yield _HEARTBEAT if event is None else _encoded(event)
+        yield HEARTBEAT if event is None else _encoded(event)
 
 
 def _encoded(event: ChatEvent) -> bytes:

@@ -42,8 +42,9 @@ from miniclaw_sessions.api.shapes import (
     UpdateSession,
     UsageReply,
 )
+from miniclaw_sessions.client.http import server_sent_events
 from miniclaw_sessions.client.transport import Transport
-from miniclaw_sessions.errors import SessionsError
+from miniclaw_sessions.errors import SessionsError, Unreachable
 from miniclaw_sessions.history.compaction import KEEP_TOKENS
 from miniclaw_sessions.history.transcript import Transcript, TreeNode
 from miniclaw_sessions.protocol.encoding import decode_entry, message_from_dict, message_to_dict
@@ -311,6 +312,26 @@ class ClientSession:
                     yield line
         if rest:
             raise SessionsError(f"the transcript of {self.session_id} broke off in the middle; try again")
+
+    async def follow(self, *, after: int | None = None) -> AsyncGenerator[Entry, None]:
+        """Each entry as it is acknowledged, whichever process has written it; ends when the session is deleted.
+
+        What was missed by a broken connection is behind the last entry's sequence: follow again `after` that.
+
+        Args:
+            after: the sequence behind which to begin; by default the newest entry's.
+
+        Raises:
+            SessionNotFound: there is no such session.
+            Unreachable: the daemon has stopped, or cannot be reached any more.
+        """
+        wanted = messages.FollowSession(self.session_id, after=after)
+        async with self._transport.stream(messages.follow_session, wanted) as pieces:
+            async for kind, encoded in server_sent_events(pieces):
+                if kind == "gone":
+                    return
+                yield decode_entry(encoded)
+        raise Unreachable(f"following {self.session_id} broke off; follow it again behind the last entry that came")
 
     async def export(self, form: str = transfer.DEFAULT_FORMAT) -> AsyncGenerator[bytes, None]:
         """The session in the format of this name, piece by piece."""

@@ -141,6 +141,7 @@ async def _serve(
         life.phase.ready([listener.address for listener in listeners])
         await life.signals.stop.wait()
         life.phase.stopping()
+        manager.stop_following()
         for listener in listeners:
             listener.unlink()
         await _drain(server, dispatcher, life.signals, life.limits.graceful_timeout_s)

@@ -39,8 +39,8 @@ from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.background import Background
 from miniclaw_sessions.manager.cache import Listing, SessionCache
 from miniclaw_sessions.manager.expiry import Expiry, SweepReport
+from miniclaw_sessions.manager.follower import SessionFollower
 from miniclaw_sessions.manager.purging import purge
-from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.manager.registry import SessionRegistry
 from miniclaw_sessions.manager.saving import Saving
 from miniclaw_sessions.manager.source_file import source_file
@@ -71,7 +71,7 @@ LISTED_LOSSES = 20
 log = get_logger(__name__)
 
 
-class SessionManager(SessionReader):
+class SessionManager(SessionFollower):
     """The sessions of one directory; an async context manager."""
 
     _workspace: Workspace

@@ -35,6 +35,7 @@ from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.background import Background
 from miniclaw_sessions.manager.cache import Listing, SessionCache
+from miniclaw_sessions.manager.following import Following
 from miniclaw_sessions.manager.ownership import TurnKeeper
 from miniclaw_sessions.manager.saving import Saving
 from miniclaw_sessions.persistence.committer import anew
@@ -57,6 +58,7 @@ class SessionRegistry:
 
     Attributes:
         cache: which of them are in memory.
+        following: who follows which of them.
         evicted_of_gone: how many messages had left the windows of sessions that are gone.
         clock, committer, flusher, store, turn_lease_s, max_message_bytes, max_metadata_bytes, owner: what every journal
             works with.
@@ -86,6 +88,8 @@ class SessionRegistry:
         self._background = background
         self._settings = settings
         self._keeper = TurnKeeper(self.store, clock, cache.in_memory, lease_s=settings.turn_lease_s)
+        self.following = Following(self.store, clock)
+        self.committer.on_append = self.following.appended
         self._lock = anyio.Lock()
         self._reserved: dict[str, anyio.Event] = {}
         self._in_the_making = 0
@@ -99,6 +103,7 @@ class SessionRegistry:
         """Give out nothing more: whoever waits for a session is refused."""
         self._closed = True
         self._keeper.close()
+        self.following.close()
 
     def require_open(self) -> None:
         """Raise ManagerClosed unless sessions are given out."""
@@ -109,6 +114,7 @@ class SessionRegistry:
         """Take over what recovery found: sessions, and the names of those that stay on disk."""
         if self.store.shared:
             self._background.start(self._keeper.run, name="turns")
+            self._background.start(self.following.run, name="followed sessions")
         for one in found.values():
             self._admit(self._journal_of(one.conversation, dirty=one.dirty))
         self.cache.learn_names(names)
@@ -199,6 +205,7 @@ class SessionRegistry:
             return
         log.info("deleted by another process", action="session.gone", session_id=journal.session_id)
         journal.retire()
+        self.following.gone(journal.session_id)
         self.flusher.remove(journal)
         self.evicted_of_gone += journal.evicted
         self.cache.remove(journal.session_id)
@@ -384,6 +391,7 @@ class SessionRegistry:
         session_id = journal.session_id
         try:
             await self._erase(journal)
+            self.following.gone(session_id)
             self.evicted_of_gone += journal.evicted
             self.cache.remove(session_id)
         except OSError as error:

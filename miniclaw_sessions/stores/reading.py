@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, NoReturn, Protocol
 
+import msgspec
+
 from miniclaw_sessions.disk import Directory, NotRegular
-from miniclaw_sessions.errors import StoreError, StoreUnavailable
-from miniclaw_sessions.stores.base import Append, Store, StoredEntry
+from miniclaw_sessions.errors import InvalidMessage, StoreError, StoreUnavailable
+from miniclaw_sessions.protocol.entries import Entry
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, decode_stored
 
 PAGE = 500
 """How many entries are read from a store at a time."""
@@ -31,6 +34,16 @@ async def read_all(store: Readable, session_id: str, *, after: int = 0) -> Async
         for stored in page:
             yield stored
         after = page[-1].sequence
+
+
+def readable(page: Iterable[StoredEntry]) -> Iterator[Entry]:
+    """What entries say, with their places; damaged ones are left out."""
+    for stored in page:
+        try:
+            entry = decode_stored(stored)
+        except InvalidMessage:
+            continue
+        yield msgspec.structs.replace(entry, sequence=stored.sequence)
 
 
 async def find_by_reading(store: Readable, session_id: str, entry_id: str) -> StoredEntry | None:

@@ -111,6 +111,19 @@ async def test_it_is_ready_when_it_says_so_and_stops_when_told(short_path: Path)
         assert await daemon.stopped() == ExitStatus.OK
 
 
+async def test_whoever_follows_a_session_does_not_keep_it_from_stopping(short_path: Path) -> None:
+    async with Here(short_path, MINICLAW_LISTEN_GRACEFUL_TIMEOUT_S="600") as daemon:
+        await daemon.notice("READY=1")
+        async with daemon.client() as client:
+            await client.post("/v1/sessions/a_1/messages", json=user("hello"))
+            async with client.stream("GET", "/v1/sessions/a_1/follow?after=0") as reply:
+                pieces = reply.aiter_text()
+                told = [await anext(pieces), await anext(pieces)]
+                assert told[1].startswith("id: 1\nevent: entry\ndata: {")
+                assert await daemon.stopped() == ExitStatus.OK
+                assert [piece async for piece in pieces] == [], "it was not deleted"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_term_and_int_both_stop_it_cleanly(short_path: Path, number: signal.Signals) -> None:
     async with Here(short_path, MINICLAW_SESSIONS_STORE="none:") as daemon:
