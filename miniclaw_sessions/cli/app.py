@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "chat": ("chat", "Talk to the model."),
     "list": ("sessions", "List the sessions, the most recently used first."),
     "show": ("sessions", "Show a session."),
+    "search": ("search", "Search everything that was said."),
     "rename": ("sessions", "Give a session another title."),
     "delete": ("sessions", "Delete a session with its transcript, its archived and its quarantined copies, for good."),
     "stats": ("sessions", "Show the numbers of the daemon, or of the files if no daemon runs."),

@@ -30,6 +30,7 @@ _STAGES = {
     "checking": "Checking sessions",
     "flushing": "Saving sessions",
     "reading": "Reading entries",
+    "searching": "Searching",
     "forking": "Copying the session",
     "compacting": "Summarizing",
     "importing": "Importing",

@@ -16,7 +16,7 @@ from miniclaw_sessions.cli.invocation import Invocation, command
 from miniclaw_sessions.cli.names import SessionId, find_session
 from miniclaw_sessions.cli.output import age, counted, local_time, message_block, one_line, plain_table
 from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.errors import AmbiguousName, SessionNotFound, SessionsError
+from miniclaw_sessions.errors import AmbiguousName, EntryNotFound, SessionNotFound, SessionsError
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.shapes import CheckReply, SessionReply
@@ -31,6 +31,12 @@ COULD_NOT_LOOK = 3
 _NUMBER = re.compile(r"\d+")
 
 PAGE = 1_000
+
+AROUND = 5
+"""So many entries are shown before and after the one that was asked for."""
+
+MAX_DIGITS = 15
+"""A number of more digits is no entry's."""
 
 Document = dict[str, Any]
 
@@ -122,33 +128,44 @@ def _paged(invocation: Invocation, lines: int) -> Iterator[None]:
         "show telegram_123": "what a model would be reminded of",
         "show 'trip to rome'": "the one session whose title has this in it",
         "show telegram_123 --all": "everything",
+        "show telegram_123 --around 42": "what was said before and after a place that `search` has found",
     },
 )
 async def show(
     invocation: Invocation,
     session_id: SessionId,
     everything: Annotated[bool, typer.Option("--all", help="The whole transcript, not only the window.")] = False,
+    around: Annotated[
+        str | None,
+        typer.Option(metavar="ENTRY", help="What surrounds an entry: its number, or its id.", show_default=False),
+    ] = None,
 ) -> None:
     """Show a session: its facts and the messages of its window."""
     async with invocation.sessions(reads=True) as client:
         session = await find_session(client, session_id)
         info = await session.info()
-        if everything:
+        found = None if around is None else await _place_of(session, around)
+        if found is not None:
+            items = await _entries_around(session, found)
+        elif everything:
             async with aclosing(read_entries(session, info.entries, invocation)) as entries:
-                items: list[Document] = [msgspec.json.decode(entry) async for entry in entries]
+                items = [msgspec.json.decode(entry) async for entry in entries]
         else:
             items = await shown_messages(session)
+    are_entries = everything or found is not None
     if invocation.as_json:
-        invocation.print_json({"session": info, "entries" if everything else "messages": items})
+        invocation.print_json({"session": info, "entries" if are_entries else "messages": items})
         return
     _print_head(invocation, info)
     for item in items:
-        if not everything or item.get("type") == "message":
+        if item.get("sequence") == found and found is not None:
+            invocation.console.print(f"\n▶ {found}", style="bold yellow", end="")
+        if not are_entries or item.get("type") == "message":
             invocation.console.print()
-            invocation.console.print(message_block(item["message"] if everything else item))
+            invocation.console.print(message_block(item["message"] if are_entries else item))
         else:
             invocation.console.print(f"\n· {one_line(_event_line(item))}", style="dim")
-    if not everything and info.entries > info.messages:
+    if not are_entries and info.entries > info.messages:
         in_all = counted(info.entries, "entry", "entries")
         invocation.errors.print(f"\n{in_all} in all; --all shows them", style="dim")
 
@@ -161,6 +178,31 @@ async def read_entries(session: ClientSession, total: int, invocation: Invocatio
             done += 1
             invocation.report("reading", done, total)
             yield encoded
+
+
+async def _place_of(session: ClientSession, entry: str) -> int:
+    """The number of an entry that is named by its number, or by its id.
+
+    Raises:
+        SessionsError: the session has no such entry.
+    """
+    if _NUMBER.fullmatch(entry) and len(entry) <= MAX_DIGITS:
+        return int(entry)
+    return (await session.tree.get_entry(entry)).sequence
+
+
+async def _entries_around(session: ClientSession, place: int) -> list[Document]:
+    """The entries logged before and after a place, and the one there.
+
+    Raises:
+        EntryNotFound: there is none.
+    """
+    from miniclaw_sessions.protocol.encoding import encode_entry  # noqa: PLC0415 - `list` does without
+
+    entries = await session.read_after(max(place - AROUND - 1, 0), limit=2 * AROUND + 1)
+    if not any(entry.sequence == place for entry in entries):
+        raise EntryNotFound(session.session_id, str(place))
+    return [msgspec.json.decode(encode_entry(entry)) for entry in entries]
 
 
 async def shown_messages(session: ClientSession) -> list[Document]:

@@ -43,7 +43,7 @@ class Searched(msgspec.Struct, frozen=True, gc=False):
         text: all of it: what was said, and what tools were given and returned. Images and thinking are left out.
         said_at: when it was said.
         role: who spoke; `title` or `label` where nobody did.
-        is_said: whether somebody said it.
+        said: what of it somebody said.
         tools: the tools that it calls, or that have answered.
         authors: what the author is called.
     """
@@ -51,7 +51,7 @@ class Searched(msgspec.Struct, frozen=True, gc=False):
     text: str
     said_at: datetime
     role: str
-    is_said: bool = True
+    said: str = ""
     tools: tuple[str, ...] = ()
     authors: tuple[str, ...] = ()
 
@@ -62,13 +62,13 @@ def searched(entry: Entry) -> Searched | None:
         case MessageEntry(message=message):
             return _of_message(message, entry.timestamp)
         case SessionInfo(name=text):
-            found = Searched(text, entry.timestamp, TITLE)
+            found = Searched(text, entry.timestamp, TITLE, said=text)
         case Label(label=text):
-            found = Searched(text, entry.timestamp, LABEL)
+            found = Searched(text, entry.timestamp, LABEL, said=text)
         case Compaction(summary=text):
-            found = Searched(text, entry.timestamp, Role.COMPACTION_SUMMARY, is_said=False)
+            found = Searched(text, entry.timestamp, Role.COMPACTION_SUMMARY)
         case BranchSummary(summary=text):
-            found = Searched(text, entry.timestamp, Role.BRANCH_SUMMARY, is_said=False)
+            found = Searched(text, entry.timestamp, Role.BRANCH_SUMMARY)
         case _:
             return None
     return found if text else None
@@ -88,7 +88,7 @@ def _of_message(message: Message, logged_at: datetime) -> Searched:
         "\n".join(filter(None, texts)),
         message.timestamp or logged_at,
         str(message.role),
-        is_said=message.role in _SAID and not message.text.isspace() and message.text != "",
+        said=message.text if message.role in _SAID else "",
         tools=tuple(dict.fromkeys(filter(None, tools))),
         authors=tuple(dict.fromkeys(filter(None, names))),
     )
@@ -169,14 +169,15 @@ def as_hit(search: Search, session_id: str, key: SessionKey, entry: Entry, found
 
 def score(search: Search, found: Searched) -> float:
     """How well an entry that fits does so, from 0 to 1; it depends on nothing but the two."""
-    text = folded(found.text)
-    quality = [_quality(text, term) for term in search.terms] or [WHOLE_WORD]
-    return round(sum(quality) / len(quality) * (1.0 if found.is_said else BY_A_TOOL), 3)
+    said, text = folded(found.said), folded(found.text)
+    quality = [_quality(said, term) or BY_A_TOOL * _quality(text, term) for term in search.terms]
+    return round(sum(quality) / len(quality), 3) if quality else WHOLE_WORD
 
 
 def _quality(text: str, term: str) -> float:
-    best = PART
+    best = 0.0
     for start in islice(_occurrences(text, term), _OCCURRENCES):
+        best = max(best, PART)
         if start == 0 or not text[start - 1].isalnum():
             end = start + len(term)
             if end == len(text) or not text[end].isalnum():

@@ -146,5 +146,5 @@ def test_a_message_is_searched_with_its_calls_and_without_its_thinking() -> None
     call = ToolCall("1", "write", '{"path": "a.txt", "text": "line\\nwith \\"quotes\\" and \\u00e9"}', output="done")
     found = searched(of(Message(Role.ASSISTANT, "", tool_calls=(call,), author="coder", name="Max")))
     assert found is not None
-    assert (found.tools, found.authors, found.is_said) == (("write",), ("coder", "Max"), False)
+    assert (found.tools, found.authors, found.said) == (("write",), ("coder", "Max"), "")
     assert all(word in folded(found.text) for word in ("a.txt", 'with "quotes"', " e", "done", "write"))
