@@ -72,15 +72,20 @@ class Context:
         self._deletions: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     async def workspace(self) -> str:
-        """Which directory the sessions are in (`disk.lock_identity`); empty if that cannot be seen."""
-        if self._workspace is None:
+        """Which directory or database the sessions are in; empty if that cannot be seen.
+
+        A directory goes by what its lock file is (`disk.lock_identity`), a database by its server and name.
+        """
+        if self._workspace is None and self.manager.workspace is None:
+            self._workspace = self.manager.store.place.shown
+        elif self._workspace is None and self.manager.workspace is not None:
             from miniclaw_sessions.disk import lock_identity  # noqa: PLC0415 - a client has these shapes, and no disk
 
             try:
                 self._workspace = await to_thread.run_sync(lock_identity, self.manager.workspace)
             except OSError:
                 self._workspace = ""
-        return self._workspace
+        return self._workspace or ""
 
     async def find(self, session_id: str) -> Session:
         """The session with this id; does not renew its time to live.
@@ -127,4 +132,7 @@ class Context:
 
     def without_paths(self, sentences: list[str]) -> list[str]:
         """Sentences for strangers: they do not learn where the workspace is."""
-        return [sentence.replace(str(self.manager.workspace), "<workspace>") for sentence in sentences]
+        where = self.manager.workspace
+        if where is None:
+            return sentences
+        return [sentence.replace(str(where), "<workspace>") for sentence in sentences]

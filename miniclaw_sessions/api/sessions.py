@@ -29,8 +29,8 @@ from miniclaw_sessions.statistics import SessionSummary
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
-    from miniclaw_sessions.manager.cache import ListPosition
     from miniclaw_sessions.session import Session
+    from miniclaw_sessions.stores.shared import ListPosition
 
 MAX_PAGE = 1000
 """Sessions in one reply."""
@@ -290,7 +290,7 @@ def _place(summary: SessionSummary) -> str:
 
 
 def _parse_place(text: str) -> ListPosition:
-    from miniclaw_sessions.manager.cache import ListPosition  # noqa: PLC0415 - same
+    from miniclaw_sessions.stores.shared import ListPosition  # noqa: PLC0415 - same
 
     number, _, session_id = text.partition(".")
     if not (number.isascii() and number.isdigit() and len(number) <= _MAX_PLACE_DIGITS):

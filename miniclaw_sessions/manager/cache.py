@@ -6,6 +6,9 @@ that was evicted while somebody still holds it is the same object when it is ask
 long as it lives, so that there are never two live objects for one key. What such a holder appends is saved as ever,
 because the flusher holds what is dirty. Who evicts: the registry when it adds one, and after each flush, when what was
 dirty may go.
+
+Where the sessions are in a shared database, that knows which there are: no names are kept here, and what is not in
+memory may be there or not.
 """
 
 from __future__ import annotations
@@ -20,18 +23,12 @@ from weakref import WeakValueDictionary
 
 from miniclaw_sessions.protocol.keys import of_channel
 from miniclaw_sessions.session import Journal
+from miniclaw_sessions.stores.shared import ListPosition
 
 LOOK = 16
 """How many sessions are looked at when one must go: where all of them are dirty, the next flush settles it."""
 
 _NOT_KNOWN = 0.0
-
-
-class ListPosition(NamedTuple):
-    """Where a session stands in a list, the most recently used first: when it was last used, and its id."""
-
-    last_accessed: datetime
-    session_id: str
 
 
 class Listing(NamedTuple):
@@ -86,14 +83,17 @@ class SessionCache:
 
     Attributes:
         limit: how many may be in memory.
+        knows_names: whether all sessions are known here; else they are in a database that others change, too.
         loads: how many were loaded from disk after the start.
         evictions: how many left the memory.
         knows_times: it was looked up when those on disk were last used.
         newest_on_disk: when the session was last used that was used last before the start, once the times are known.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, knows_names: bool = True) -> None:
         self.limit = limit
+        self.knows_names = knows_names
+        self._counted = 0
         self.loads = 0
         self.evictions = 0
         self._cached: OrderedDict[str, Journal] = OrderedDict()
@@ -107,7 +107,11 @@ class SessionCache:
         return f"<SessionCache {len(self._cached)} of at most {self.limit}, {len(self._on_disk)} on disk>"
 
     def __len__(self) -> int:
-        return len(self._cached) + len(self._on_disk)
+        return len(self._cached) + len(self._on_disk) if self.knows_names else self._counted
+
+    def counted(self, count: int) -> None:
+        """So many sessions there are, in memory or not, where names are not known."""
+        self._counted = max(0, count)
 
     def __contains__(self, session_id: object) -> bool:
         return session_id in self._cached or session_id in self._on_disk
@@ -131,8 +135,10 @@ class SessionCache:
         return journal
 
     def must_load(self, session_id: str) -> bool:
-        """True if there is such a session, on disk only."""
-        return session_id in self._on_disk and session_id not in self._held
+        """True if there is such a session, or may be, and not in memory."""
+        if self.knows_names:
+            return session_id in self._on_disk and session_id not in self._held
+        return session_id not in self._cached and session_id not in self._held
 
     def add(self, journal: Journal) -> bool:
         """Cache a session. Returns False if the cache is over its limit, and what it looked at may not go."""
@@ -161,7 +167,8 @@ class SessionCache:
             session_id, journal = self._cached.popitem(last=False)
             if _may_go(journal):
                 self.evictions += 1
-                self._on_disk[session_id] = journal.last_accessed.timestamp()
+                if self.knows_names:
+                    self._on_disk[session_id] = journal.last_accessed.timestamp()
                 self._held[session_id] = journal
             else:
                 self._cached[session_id] = journal

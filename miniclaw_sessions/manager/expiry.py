@@ -11,11 +11,11 @@ back.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
-from pathlib import Path
 
 import anyio
 import msgspec
@@ -25,10 +25,9 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.registry import SessionRegistry
-from miniclaw_sessions.persistence.archive import Archive
+from miniclaw_sessions.persistence.archive import ArchiveDirectory
 from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.session import Journal
-from miniclaw_sessions.stores.base import Store
 from miniclaw_sessions.stores.reading import read_all
 
 FIRST_SWEEP_S = 600.0
@@ -63,17 +62,14 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     postponed: str | None = None
 
 
-class Expiry:
+class Expiry(ABC):
     """Expires the idle ones among a manager's sessions."""
 
-    def __init__(
-        self, registry: SessionRegistry, store: Store, archive: Archive, *, settings: SessionSettings, clock: Clock
-    ) -> None:
+    def __init__(self, registry: SessionRegistry, *, settings: SessionSettings, clock: Clock) -> None:
         self.expired = 0
         self._registry = registry
         self._cache = registry.cache
-        self._store = store
-        self._archive = archive
+        self._store = registry.store
         self._settings = settings
         self._ttl = timedelta(days=settings.ttl_days)
         self._clock = clock
@@ -126,7 +122,7 @@ class Expiry:
             return SweepReport(dry_run=dry_run, sessions=idle if dry_run else [], postponed=doubt)
         if dry_run:
             return SweepReport(scanned=scanned, sessions=idle, dry_run=True)
-        gone = [session_id for session_id in idle if await self._expire(session_id)]
+        gone = await self._remove(idle)
         self.expired += len(gone)
         archived = len(gone) if self._settings.archive_expired else 0
         if len(gone) > archived or self._is_to_be_purged:
@@ -161,8 +157,25 @@ class Expiry:
                 at=at.isoformat(timespec="seconds").replace("+00:00", "Z"),
             )
 
+    @abstractmethod
     async def _idle(self, at: datetime) -> tuple[int, list[str]]:
         """How many sessions were looked at, and which of them will be idle for too long at that moment."""
+
+    @abstractmethod
+    async def _remove(self, idle: list[str]) -> list[str]:
+        """Archive and delete those that are still idle; which those were. Logs what cannot be done."""
+
+
+class DirectoryExpiry(Expiry):
+    """Expires the idle ones among the sessions of a directory, which this process alone has."""
+
+    def __init__(
+        self, registry: SessionRegistry, archive: ArchiveDirectory, *, settings: SessionSettings, clock: Clock
+    ) -> None:
+        super().__init__(registry, settings=settings, clock=clock)
+        self._archive = archive
+
+    async def _idle(self, at: datetime) -> tuple[int, list[str]]:
         listing = await self._registry.listing()
         if self._cache.newest_on_disk is not None:
             self._clock_guard.consider(self._cache.newest_on_disk)
@@ -170,6 +183,9 @@ class Expiry:
         idle = [one.session_id for one in in_memory if not one.in_turn and is_idle(one.last_accessed, at, self._ttl)]
         on_disk = listing.on_disk_since(at - self._ttl) if self._ttl else []
         return len(in_memory) + len(on_disk), [*idle, *on_disk]
+
+    async def _remove(self, idle: list[str]) -> list[str]:
+        return [session_id for session_id in idle if await self._expire(session_id)]
 
     async def _expire(self, session_id: str) -> bool:
         """Delete one idle session, unless it was used since. Returns True if it is gone. Its turn is held meanwhile."""
@@ -183,7 +199,7 @@ class Expiry:
         async with journal.turn_lock:
             if journal.is_deleted or not self._is_idle(journal):
                 return False
-            copy: Path | None = None
+            copy: str | None = None
             try:
                 if self._settings.archive_expired:
                     copy = await self._archive.write(

@@ -1,67 +1,68 @@
-"""SessionManager: opens, shares, commits, flushes, expires and closes the sessions of one directory.
+"""SessionManager: opens, shares, commits, flushes, expires and closes the sessions of one directory or database.
 
     async with SessionManager("~/.miniclaw/workspace") as manager:
         session = await manager.get_or_create("telegram", "123456789")
         await session.add_message(Message.user("Hello miniclaw!"))
 
-It is composed of the workspace (the files, locked), the registry (one live object for each key, with its cache), the
-committer, the flusher and the expiry, which run in the background. There is never more than one live object for a key.
-Opening takes the directory's lock, opens the store and recovers; closing commits and flushes.
+It is composed of its storage, the registry (one live object for each key, with its cache), the committer, the flusher
+and the expiry, which run in the background. There is never more than one live object for a key. Opening takes the
+directory's lock, opens the store and recovers; closing commits and flushes.
+
+On a database that several gateways share (`postgresql:`) all is in there, and no directory is needed:
+
+    async with SessionManager(store="postgresql://chat@db.example/sessions") as manager:
+        ...
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 import anyio
-from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import DamagedSeal, KeyRing
 from miniclaw_sessions.errors import (
     ImportRefused,
-    InvalidKey,
     ManagerClosed,
     NotArchived,
     SessionDeleted,
     SessionExists,
     SessionNotFound,
     StoreError,
-    StoreUnavailable,
 )
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.background import Background
 from miniclaw_sessions.manager.cache import Listing, SessionCache
-from miniclaw_sessions.manager.expiry import Expiry, SweepReport
+from miniclaw_sessions.manager.database_expiry import DatabaseExpiry
+from miniclaw_sessions.manager.database_lists import newest_in, sessions_in
+from miniclaw_sessions.manager.expiry import DirectoryExpiry, Expiry, SweepReport
 from miniclaw_sessions.manager.follower import SessionFollower
-from miniclaw_sessions.manager.purging import purge
+from miniclaw_sessions.manager.maker import SessionMaker
 from miniclaw_sessions.manager.registry import SessionRegistry
 from miniclaw_sessions.manager.saving import Saving
-from miniclaw_sessions.manager.source_file import source_file
 from miniclaw_sessions.persistence.archive import Archive
-from miniclaw_sessions.persistence.checking import Check, CheckReport
+from miniclaw_sessions.persistence.checking import CheckReport
+from miniclaw_sessions.persistence.database import Database
 from miniclaw_sessions.persistence.flusher import FlushReport
-from miniclaw_sessions.persistence.losses import NAME as LOSSES
 from miniclaw_sessions.persistence.losses import Loss
-from miniclaw_sessions.persistence.mending import Mended, check_and_mend
+from miniclaw_sessions.persistence.mending import Mended
 from miniclaw_sessions.persistence.recovery import Progress, RecoveryReport
 from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Journal, Session
 from miniclaw_sessions.session.copying import copy_session
 from miniclaw_sessions.statistics import Health, ManagerStatistics
+from miniclaw_sessions.stores import is_shared_url, open_shared
 from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.stores.shared import ListPosition
 from miniclaw_sessions.stores.wrapping import WatchedStore
-
-if TYPE_CHECKING:
-    from miniclaw_sessions.formats.codec import Format
-    from miniclaw_sessions.transfer.importing import ImportReport
 
 DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
 
@@ -71,14 +72,19 @@ LISTED_LOSSES = 20
 log = get_logger(__name__)
 
 
-class SessionManager(SessionFollower):
-    """The sessions of one directory; an async context manager."""
+class SessionManager(SessionMaker, SessionFollower):
+    """The sessions of one directory or database; an async context manager.
 
-    _workspace: Workspace
+    Attributes:
+        workspace: the directory; None where there is none.
+    """
+
+    _storage: Workspace | Database
     _store: WatchedStore
     _registry: SessionRegistry
     _saving: Saving
     _expiry: Expiry
+    _archive: Archive
     _background: Background
 
     def __init__(  # noqa: PLR0913 - one argument per thing that a user may choose
@@ -96,7 +102,8 @@ class SessionManager(SessionFollower):
         """Nothing is opened yet.
 
         Args:
-            workspace: the directory; `~/.miniclaw/workspace` by default.
+            workspace: the directory, by default `~/.miniclaw/workspace`; or the URL of a database that several
+                processes share, which is as if it was given as `store`. Beside such a store nothing is in a directory.
             settings: see `SessionSettings`; the defaults are the card's.
             store: a store, or the URL of one, instead of `settings.store`.
             clock: time and ids; the machine's by default.
@@ -107,15 +114,18 @@ class SessionManager(SessionFollower):
         """
         self.settings = settings or SessionSettings()
         self.clock = clock or SystemClock()
-        self.workspace = Path(workspace or DEFAULT_WORKSPACE).expanduser().resolve()
+        if isinstance(workspace, str) and is_shared_url(workspace):
+            store = workspace
+        choice = self._store_choice = store if store is not None else self.settings.store
+        is_shared = is_shared_url(choice) if isinstance(choice, str) else choice.shared
+        directory = Path(workspace or DEFAULT_WORKSPACE)
+        self.workspace = None if is_shared else directory.expanduser().resolve()
         self.on_progress = on_progress or _ignore
         self.recovery = RecoveryReport()
         self._encryption = encryption
-        self._store_choice = store if store is not None else self.settings.store
         self._create = create
         self._wait_s = wait_s
-        self._archive = Archive(self.workspace / "archive", encryption)
-        self._cache = SessionCache(self.settings.max_cached)
+        self._cache = SessionCache(self.settings.max_cached, knows_names=not is_shared)
         self._stack: AsyncExitStack | None = None
         self._closed = False
         self._owner = 0
@@ -123,7 +133,8 @@ class SessionManager(SessionFollower):
 
     def __repr__(self) -> str:
         state = "closed" if self._stack is None else "open"
-        return f"<SessionManager {self.workspace}, {len(self)} sessions, {state}>"
+        where = self.workspace or "of a shared store"
+        return f"<SessionManager {where}, {len(self)} sessions, {state}>"
 
     @property
     def store(self) -> Store:
@@ -152,6 +163,24 @@ class SessionManager(SessionFollower):
         self._require_open()
         return await self._registry.listing()
 
+    async def _newest(self, **part: Any) -> list[ListPosition]:
+        self._require_open()
+        if not isinstance(self._storage, Database):
+            return await super()._newest(**part)
+        await self._registry.write_uses()
+        return await newest_in(self._storage, **part)
+
+    async def _load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
+        self._require_open()
+        if not isinstance(self._storage, Database):
+            return await super()._load_listed(session_ids)
+        return await sessions_in(self._storage, session_ids, self._registry)
+
+    async def count(self) -> int:
+        """How many sessions there are; of a shared store it is asked, and `len` gives what was counted last."""
+        self._require_open()
+        return await self._registry.count()
+
     # --- opening and closing -----------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
@@ -168,18 +197,9 @@ class SessionManager(SessionFollower):
         if self._closed:
             raise ManagerClosed("a closed session manager is not opened again; make a new one")
         async with AsyncExitStack() as stack:
-            workspace = Workspace(
-                self.workspace,
-                self.settings,
-                self._store_choice,
-                clock=self.clock,
-                on_progress=self._progress,
-                encryption=self._encryption,
-                create=self._create,
-                wait_s=self._wait_s,
-            )
-            await stack.enter_async_context(workspace)
-            self._compose(workspace, Background(await stack.enter_async_context(anyio.create_task_group())))
+            storage = self._new_storage()
+            await stack.enter_async_context(storage)
+            self._compose(storage, Background(await stack.enter_async_context(anyio.create_task_group())))
             self._saving.start(self._background)
             self._background.start(self._expiry.run, name="expiry")
             try:
@@ -191,20 +211,42 @@ class SessionManager(SessionFollower):
             self._stack = stack.pop_all()
         return self
 
-    def _compose(self, workspace: Workspace, background: Background) -> None:
+    def _new_storage(self) -> Workspace | Database:
+        if self.workspace is None:
+            store = self._store_choice
+            if isinstance(store, str):
+                store = open_shared(store, self.settings.postgresql)
+            return Database(store, self.settings, clock=self.clock, encryption=self._encryption)
+        return Workspace(
+            self.workspace,
+            self.settings,
+            self._store_choice,
+            clock=self.clock,
+            on_progress=self._progress,
+            encryption=self._encryption,
+            create=self._create,
+            wait_s=self._wait_s,
+        )
+
+    def _compose(self, storage: Workspace | Database, background: Background) -> None:
         settings, clock = self.settings, self.clock
-        self._workspace, self._background = workspace, background
-        self._store = store = WatchedStore(workspace.store)
+        self._storage, self._background = storage, background
+        self._store = store = WatchedStore(storage.store)
         self._saving = Saving(
-            workspace, store, settings=settings, clock=clock, on_progress=self._progress, on_flushed=self._cache.evict
+            storage, store, settings=settings, clock=clock, on_progress=self._progress, on_flushed=self._cache.evict
         )
         self._registry = SessionRegistry(
-            workspace, self._saving, background, settings=settings, clock=clock, cache=self._cache
+            storage, self._saving, background, settings=settings, clock=clock, cache=self._cache
         )
-        self._registry.adopt(workspace.sessions, workspace.on_disk)
-        workspace.sessions, workspace.on_disk = {}, {}
-        self._expiry = Expiry(self._registry, self._store, self._archive, settings=settings, clock=clock)
-        self.recovery = report = workspace.report
+        self._registry.adopt(storage.sessions, storage.on_disk)
+        storage.sessions, storage.on_disk = {}, {}
+        self._archive = storage.archive
+        self._expiry = (
+            DatabaseExpiry(self._registry, storage, settings=settings, clock=clock)
+            if isinstance(storage, Database)
+            else DirectoryExpiry(self._registry, storage.archive, settings=settings, clock=clock)
+        )
+        self.recovery = report = storage.report
         log.info(
             "recovered",
             action="recovery.done",
@@ -293,8 +335,7 @@ class SessionManager(SessionFollower):
         """Verify every snapshot against the store; changes nothing."""
         self._require_open()
         async with self._saving.flusher.lock:
-            files, losses = self._workspace.snapshots, self.losses
-            return await Check(files, self._store, clock=self.clock, on_progress=self._progress, losses=losses).run()
+            return await self._storage.check(self._store, self._progress)
 
     async def repair(self) -> Mended:
         """Write what the session files have whole over what is damaged in the store; reads all of both.
@@ -305,12 +346,12 @@ class SessionManager(SessionFollower):
         """
         await self.flush()
         async with self._saving.flusher.lock:
-            return await check_and_mend(self._workspace.snapshots, self._store, clock=self.clock)
+            return await self._storage.repair(self._store)
 
     @property
     def losses(self) -> Mapping[str, Loss]:
         """Sessions whose older messages were lost with a former store, until that is acknowledged; by session id."""
-        return MappingProxyType({} if self._stack is None else self._workspace.losses.known)
+        return {} if self._stack is None else self._storage.losses
 
     async def acknowledge_losses(self, session_id: str | None = None) -> int:
         """Let `check`, `list` and `health` tell no more of what one session lost, or all; of how many, is returned.
@@ -320,10 +361,7 @@ class SessionManager(SessionFollower):
             ManagerClosed: the manager is not open.
         """
         self._require_open()
-        try:
-            return await to_thread.run_sync(self._workspace.losses.acknowledge, session_id)
-        except OSError as error:
-            raise StoreUnavailable(f"cannot write {self.workspace / LOSSES}: {error.strerror}") from error
+        return await self._storage.acknowledge_losses(session_id)
 
     def statistics(self) -> ManagerStatistics:
         """The manager's numbers at this moment."""
@@ -401,7 +439,7 @@ class SessionManager(SessionFollower):
         key = SessionKey.of(channel, chat_id)
         journal = await self._registry.fresh(key.session_id)
         if journal is None:
-            if self.settings.restore_archived and key.session_id not in self._cache:
+            if self.settings.restore_archived and not await self._registry.exists(key.session_id):
                 await self._restore_if_archived(key)
             given = {**(metadata or {}), **({} if agent_id is None else {"agent_id": agent_id})}
             journal = await self._registry.get_or_create(key, given)
@@ -471,80 +509,6 @@ class SessionManager(SessionFollower):
                 return await self.get_or_create(recent.key.channel, recent.key.chat_id)
         raise SessionNotFound("" if channel is None else f"{channel}_...")
 
-    async def import_file(
-        self,
-        path: str | Path,
-        *,
-        key: SessionKey | None = None,
-        form: Format | None = None,
-        dry_run: bool = False,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> ImportReport:
-        """Make a session of another program's file, or of our own export. The file is only read.
-
-        It is streamed: it may be larger than the memory. Until the session is complete nobody sees it, and a crash
-        leaves nothing of it.
-
-        Args:
-            path: the file.
-            key: the new session's key; by default what the file says, or else `import` and the file's own id.
-            form: its format (`formats.registry`); by default it is recognized.
-            dry_run: only read it, and report.
-            on_progress: told how many bytes are done; by default the manager's own.
-
-        Raises:
-            ImportRefused: it is not a session in a known format, or cannot be read; it was not touched.
-            SessionExists, SessionLimit, StoreError: the session could not be made; nothing of it is left.
-        """
-        async with source_file(path) as file:
-            return await self.import_stream(
-                file.chunks,
-                name=file.name,
-                key=key,
-                form=form,
-                dry_run=dry_run,
-                on_progress=on_progress,
-                size=file.size,
-            )
-
-    async def import_stream(  # noqa: PLR0913 - each can be left out
-        self,
-        chunks: AsyncIterator[bytes],
-        *,
-        name: str,
-        key: SessionKey | None = None,
-        form: Format | None = None,
-        dry_run: bool = False,
-        on_progress: Callable[[Progress], None] | None = None,
-        size: int | None = None,
-    ) -> ImportReport:
-        """`import_file` for what comes in pieces: `name` stands for the file's, `size` is in bytes. Raises the same."""
-        from miniclaw_sessions.transfer.importing import Import  # noqa: PLC0415 - loads every format
-
-        self._require_open()
-        progress = on_progress or self._progress
-        transfer = Import(
-            chunks, name=name, form=form, clock=self.clock, on_progress=progress, size=size, dry_run=dry_run
-        )
-        async with transfer:
-            key, report = await transfer.begin(key), transfer.report
-            if dry_run:
-                await transfer.only_read()
-                if report.session_id in self._cache:
-                    raise SessionExists(
-                        f"session {report.session_id!r} exists already; delete it first, or choose another name"
-                    )
-                return report
-            async with self._registry.new_journal(key, purpose="import", created_at=transfer.created_at) as journal:
-                await transfer.store(Session.of(journal))
-        counts = {"entries": report.entries, "repaired": report.repaired, "set_aside": report.set_aside}
-        log.info("imported", action="session.imported", session_id=report.session_id, **counts)
-        return report
-
-    async def fork_from(self, path: str | Path, *, key: SessionKey | None = None) -> Session:
-        """A session made of a file's history, in the words of document 003. Raises as `import_file`."""
-        return await self.find((await self.import_file(path, key=key)).session_id)
-
     async def delete(self, session_id: str) -> bool:
         """Delete a session: from memory, its file, its quarantined copies and its transcript; whether there was one.
 
@@ -567,33 +531,20 @@ class SessionManager(SessionFollower):
         return True
 
     async def purge(self, session_id: str) -> list[str]:
-        """After `delete`: leave its words in no file, and return what may still hold them; see `purging.purge`."""
-        self._require_open()
-        return await purge(session_id, self._workspace, self._archive, self._store)
+        """After `delete`: leave its words in no file that is in use, and return what may still hold them.
 
-    async def restore(self, session_id: str) -> Session:
-        """Bring an expired session back from the archive, whole, under its old key; its time to live starts again.
+        The store's log is emptied; archived copies, and damaged ones that were set aside, go. Backups are named where
+        they are known; forks and exports are others' business. To be called again where something remains.
 
         Raises:
-            NotArchived: the archive has no such session.
-            SessionExists: there is a session of this id already; rename or delete that first.
-            ImportRefused, DamagedSeal, WrongKey: the archived file is damaged or another key's; it stays.
-            SessionLimit, StoreError: the session could not be made; the archived file stays.
+            StoreUnavailable: it could not be done.
         """
-        from miniclaw_sessions.formats.entry_line import ENTRY_LINE  # noqa: PLC0415 - only restoring needs it
-
         self._require_open()
-        file = await self._archive.newest(session_id)
-        if file is None:
-            raise NotArchived(session_id)
-        try:
-            key = SessionKey.parse(session_id)
-        except InvalidKey:
-            key = None  # it is shortened: the file's first line tells it
-        report = await self.import_stream(self._archive.read(file), name=session_id, key=key, form=ENTRY_LINE)
-        await self._archive.delete(file)
-        log.info("restored from the archive", action="session.restored", session_id=report.session_id)
-        return await self.find(report.session_id)
+        await self._archive.forget(session_id, anew=True)
+        remains = await self._storage.purge(session_id)
+        if not await self._store.purge():
+            remains.append(self._storage.log_remains)
+        return remains
 
 
 def _ignore(progress: Progress) -> None:

@@ -56,7 +56,9 @@ class TurnKeeper:
         if not held:
             return
         try:
-            outcomes = await self._store.append([Append(one.log.head, (), turn=claim.turn) for one, claim in held])
+            outcomes = await self._store.append(
+                [Append(one.log.head, (), turn=claim.turn, must_exist=True) for one, claim in held]
+            )
         except StoreError as error:
             log.warning("turns were not prolonged", action="turn.not_prolonged", turns=len(held), error=str(error))
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.history.search import Found, Search, SearchPage
 from miniclaw_sessions.history.window import MAX_MESSAGES, Window
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.manager.cache import Listing, ListPosition, moment_of
+from miniclaw_sessions.manager.cache import Listing, moment_of
 from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.protocol.messages import Message
@@ -25,6 +25,7 @@ from miniclaw_sessions.session import Journal, Session
 from miniclaw_sessions.session.searching import Branch, Order, search_page, search_windows
 from miniclaw_sessions.statistics import SessionSummary
 from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.stores.shared import ListPosition
 
 if TYPE_CHECKING:
     from miniclaw_sessions.formats.codec import Format
@@ -128,21 +129,28 @@ class SessionReader(ABC):
         """
         limit = None if limit is None else max(limit, 0)
         chosen = await self._newest(channel=channel, only=only, behind=after, limit=limit, offset=max(offset, 0))
-        summaries = []
-        for used, session_id in reversed(chosen):  # so that the newest stays in memory longest
-            session = await self._load(session_id)
-            if session is not None and channel in (None, session.key.channel):
-                summary = summarize(
-                    session, self.losses.get(session_id)
-                )  # it stands where it was found: a page goes on behind that place
-                summaries.append(msgspec.structs.replace(summary, last_accessed=moment_of(used)))
-        return summaries[::-1]
+        sessions = await self._load_listed([one.session_id for one in chosen])
+        return [
+            # it stands where it was found: a page goes on behind that place
+            msgspec.structs.replace(summarize(session, self.losses.get(session_id)), last_accessed=used_at)
+            for used_at, session_id in chosen
+            if (session := sessions.get(session_id)) is not None and channel in (None, session.key.channel)
+        ]
 
-    async def _newest(self, **part: Any) -> builtins.list[tuple[float, str]]:
+    async def _newest(self, **part: Any) -> builtins.list[ListPosition]:
         """A part of all sessions, the most recently used first: `Listing.newest`."""
         listing = await self._listing()
         choose = partial(listing.newest, **part)
-        return choose() if len(listing.on_disk) < FEW else await to_thread.run_sync(choose)
+        chosen = choose() if len(listing.on_disk) < FEW else await to_thread.run_sync(choose)
+        return [ListPosition(moment_of(used), session_id) for used, session_id in chosen]
+
+    async def _load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
+        """Those of these sessions that there are, loaded if need be."""
+        found = {}
+        for session_id in reversed(session_ids):  # so that the newest stays in memory longest
+            if (session := await self._load(session_id)) is not None:
+                found[session_id] = session
+        return found
 
     async def search(  # noqa: PLR0913 - each can be left out
         self,

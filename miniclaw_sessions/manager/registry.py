@@ -18,19 +18,27 @@ Everything else happens between two awaits, where nobody else runs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 import anyio
 from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import is_no_space
-from miniclaw_sessions.errors import ManagerClosed, SessionExists, SessionLimit, StoreFull, StoreUnavailable
+from miniclaw_sessions.errors import (
+    ManagerClosed,
+    SessionExists,
+    SessionLimit,
+    StoreConflict,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.background import Background
@@ -40,15 +48,22 @@ from miniclaw_sessions.manager.ownership import TurnKeeper
 from miniclaw_sessions.manager.saving import Saving
 from miniclaw_sessions.persistence.committer import anew
 from miniclaw_sessions.persistence.recovery import Recovered, catch_up
-from miniclaw_sessions.persistence.workspace import Workspace
+from miniclaw_sessions.persistence.storage import Storage
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Journal, Owner, Session
 from miniclaw_sessions.session.rebasing import rebase_of, refresh
-from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.stores.base import Append, Store
+from miniclaw_sessions.stores.shared import Use, as_shared
 
 LEARNED_AT_ONCE = 10_000
 """How many files' times are noted before others run."""
+
+COUNT_EVERY_S = 60.0
+"""How often the sessions of a shared store are counted; a million takes it a tenth of a second."""
+
+ABANDONED = timedelta(days=1)
+"""What another process began to import or to fork so long ago, and has not finished, was cut off."""
 
 log = get_logger(__name__)
 
@@ -66,7 +81,7 @@ class SessionRegistry:
 
     def __init__(  # noqa: PLR0913 - it works with what the manager has
         self,
-        workspace: Workspace,
+        storage: Storage,
         saving: Saving,
         background: Background,
         *,
@@ -77,6 +92,7 @@ class SessionRegistry:
         self.cache = cache
         self.evicted_of_gone = 0
         self.store: Store = saving.store
+        self._shared = as_shared(saving.store) if saving.store.shared else None
         self.committer = saving.committer
         self.flusher = saving.flusher
         self.clock = clock
@@ -84,7 +100,7 @@ class SessionRegistry:
         self.max_message_bytes = settings.max_message_bytes
         self.max_metadata_bytes = settings.max_metadata_bytes
         self.owner = Owner()
-        self._workspace = workspace
+        self._storage = storage
         self._background = background
         self._settings = settings
         self._keeper = TurnKeeper(self.store, clock, cache.in_memory, lease_s=settings.turn_lease_s)
@@ -95,6 +111,7 @@ class SessionRegistry:
         self._in_the_making = 0
         self._unfinished: dict[str, Journal] = {}  # what is left of them could not be removed yet
         self._closed = False
+        self._stop = anyio.Event()
 
     def __repr__(self) -> str:
         return f"<SessionRegistry {self.cache!r}, {len(self._reserved)} reserved>"
@@ -104,6 +121,7 @@ class SessionRegistry:
         self._closed = True
         self._keeper.close()
         self.following.close()
+        self._stop.set()
 
     def require_open(self) -> None:
         """Raise ManagerClosed unless sessions are given out."""
@@ -115,6 +133,7 @@ class SessionRegistry:
         if self.store.shared:
             self._background.start(self._keeper.run, name="turns")
             self._background.start(self.following.run, name="followed sessions")
+            self._background.start(self._keep_counting, name="count")
         for one in found.values():
             self._admit(self._journal_of(one.conversation, dirty=one.dirty))
         self.cache.learn_names(names)
@@ -129,6 +148,15 @@ class SessionRegistry:
             await self._wait_until_free(session_id)
             loaded = await self.load(session_id)  # held, so that it is not evicted again before it is used
             await self._make_room()
+            if self.store.shared and self.cache.get(session_id) is None:
+                self.require_open()
+                journal = await self._make_shared(key, given)
+                if journal is None and session_id not in self._reserved and await self.load(session_id) is None:
+                    raise SessionExists(
+                        f"session {session_id!r} is being imported or forked by another process, or was, and that was "
+                        "cut off; try again later"
+                    )
+                continue
             async with self._lock:
                 self.require_open()
                 journal = self.usable(session_id)
@@ -147,6 +175,10 @@ class SessionRegistry:
         """
         await self.look(session_id)
         return self.usable(session_id)
+
+    async def exists(self, session_id: str) -> bool:
+        """Whether there is a session of this id, loaded or not."""
+        return session_id in self.cache if self.cache.knows_names else await self.load(session_id) is not None
 
     def usable(self, session_id: str) -> Journal | None:
         """The live session, unless it is being deleted or the store has refused it."""
@@ -177,6 +209,8 @@ class SessionRegistry:
                 self._release(session_id)
             else:
                 await self._background.complete(partial(self._discard, journal))
+            if not self.cache.knows_names:
+                break  # it is in memory now, or nowhere
         return self.cache.get(session_id)
 
     async def look(self, session_id: str) -> None:
@@ -188,18 +222,31 @@ class SessionRegistry:
         if not self.store.shared or session_id in self._reserved:
             return
         journal = self.cache.get(session_id)
-        if journal is None:
-            stored = await self.store.head(session_id)
-            if session_id in self._reserved or self.cache.get(session_id) is not None:
-                return  # somebody has made or loaded it meanwhile
-            if stored is None:
-                self.cache.remove(session_id)
-            else:
-                self.cache.learn_names([session_id])
-        elif not journal.is_deleted and not await refresh(journal):
-            await self._forget(journal)
+        if journal is not None and not journal.is_deleted and not await refresh(journal):
+            self._forget(journal)
 
-    async def _forget(self, journal: Journal) -> None:
+    def gone(self, session_ids: Iterable[str]) -> None:
+        """Sessions were removed from the store that others write, too."""
+        for session_id in session_ids:
+            self.cache.counted(len(self.cache) - 1)
+            if (journal := self.cache.get(session_id)) is not None:
+                self._forget(journal)
+
+    async def write_uses(self) -> None:
+        """Let other processes know when sessions were used here; between checkpoints nobody else does.
+
+        Raises:
+            StoreUnavailable: the store cannot be written.
+        """
+        now = self.clock.now()
+        used = [(one, at) for one in self.cache.in_memory() if (at := one.unsaved_use) is not None]
+        if self._shared is not None and used:
+            uses = [Use(one.session_id, one.incarnation, max(0.0, (now - at).total_seconds())) for one, at in used]
+            await self._shared.used(uses)
+            for one, at in used:
+                one.use_saved(at)
+
+    def _forget(self, journal: Journal) -> None:
         """Another process has deleted a session, or there is another one of its name: absence is deletion."""
         if self.cache.get(journal.session_id) is not journal or journal.is_deleted:
             return
@@ -209,13 +256,11 @@ class SessionRegistry:
         self.flusher.remove(journal)
         self.evicted_of_gone += journal.evicted
         self.cache.remove(journal.session_id)
-        async with self.flusher.lock:
-            await self._workspace.snapshots.remove(journal.session_id)
 
     async def listing(self) -> Listing:
         """All sessions and when they were last used; of those on disk, their files tell."""
         if not self.cache.knows_times:
-            times = await self._workspace.snapshots.modified()
+            times = await self._storage.modified()
             self.cache.knows_times = True
             for start in range(0, len(times), LEARNED_AT_ONCE):
                 self.cache.learn_times(times[start : start + LEARNED_AT_ONCE])
@@ -232,9 +277,9 @@ class SessionRegistry:
 
     async def _load_now(self, session_id: str) -> Journal | None:
         """Load a session into the cache; what is returned was never finished, and must be discarded."""
-        found, report = await self._workspace.load(session_id)
+        found, report = await self._storage.load(session_id)
         self.require_open()
-        self._workspace.report.add(report)
+        self._storage.report.add(report)
         recovered = found.pop(session_id, None)
         self.cache.learn_names(found)  # a file of another program may turn out to be another session
         if recovered is None:
@@ -242,6 +287,8 @@ class SessionRegistry:
             return None
         conversation = recovered.conversation
         conversation.state.last_accessed = self.cache.last_use(session_id, conversation.state.last_accessed)
+        if self.store.shared and self._may_be_in_the_making(conversation):
+            return None
         journal = self._journal_of(conversation, dirty=recovered.dirty)
         if INCOMPLETE in journal.conversation.state.metadata:
             self.cache.remove(session_id)
@@ -250,6 +297,11 @@ class SessionRegistry:
         self._admit(journal)
         return None
 
+    def _may_be_in_the_making(self, conversation: Conversation) -> bool:
+        """Whether another process may be importing or forking a session: that is no session yet."""
+        state = conversation.state
+        return INCOMPLETE in state.metadata and self.clock.now() - state.last_accessed < ABANDONED
+
     async def _reload(self, refused: Journal) -> Journal | None:
         """The store refused a session's entries: go on from what the store has, as a new object for the same key.
 
@@ -257,13 +309,16 @@ class SessionRegistry:
         """
         session_id = refused.session_id
         stored = await self.store.head(session_id)
+        if stored is None and self.store.shared:
+            self._forget(refused)
+            return None
         head = stored.head if stored is not None else refused.log.head
         conversation = Conversation.new(
             head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=self._settings.window
         )
         if stored is None or stored.last_sequence < refused.log.committed:  # it has lost what it had acknowledged
-            found, report = await self._workspace.load(session_id)
-            self._workspace.report.add(report)
+            found, report = await self._storage.load(session_id)
+            self._storage.report.add(report)
             conversation = found[session_id].conversation if session_id in found else conversation
         else:
             await catch_up(conversation, self.store)
@@ -282,8 +337,72 @@ class SessionRegistry:
     def _journal_of(self, conversation: Conversation, *, dirty: bool) -> Journal:
         journal = Journal(conversation, self, committed=conversation.state.last_sequence, dirty=dirty)
         if self.store.shared:
-            journal.log.rebase = rebase_of(journal)
+            journal.log.rebase, journal.log.must_exist = rebase_of(journal), True
         return journal
+
+    async def count(self) -> int:
+        """How many sessions there are; where names are not known here, the store counts them."""
+        if not self.cache.knows_names:
+            self.cache.counted(await self.store.count())
+        return len(self.cache)
+
+    async def _keep_counting(self) -> None:
+        """Know about how many sessions there are, and let `max_sessions` mean those of all processes."""
+        while True:
+            try:
+                await self.count()
+            except StoreError as error:
+                log.debug("sessions were not counted", action="session.not_counted", error=str(error))
+            if await sleep_unless(self.clock, COUNT_EVERY_S, self._stop):
+                return
+
+    async def _make_shared(self, key: SessionKey, given: Mapping[str, Any]) -> Journal | None:
+        """Make a session in the store that others write, too; None where somebody else was first, or is at it.
+
+        It is there before anything is accepted for it. So no append ever makes a session: one that is not there any
+        more was deleted, also where the answer to the first append never came.
+        """
+        session_id = key.session_id
+        if session_id in self._reserved:
+            return None
+        self._reserved[session_id] = anyio.Event()
+        try:
+            await self._count_again()
+            journal = self._new(key)
+            if not await self._begin(journal):
+                return None
+            if given:
+                await self._give(journal, given)
+            self._admit(journal)
+        finally:
+            self._release(session_id)
+        return journal
+
+    async def _give(self, journal: Journal, given: Mapping[str, Any]) -> None:
+        try:
+            Session.of(journal).update(**given)
+        except BaseException:
+            await self.store.delete(journal.session_id)
+            raise
+
+    async def _begin_with_others(self, journal: Journal) -> None:
+        if self.store.shared and not await self._begin(journal):
+            raise _exists(journal.session_id)
+
+    async def _begin(self, journal: Journal) -> bool:
+        """Write down that there is a session now; False where there is another one of its name already."""
+        (outcome,) = await self.store.append([Append(journal.log.head, ())])
+        if isinstance(outcome, StoreConflict):
+            return False
+        if outcome is not None:
+            raise outcome
+        self.cache.counted(len(self.cache) + 1)
+        return True
+
+    async def _count_again(self) -> None:
+        """Where others make sessions, too, look how many there are before one is refused."""
+        if len(self.cache) + self._in_the_making >= self._settings.max_sessions:
+            await self.count()
 
     def _new(self, key: SessionKey, *, dirty: bool = False, created_at: datetime | None = None) -> Journal:
         limit = self._settings.max_sessions
@@ -342,15 +461,18 @@ class SessionRegistry:
             StoreError: it could not be stored; nothing of it is left.
         """
         session_id = key.session_id
+        await self.look(session_id)
+        await self._count_again()
         async with self._lock:
             self.require_open()
             await self._clear(session_id)
             if session_id in self.cache or session_id in self._reserved:
-                raise SessionExists(f"session {session_id!r} exists already; delete it first, or choose another name")
+                raise _exists(session_id)
             journal = self._new(key, created_at=created_at)
             self._reserved[session_id] = anyio.Event()
             self._in_the_making += 1
         try:
+            await self._begin_with_others(journal)
             journal.note({INCOMPLETE: purpose})
             yield journal
             journal.note({INCOMPLETE: None})
@@ -460,5 +582,10 @@ class SessionRegistry:
                 stored = await self.store.head(session_id)
                 if stored is not None and stored.head.incarnation != journal.incarnation:
                     return
-            await self._workspace.snapshots.remove(session_id)
-            await self.store.delete(session_id)
+            await self._storage.checkpoints.remove(session_id)
+            if await self.store.delete(session_id):
+                self.cache.counted(len(self.cache) - 1)
+
+
+def _exists(session_id: str) -> SessionExists:
+    return SessionExists(f"session {session_id!r} exists already; delete it first, or choose another name")

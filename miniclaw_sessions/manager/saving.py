@@ -14,7 +14,7 @@ from miniclaw_sessions.manager.indexing import Indexing
 from miniclaw_sessions.persistence.committer import Committer
 from miniclaw_sessions.persistence.flusher import Flusher, FlushReport
 from miniclaw_sessions.persistence.recovery import Progress
-from miniclaw_sessions.persistence.workspace import Workspace
+from miniclaw_sessions.persistence.storage import Storage
 from miniclaw_sessions.stores.wrapping import WatchedStore
 
 log = get_logger(__name__)
@@ -25,7 +25,7 @@ class Saving:
 
     def __init__(  # noqa: PLR0913 - it works with what the manager has
         self,
-        workspace: Workspace,
+        storage: Storage,
         store: WatchedStore,
         *,
         settings: SessionSettings,
@@ -35,7 +35,7 @@ class Saving:
     ) -> None:
         self.committer = Committer(store, clock=clock, max_unsaved_bytes=settings.max_unsaved_bytes)
         self.flusher = Flusher(
-            workspace.snapshots,
+            storage.checkpoints,
             self.committer,
             clock=clock,
             interval_s=settings.flush_interval_s,
@@ -44,7 +44,7 @@ class Saving:
         )
         self.indexing = Indexing(store, clock=clock)
         self.committer.on_commit = self.indexing.committed
-        self._workspace = workspace
+        self._storage = storage
         self.store = store
         self._clock = clock
 
@@ -92,7 +92,7 @@ class Saving:
             return
         cause = self.committer.failure or self.flusher.problem or next(iter(rejections), None) or "time ran out"
         kind = StoreFull if isinstance(cause, StoreFull) else StoreUnavailable
-        where = self._workspace.path
+        where = self._storage.where
         raise kind(f"closed with {unsaved} messages and {dirty} snapshots unsaved in {where}: {cause}")
 
     @property

@@ -1,5 +1,7 @@
 """Where expired sessions go before they are deleted: a JSON Lines file each, a header and every entry.
 
+A directory has them, or the database that several processes share.
+
 The file is streamed, so that a long transcript never has to fit in memory, and is durable before anything is deleted.
 It has the form of a transcript of the store `jsonl:`, which the format `jsonl` reads: so a session comes back.
 With keys it is encrypted, in pieces; `miniclaw-sessions decrypt` reads it.
@@ -11,22 +13,117 @@ import os
 from collections.abc import AsyncIterator, Collection, Iterator
 from datetime import datetime
 from functools import partial
+from io import BytesIO
 from pathlib import Path
+from typing import Protocol
 
 from anyio import to_thread
 
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing, PieceSealer
 from miniclaw_sessions.errors import NotEncrypted, StoreUnavailable
-from miniclaw_sessions.persistence.whole_files import opened_file
-from miniclaw_sessions.stores.base import SessionHead
+from miniclaw_sessions.persistence.whole_files import opened, opened_file
+from miniclaw_sessions.stores.base import SessionHead, StoredEntry
+from miniclaw_sessions.stores.encrypted import open_entry
 from miniclaw_sessions.stores.jsonl.lines import header_of
+from miniclaw_sessions.stores.shared import Archiving, SharedStore
 
 SUFFIX = ".jsonl"
 _PIECE_BYTES = 1 << 18
 
 
-class Archive:
+class Archive(Protocol):
+    """What expired sessions are kept in. Every method may raise `StoreUnavailable`."""
+
+    async def has(self, session_id: str) -> bool:
+        """True if there is an archived file of the session."""
+        ...
+
+    async def newest(self, session_id: str) -> str | None:
+        """The name of the newest archived file of a session, or None if there is none."""
+        ...
+
+    async def names(self) -> list[str]:
+        """The names of all archived files, in order; each begins with its time and ends with its session's id."""
+        ...
+
+    async def forget(self, session_id: str, *, anew: bool = False) -> int:
+        """Delete all archived files of a session, durably. Returns how many there were.
+
+        Args:
+            session_id: which session.
+            anew: look again which there are; somebody else may have put one there.
+        """
+        ...
+
+    async def delete(self, name: str) -> None:
+        """Delete one archived file, durably."""
+        ...
+
+    def read(self, name: str) -> AsyncIterator[bytes]:
+        """The content of an archived file, decrypted, piece by piece.
+
+        Raises:
+            WrongKey, DamagedSeal: it does not open with the keys that are held.
+        """
+        ...
+
+
+class ArchiveTable:
+    """The archive of a database that several processes share: the same bytes as a directory's files, in rows."""
+
+    def __init__(self, store: SharedStore, encryption: KeyRing | None = None) -> None:
+        self._store = store
+        self._encryption = encryption
+
+    def archiving(self, at: datetime) -> Archiving:
+        """How the store makes an archived file of a session that it removes."""
+        keys = self._encryption
+
+        def archive(head: SessionHead, entries: AsyncIterator[StoredEntry]) -> tuple[str, AsyncIterator[bytes]]:
+            name = f"{at:%Y%m%dT%H%M%S.%fZ}-{head.session_id}{SUFFIX}"
+            return name, _in_pieces(_sealed(keys, name, _lines(head, _opened_entries(keys, head, entries))))
+
+        return archive
+
+    async def has(self, session_id: str) -> bool:
+        """True if there is an archived file of the session."""
+        return await self.newest(session_id) is not None
+
+    async def newest(self, session_id: str) -> str | None:
+        """The name of the newest archived file of a session, or None."""
+        return max(await self._store.archived(session_id), default=None)
+
+    async def names(self) -> list[str]:
+        """The names of all archived files, in order."""
+        return await self._store.archived()
+
+    async def forget(self, session_id: str, *, anew: bool = False) -> int:  # noqa: ARG002 - it is always looked at
+        """Delete all archived files of a session."""
+        return await self._store.delete_archived(session_id)
+
+    async def delete(self, name: str) -> None:
+        """Delete one archived file."""
+        await self._store.delete_archived(_session_id(name), [name])
+
+    async def read(self, name: str) -> AsyncIterator[bytes]:
+        """The content of an archived file."""
+        pieces = self._store.read_archived(_session_id(name), name)
+        if self._encryption is None:
+            async for piece in pieces:
+                yield piece
+            return
+        data = b"".join([piece async for piece in pieces])
+        try:
+            content = await to_thread.run_sync(
+                lambda keys: b"".join(opened(keys, BytesIO(data), name)), self._encryption
+            )
+        except NotEncrypted:  # from before it was encrypted
+            content = data
+        yield content
+
+
+class ArchiveDirectory:
     """The directory of expired sessions."""
 
     def __init__(self, path: Path, encryption: KeyRing | None = None) -> None:
@@ -35,10 +132,10 @@ class Archive:
         self._known: dict[str, set[str]] | None = None  # by session id; read when it is first asked for
 
     def __repr__(self) -> str:
-        return f"<Archive {self.path}>"
+        return f"<ArchiveDirectory {self.path}>"
 
-    async def write(self, head: SessionHead, entries: AsyncIterator[bytes], at: datetime) -> Path:
-        """Write a session's entries to a file of their own, durably. Returns the file's path.
+    async def write(self, head: SessionHead, entries: AsyncIterator[bytes], at: datetime) -> str:
+        """Write a session's entries to a file of their own, durably. Returns the file's name.
 
         Raises:
             OSError: it could not be written; no file is left.
@@ -63,7 +160,7 @@ class Archive:
             directory.close()
         if self._known is not None:
             self._known.setdefault(head.session_id, set()).add(name)
-        return self.path / name
+        return name
 
     async def has(self, session_id: str) -> bool:
         """True if an archived file of the session is here. Looks into the directory the first time only.
@@ -73,14 +170,13 @@ class Archive:
         """
         return session_id in await self._names()
 
-    async def newest(self, session_id: str) -> Path | None:
-        """The newest archived file of a session, or None if there is none. Raises as `has`."""
-        names = (await self._names()).get(session_id)
-        return self.path / max(names) if names else None
+    async def newest(self, session_id: str) -> str | None:
+        """The name of the newest archived file of a session, or None if there is none. Raises as `has`."""
+        return max((await self._names()).get(session_id, ()), default=None)
 
-    async def session_ids(self) -> list[str]:
-        """The sessions that have an archived file, in order. Raises as `has`."""
-        return sorted(await self._names())
+    async def names(self) -> list[str]:
+        """The names of all archived files, in order. Raises as `has`."""
+        return sorted(name for names in (await self._names()).values() for name in names)
 
     async def forget(self, session_id: str, *, anew: bool = False) -> int:
         """Delete all archived files of a session, durably. Returns how many there were.
@@ -97,15 +193,15 @@ class Archive:
         names = (await self._names()).pop(session_id, ())
         return await self._remove(names) if names else 0
 
-    async def delete(self, file: Path) -> None:
+    async def delete(self, name: str) -> None:
         """Delete one archived file, durably. Raises as `forget`."""
         known = await self._names()
-        session_id = _session_id(file.name)
-        if left := known.get(session_id, set()) - {file.name}:
+        session_id = _session_id(name)
+        if left := known.get(session_id, set()) - {name}:
             known[session_id] = left
         else:
             known.pop(session_id, None)
-        await self._remove([file.name])
+        await self._remove([name])
 
     async def _names(self) -> dict[str, set[str]]:
         if self._known is None:
@@ -133,13 +229,14 @@ class Archive:
             self._known = None
             raise StoreUnavailable(f"the archive {self.path} keeps what was to go: {error.strerror}") from error
 
-    async def read(self, file: Path) -> AsyncIterator[bytes]:
+    async def read(self, name: str) -> AsyncIterator[bytes]:
         """The content of an archived file, decrypted, piece by piece.
 
         Raises:
             StoreUnavailable: it cannot be read.
             WrongKey, DamagedSeal: it does not open with the keys that are held.
         """
+        file = self.path / name
         try:
             pieces = await to_thread.run_sync(self._pieces, file)
             while (piece := await to_thread.run_sync(next, pieces, None)) is not None:
@@ -173,6 +270,27 @@ async def _lines(head: SessionHead, entries: AsyncIterator[bytes]) -> AsyncItera
     yield header_of(head).rstrip() + b"\n"
     async for entry in entries:
         yield entry + b"\n"
+
+
+async def _opened_entries(
+    keys: KeyRing | None, head: SessionHead, entries: AsyncIterator[StoredEntry]
+) -> AsyncIterator[bytes]:
+    """Entries as they were said; what is damaged stays so, and keeps nobody from expiring."""
+    async for stored in entries:
+        entry = stored if keys is None else open_entry(keys, head.session_id, stored)
+        yield entry.encoded
+
+
+async def _in_pieces(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in pieces of some size, so that a row of them is neither tiny nor huge."""
+    held = bytearray()
+    async for block in blocks:
+        held += block
+        if len(held) >= _PIECE_BYTES:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
 
 
 async def _sealed(keys: KeyRing | None, name: str, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

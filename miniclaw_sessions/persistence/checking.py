@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 
@@ -25,7 +25,7 @@ from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import BranchSummary, MessageEntry
 from miniclaw_sessions.stores.base import Store, StoredEntry, StoredHead
 from miniclaw_sessions.stores.branches import walk_up
-from miniclaw_sessions.stores.reading import read_all
+from miniclaw_sessions.stores.reading import PAGE, read_all
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,29 +147,82 @@ class Check:
             if kept is not None and not _agree(kept, stored):
                 self._problems.append(f"{session_id}: message {stored.sequence} differs from the store's")
         self._problems += [f"{session_id}: message {sequence} is not in the store" for sequence in sorted(expected)]
-        if snapshot is not None and not await self._is_one_branch(snapshot):
+        if snapshot is not None and not await _is_one_branch(self._store, snapshot):
             self._problems.append(
                 f"{session_id}: the window holds messages of a branch that was left; remove the session's snapshot "
                 "while nothing runs, and the next start makes it anew from the store"
             )
 
-    async def _is_one_branch(self, snapshot: Snapshot) -> bool:
-        """Whether every message of the window stands on the way from the leaf to the root, as far as that is known."""
-        places = [entry.sequence for entry in snapshot.entries]
-        state = snapshot.state
-        if state.leaf_id is None or not places:
-            return True
-        problems: list[str] = []
-        path = walk_up(self._store, state.session_id, state.leaf_id, state.leaf_sequence, problems)
-        async with aclosing(path):
-            async for entry in path:
-                if places[-1] > entry.sequence:  # where something is damaged, the snapshot may have the only right copy
-                    return bool(problems)
-                if places[-1] == entry.sequence:
-                    places.pop()
-                if not places:
-                    break
+
+async def check_database(
+    store: Store,
+    checkpoints: Callable[[Sequence[str]], Awaitable[Sequence[Snapshot]]],
+    on_progress: Callable[[Progress], None],
+) -> CheckReport:
+    """Look at every entry of a shared store, and compare every checkpoint with the entries. Changes nothing.
+
+    Args:
+        store: the transcripts.
+        checkpoints: what the checkpoints of some sessions say, those that are sound.
+        on_progress: told how far it has come.
+    """
+    problems = await store.check()
+    total, sessions, entries = await store.count(), 0, 0
+    async for page in _pages_of(store.heads()):
+        sessions, entries = sessions + len(page), entries + sum(one.last_sequence for one in page.values())
+        for snapshot in await checkpoints(list(page)):
+            problems += await _problems_of_checkpoint(store, snapshot, page[snapshot.state.session_id])
+        on_progress(Progress("checking", sessions, max(total, sessions)))
+    return CheckReport(sessions=sessions, entries=entries, problems=problems)
+
+
+async def _pages_of(heads: AsyncIterator[StoredHead]) -> AsyncIterator[dict[str, StoredHead]]:
+    page: dict[str, StoredHead] = {}
+    async for stored in heads:
+        page[stored.head.session_id] = stored
+        if len(page) == PAGE:
+            yield page
+            page = {}
+    if page:
+        yield page
+
+
+async def _problems_of_checkpoint(store: Store, snapshot: Snapshot, stored: StoredHead) -> list[str]:
+    state = snapshot.state
+    if state.incarnation != stored.head.incarnation:  # nobody looks at it
+        return []
+    if state.last_sequence > stored.last_sequence:
+        return [f"{state.session_id}: its checkpoint is ahead ({state.last_sequence} > {stored.last_sequence})"]
+    expected = {entry.sequence: entry for entry in snapshot.entries}
+    problems = []
+    async for entry in read_all(store, state.session_id, after=min(expected, default=1) - 1):
+        kept = expected.pop(entry.sequence, None)
+        if kept is not None and not _agree(kept, entry):
+            problems.append(f"{state.session_id}: message {entry.sequence} of its checkpoint differs from the entry")
+        if not expected:
+            break
+    if not await _is_one_branch(store, snapshot):
+        problems.append(f"{state.session_id}: its checkpoint holds messages of a branch that was left")
+    return problems
+
+
+async def _is_one_branch(store: Store, snapshot: Snapshot) -> bool:
+    """Whether every message of the window stands on the way from the leaf to the root, as far as that is known."""
+    places = [entry.sequence for entry in snapshot.entries]
+    state = snapshot.state
+    if state.leaf_id is None or not places:
         return True
+    problems: list[str] = []
+    path = walk_up(store, state.session_id, state.leaf_id, state.leaf_sequence, problems)
+    async with aclosing(path):
+        async for entry in path:
+            if places[-1] > entry.sequence:  # where something is damaged, the snapshot may have the only right copy
+                return bool(problems)
+            if places[-1] == entry.sequence:
+                places.pop()
+            if not places:
+                break
+    return True
 
 
 def _agree(kept: MessageEntry, stored: StoredEntry) -> bool:

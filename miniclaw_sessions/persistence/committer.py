@@ -82,11 +82,12 @@ class SessionLog:
         fixed: the ids of entries that were accepted for their very place, and are not moved.
         claim: the turn that is open, or asked for; None: none, or nobody else could have it.
         fence: the highest number of a turn that is known.
+        must_exist: whether the session was made before anything was accepted for it; no append makes it then.
     """
 
     __slots__ = (
         *("_sent_turn", "_waiting", "accepted", "claim", "committed", "failure", "fence", "fixed", "head", "held"),
-        *("rebase", "rejected", "sending", "settled"),
+        *("must_exist", "rebase", "rejected", "sending", "settled"),
     )
 
     def __init__(self, head: SessionHead, committed: int = 0) -> None:
@@ -97,6 +98,7 @@ class SessionLog:
         self.fixed: frozenset[str] = frozenset()
         self.claim: Claim | None = None
         self.fence = 0
+        self.must_exist = False
         self._sent_turn: TurnClaim | None = None
         self._waiting: list[StoredEntry] | None = None
         self.sending: list[StoredEntry] | None = None
@@ -126,7 +128,7 @@ class SessionLog:
         """Everything that waits, now on its way."""
         self.sending, self._waiting = self._waiting, None
         self._sent_turn = None if self.claim is None else self.claim.turn
-        return Append(self.head, self.sending or [], turn=self._sent_turn)
+        return Append(self.head, self.sending or [], turn=self._sent_turn, must_exist=self.must_exist)
 
     def put_back(self) -> None:
         """What was on its way waits again, in front."""

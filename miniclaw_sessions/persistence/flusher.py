@@ -1,4 +1,4 @@
-"""The 30-second task: dirty sessions to their snapshots.
+"""The 30-second task: dirty sessions to their snapshots, in files or in the database.
 
 The first flush comes one interval after the start; a slow flush never piles up, because the next interval begins when
 it ends. A flush covers only what the store has committed. A session whose snapshot could not be written stays dirty and
@@ -18,9 +18,10 @@ from miniclaw_sessions.disk import is_no_space
 from miniclaw_sessions.errors import StoreFull, StoreUnavailable, named
 from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.persistence.checkpoints import Checkpoints, Written
 from miniclaw_sessions.persistence.committer import Committer
 from miniclaw_sessions.persistence.recovery import Progress
-from miniclaw_sessions.persistence.snapshots import CHUNK, SUFFIX, Snapshots, Written
+from miniclaw_sessions.persistence.snapshots import CHUNK, SUFFIX
 
 PERSISTENCE_INTERVAL_SECS = 30.0
 """Seconds between two flushes unless told otherwise (document 004)."""
@@ -80,7 +81,7 @@ class Flusher:
 
     def __init__(  # noqa: PLR0913 - what it works with, and whom it tells
         self,
-        snapshots: Snapshots,
+        checkpoints: Checkpoints,
         committer: Committer,
         *,
         clock: Clock,
@@ -93,7 +94,7 @@ class Flusher:
         self.problem: StoreUnavailable | None = None
         self.lock = anyio.Lock()
         """Held during a flush; whoever removes a session's file holds it too, so that no flush brings it back."""
-        self._snapshots = snapshots
+        self._checkpoints = checkpoints
         self._committer = committer
         self._clock = clock
         self._interval_s = interval_s
@@ -183,7 +184,7 @@ class Flusher:
         ]
         if not captured:
             return []
-        written = await self._snapshots.write([snapshot for _, _, snapshot in captured])
+        written = await self._checkpoints.write([snapshot for _, _, snapshot in captured])
         for (session, revision, _), outcome in zip(captured, written, strict=True):
             if outcome.error is None:
                 session.flushed(revision)

@@ -6,19 +6,16 @@ file's message is taken, if all of it is there: a window leaves out calls of a t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 
 import msgspec
 from anyio import to_thread
 
-from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import StoreCorrupt
 from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.history.window import Kept
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.persistence.recovery import read_snapshot
-from miniclaw_sessions.persistence.snapshots import Snapshots
 from miniclaw_sessions.stores.base import (
     LOST,
     Store,
@@ -49,19 +46,23 @@ class Mended(msgspec.Struct):
     needs_start: bool = False
 
 
-async def check_and_mend(snapshots: Snapshots, store: Store, *, clock: Clock) -> Mended:
+Saved = Callable[[str], Awaitable[Snapshot | None]]
+"""What a session's file or checkpoint says; None if there is none, or it is damaged."""
+
+
+async def check_and_mend(saved: Saved, store: Store) -> Mended:
     """`mend`, and look as well for what only the store itself finds wrong with its files.
 
     Raises:
         StoreError, SnapshotUnreadable: as for `mend`.
     """
-    mended = await mend(snapshots, store, clock=clock)
+    mended = await mend(saved, store)
     await store.check()
     mended.needs_start = await to_thread.run_sync(store.found_damaged)
     return mended
 
 
-async def mend(snapshots: Snapshots, store: Store, *, clock: Clock) -> Mended:
+async def mend(saved: Saved, store: Store) -> Mended:
     """Write what the session files have whole over what is damaged in the store; reads all of both.
 
     Raises:
@@ -74,7 +75,7 @@ async def mend(snapshots: Snapshots, store: Store, *, clock: Clock) -> Mended:
         damaged = [entry async for entry in read_all(store, session_id) if is_damaged(entry.encoded)]
         if not damaged:
             continue
-        snapshot = await read_snapshot(snapshots, session_id, clock)
+        snapshot = await saved(session_id)
         if snapshot is not None and snapshot.state.incarnation == stored.head.incarnation:
             candidates = [one for entry in damaged for one in _candidates(entry, snapshot)]
             with suppress(StoreCorrupt):  # the place cannot even be written: making the files anew comes first

@@ -7,13 +7,14 @@ waits for threads.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import anyio
 
-from miniclaw_sessions.errors import first_cause
+from miniclaw_sessions.errors import ConfigError, first_cause
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,3 +39,11 @@ def in_own_task(work: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         return outcome[0]
 
     return wait_for_it
+
+
+def require_asyncio() -> None:
+    """Raise ConfigError unless an event loop of asyncio runs."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigError("sessions run on asyncio: use asyncio.run, or anyio.run without another backend") from None

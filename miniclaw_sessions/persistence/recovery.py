@@ -10,8 +10,8 @@ The rules (DESIGN: the log is the truth, the file is its checkpoint):
 Recovery only reads until it knows that it will go through, and running it twice, or being killed in the middle, changes
 nothing (rule R16). Loading renews no session's time to live and makes nothing dirty that the disk already has.
 
-Where other processes write the same store, none of this heals it: a session that is not in it was deleted, and its file
-is removed. The start reads nothing, and a file that the store does not agree with is thrown away.
+All this is of a directory, which one process has. A database that several share heals nothing and is not healed
+(`database`).
 
 Where more sessions exist than may be in memory, the start learns only their names, from the directory and the store,
 and reads the files that the store does not know. Each of the others goes through the same rules when it is loaded.
@@ -22,7 +22,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -45,7 +45,15 @@ from miniclaw_sessions.persistence.snapshots import SUFFIX, Snapshots
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, LeafMove, MessageEntry, place_of_parent
 from miniclaw_sessions.protocol.keys import is_session_id
-from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredHead, decode_stored, stored_entry
+from miniclaw_sessions.stores.base import (
+    Append,
+    SessionHead,
+    Store,
+    StoredEntry,
+    StoredHead,
+    decode_stored,
+    stored_entry,
+)
 from miniclaw_sessions.stores.branches import bring_window_up
 from miniclaw_sessions.stores.reading import read_all
 from miniclaw_sessions.stores.soundness import RESTORED
@@ -148,9 +156,7 @@ class Recovery:
         try:
             names = await self._snapshots.names()
             with _collector_paused():
-                if self._store.shared:
-                    pass  # each is looked for when it is asked for
-                elif len(names) <= self._max_cached:
+                if len(names) <= self._max_cached:
                     await self._load_all(names)
                 else:
                     await self._learn_names(names)
@@ -287,9 +293,6 @@ class Recovery:
 
     async def _settle(self, session_id: str, snapshot: Snapshot | None, stored: StoredHead | None) -> None:
         """Decide which side is right, and make one conversation of both."""
-        if self._store.shared and snapshot is not None and not _agrees(snapshot, stored):
-            await self._snapshots.remove(session_id)
-            snapshot = None
         if snapshot is None and stored is None:
             return
         if stored is not None and snapshot is not None and stored.head.incarnation != snapshot.state.incarnation:
@@ -346,15 +349,6 @@ class Recovery:
         self._missing, self._lost = [], {}
 
 
-def _agrees(snapshot: Snapshot, stored: StoredHead | None) -> bool:
-    """Whether a snapshot is an earlier state of what is stored."""
-    return (
-        stored is not None
-        and stored.head.incarnation == snapshot.state.incarnation
-        and snapshot.state.last_sequence <= stored.last_sequence
-    )
-
-
 def ids_for(data: bytes) -> Callable[[], str]:
     """Ids for a file that brings none of its own: the same ones whenever the same bytes are read.
 
@@ -391,7 +385,14 @@ class Joined(NamedTuple):
     is_behind: bool
 
 
-async def join(snapshot: Snapshot | None, stored: StoredHead | None, store: Store, *, capacity: int) -> Joined:
+async def join(
+    snapshot: Snapshot | None,
+    stored: StoredHead | None,
+    store: Store,
+    *,
+    capacity: int,
+    behind: Sequence[StoredEntry] = (),
+) -> Joined:
     """Make one conversation of both sides, of which there is at least one. Changes nothing.
 
     Args:
@@ -399,6 +400,7 @@ async def join(snapshot: Snapshot | None, stored: StoredHead | None, store: Stor
         stored: the session in the store.
         store: which is read where the snapshot is behind.
         capacity: of the window.
+        behind: the first entries behind the snapshot, where they are read already.
 
     Raises:
         StoreError: the store cannot be read.
@@ -409,22 +411,31 @@ async def join(snapshot: Snapshot | None, stored: StoredHead | None, store: Stor
         conversation = Conversation.new(
             head.key, incarnation=head.incarnation, created_at=head.created_at, capacity=capacity
         )
-        await catch_up(conversation, store)
+        await catch_up(conversation, store, behind, last=stored.last_sequence)
         return Joined(conversation, is_behind=True)
     conversation = Conversation.from_snapshot(snapshot, capacity=capacity)
     last = stored.last_sequence if stored is not None else 0
     lacks = conversation.lacks_messages or conversation.lacks_branch
     if last > conversation.state.last_sequence or (lacks and last == conversation.state.last_sequence > 0):
-        await catch_up(conversation, store)
+        await catch_up(conversation, store, behind, last=last)
         return Joined(conversation, is_behind=True)
     conversation.lacks_messages = conversation.lacks_branch = False  # nobody has them
     return Joined(conversation, is_behind=False)
 
 
-async def catch_up(conversation: Conversation, store: Store) -> None:
-    """Fold in what the store has and the conversation lacks, a page at a time."""
+async def catch_up(
+    conversation: Conversation, store: Store, behind: Sequence[StoredEntry] = (), *, last: int | None = None
+) -> None:
+    """Fold in what the store has and the conversation lacks, a page at a time.
+
+    Args:
+        conversation: the session up to some place.
+        store: has the rest.
+        behind: the first entries of the rest, where they are read already.
+        last: how far to go at least; None: as far as there is anything.
+    """
     session_id = conversation.state.session_id
-    async for stored in read_all(store, session_id, after=conversation.state.last_sequence):
+    async for stored in _rest(store, session_id, conversation.state.last_sequence, behind, last):
         try:
             entry = decode_stored(stored)
         except InvalidMessage as error:
@@ -445,6 +456,18 @@ async def catch_up(conversation: Conversation, store: Store) -> None:
             _go_on_from(entry, conversation)
     for problem in await bring_window_up(conversation, store):
         log.error("a branch is damaged", action="recovery.entry_damaged", session_id=session_id, error=problem)
+
+
+async def _rest(
+    store: Store, session_id: str, after: int, behind: Sequence[StoredEntry], last: int | None
+) -> AsyncIterator[StoredEntry]:
+    """The entries after a place: those that are known, and then from the store what is missing up to `last`."""
+    for stored in behind:
+        yield stored
+        after = stored.sequence
+    if last is None or after < last:
+        async for stored in read_all(store, session_id, after=after):
+            yield stored
 
 
 async def _count_messages(session_id: str, store: Store) -> int:

@@ -14,16 +14,18 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
 from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import AbsentDirectory, Directory, Found, NotRegular, TooLarge
 from miniclaw_sessions.encryption import OVERHEAD, DamagedSeal, KeyRing, is_sealed, of_snapshot, refuse_sealed
 from miniclaw_sessions.errors import SnapshotUnreadable
 from miniclaw_sessions.formats.snapshot import encode_snapshot
 from miniclaw_sessions.history.state import Snapshot
+from miniclaw_sessions.persistence.checkpoints import Written
 from miniclaw_sessions.persistence.quarantine import Quarantine
 
 SUFFIX = ".json"
@@ -33,16 +35,11 @@ CHUNK = 512
 READ_CHUNK = 32
 """How many files one step reads: their bytes are in memory together, and leave holes in it when they go."""
 
+SNAPSHOT_REST = 2 << 20
+"""Bytes that a session file takes at the most beside its messages, metadata and compaction."""
+
 T = TypeVar("T")
 _EPOCH = datetime.fromtimestamp(0, UTC)
-
-
-class Written(NamedTuple):
-    """What became of one snapshot: `error` is None when it survives a power cut."""
-
-    session_id: str
-    size: int
-    error: Exception | None
 
 
 class Snapshots:
@@ -205,6 +202,12 @@ class Snapshots:
     def _in_order(self, step: Callable[[], T]) -> T:
         with self._running:
             return step()
+
+
+def largest_snapshot(settings: SessionSettings) -> int:
+    """How many bytes a snapshot gets: as set, but so many that we can read our own."""
+    least = settings.max_metadata_bytes + settings.max_message_bytes + SNAPSHOT_REST
+    return max(settings.snapshot_max_bytes, least)
 
 
 def _nanoseconds(moment: datetime) -> int:

@@ -6,12 +6,11 @@ store that turns out to be damaged is set aside once, whole, and the conversatio
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 import anyio
@@ -26,16 +25,22 @@ from miniclaw_sessions.errors import (
     DirectoryInUse,
     StoreCorrupt,
     StoreError,
+    StoreUnavailable,
 )
+from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.persistence.archive import ArchiveDirectory
+from miniclaw_sessions.persistence.backups import known_backups
+from miniclaw_sessions.persistence.checking import Check, CheckReport
+from miniclaw_sessions.persistence.losses import NAME as LOSSES
 from miniclaw_sessions.persistence.losses import Loss, Losses
 from miniclaw_sessions.persistence.marker import Marker, check_marker, check_store, write_marker
-from miniclaw_sessions.persistence.mending import mend
-from miniclaw_sessions.persistence.own_task import in_own_task
+from miniclaw_sessions.persistence.mending import Mended, check_and_mend, mend
+from miniclaw_sessions.persistence.own_task import in_own_task, require_asyncio
 from miniclaw_sessions.persistence.quarantine import Quarantine
 from miniclaw_sessions.persistence.recognition import recognize
-from miniclaw_sessions.persistence.recovery import Progress, Recovered, Recovery, RecoveryReport
-from miniclaw_sessions.persistence.snapshots import Snapshots
+from miniclaw_sessions.persistence.recovery import Progress, Recovered, Recovery, RecoveryReport, read_snapshot
+from miniclaw_sessions.persistence.snapshots import Snapshots, largest_snapshot
 from miniclaw_sessions.stores import SALVAGE, SALVAGE_PART, open_store, refuse_another_store, store_place
 from miniclaw_sessions.stores.base import Store, StorePlace
 from miniclaw_sessions.stores.copying import copy_store
@@ -45,9 +50,6 @@ from miniclaw_sessions.stores.wrapping import innermost
 
 LOOK_AGAIN_S = 0.1
 """How often a directory that another process has is tried again."""
-
-SNAPSHOT_REST = 2 << 20
-"""Bytes that a session file takes at the most beside its messages, metadata and compaction."""
 
 _BEGINNING = 1 << 20
 
@@ -59,7 +61,7 @@ class Workspace:
 
     Attributes:
         snapshots, store: both sides, once it is open.
-        losses: what was lost with former stores.
+        archive: where expired sessions go.
         sessions: what recovery loaded; whoever takes them over empties it.
         on_disk: the ids of the sessions of which only the names were read.
         report: what recovery found and did.
@@ -67,7 +69,7 @@ class Workspace:
 
     snapshots: Snapshots
     store: Store
-    losses: Losses
+    _losses: Losses
     sessions: dict[str, Recovered]
     on_disk: dict[str, None]
     report: RecoveryReport
@@ -94,6 +96,7 @@ class Workspace:
         self._create = create
         self._wait_s = wait_s
         self._stack = AsyncExitStack()
+        self.archive = ArchiveDirectory(path / "archive", encryption)
 
     def __repr__(self) -> str:
         return f"<Workspace {self.path}>"
@@ -109,7 +112,7 @@ class Workspace:
             ConfigError: the store's URL is not one, the directory cannot be used, or no event loop of asyncio runs.
             WrongKey, KeyNeeded, NotEncrypted: the keys do not go with what is there; it was not touched.
         """
-        _require_asyncio()
+        require_asyncio()
         async with AsyncExitStack() as stack:
             await self._open(stack)
             self._stack = stack.pop_all()
@@ -126,6 +129,65 @@ class Workspace:
         recovery = self._recovery(self.store)
         await recovery.load(session_id)
         return recovery.sessions, recovery.report
+
+    @property
+    def where(self) -> str:
+        """The directory."""
+        return str(self.path)
+
+    @property
+    def checkpoints(self) -> Snapshots:
+        """The session files."""
+        return self.snapshots
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """What was lost with former stores, until that is acknowledged."""
+        return MappingProxyType(self._losses.known)
+
+    async def acknowledge_losses(self, session_id: str | None) -> int:
+        """Forget a session's loss, or all of them; see `Storage`."""
+        try:
+            return await to_thread.run_sync(self._losses.acknowledge, session_id)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot write {self.path / LOSSES}: {error.strerror}") from error
+
+    async def modified(self) -> list[tuple[str, float]]:
+        """The session ids that have a file, and when each was last used."""
+        return await self.snapshots.modified()
+
+    async def check(self, store: Store, on_progress: Callable[[Progress], None]) -> CheckReport:
+        """Verify every snapshot against the store."""
+        check = Check(self.snapshots, store, clock=self._clock, on_progress=on_progress, losses=self._losses.known)
+        return await check.run()
+
+    async def repair(self, store: Store) -> Mended:
+        """Write what the session files have whole over what is damaged in the store."""
+        return await check_and_mend(self._saved, store)
+
+    async def _saved(self, session_id: str) -> Snapshot | None:
+        return await read_snapshot(self.snapshots, session_id, self._clock)
+
+    @property
+    def log_remains(self) -> str:
+        """What is true of a store in files."""
+        return "the store's log, because somebody is reading it: it is emptied by the next deletion"
+
+    async def purge(self, session_id: str) -> list[str]:
+        """Delete its copies that were set aside; see `Storage`."""
+        quarantine = self.snapshots.quarantine
+        try:
+            await to_thread.run_sync(quarantine.forget, f"{session_id}.jsonl")
+            await to_thread.run_sync(quarantine.forget, f"{session_id}.json")
+            stores = await to_thread.run_sync(quarantine.stores)
+            backups = await to_thread.run_sync(known_backups, self.path)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot clear {self.path} of it: {error.strerror}; delete it again") from error
+        remains = [f"quarantine/{name} was set aside damaged, and may have its words; remove it" for name in stores]
+        return remains + [
+            f"the backup in {one.path}, made {one.made_at:%Y-%m-%d %H:%M} UTC, may have its words; remove it"
+            for one in backups
+        ]
 
     @in_own_task
     async def _open(self, stack: AsyncExitStack) -> None:
@@ -163,7 +225,7 @@ class Workspace:
             self._marker = check_marker(self.path, self._encryption)
             refuse_another_store(self._place, self.path)
             self._clean()
-            self.losses = Losses(self.path)
+            self._losses = Losses(self.path)
             snapshots = open_snapshots(self.path, self._settings, clock=self._clock, encryption=self._encryption)
             return stack.enter_context(closing(snapshots))
         except OSError as error:
@@ -277,9 +339,9 @@ class Workspace:
 
     async def _mend_new(self, store: Store) -> None:
         """Give a salvaged store what the session files have, and write down what is lost all the same."""
-        mended = await mend(self.snapshots, store, clock=self._clock)
+        mended = await mend(self._saved, store)
         lost = {session_id: Loss(count, self._clock.now()) for session_id, count in mended.lost.items()}
-        await to_thread.run_sync(self.losses.note, lost)
+        await to_thread.run_sync(self._losses.note, lost)
         # by another name first: a salvage that was removed by halves would be taken for a whole one
         await to_thread.run_sync(self._rename, self.path / SALVAGE, self.path / SALVAGE_PART)
         await to_thread.run_sync(remove_tree, self.path / SALVAGE_PART)
@@ -296,7 +358,7 @@ class Workspace:
             clock=self._clock,
             capacity=self._settings.window,
             max_cached=self._settings.max_cached,
-            losses=self.losses,
+            losses=self._losses,
             on_progress=self._on_progress,
         )
 
@@ -350,10 +412,14 @@ def open_snapshots(
     quarantine = Quarantine(
         path / "quarantine", max_files=settings.quarantine_max_files, max_bytes=settings.quarantine_max_bytes
     )
-    least = settings.max_metadata_bytes + settings.max_message_bytes + SNAPSHOT_REST  # we must be able to read our own
-    max_bytes = max(settings.snapshot_max_bytes, least)
-    sessions = path / "sessions"
-    return Snapshots(sessions, quarantine, clock=clock, max_bytes=max_bytes, encryption=encryption, read_only=read_only)
+    return Snapshots(
+        path / "sessions",
+        quarantine,
+        clock=clock,
+        max_bytes=largest_snapshot(settings),
+        encryption=encryption,
+        read_only=read_only,
+    )
 
 
 def _holds_anything(database: Path) -> bool:
@@ -366,10 +432,3 @@ async def _close_shielded(stack: AsyncExitStack) -> None:
     """Close the store even when the surroundings are cancelled."""
     with anyio.CancelScope(shield=True):
         await stack.aclose()
-
-
-def _require_asyncio() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise ConfigError("sessions run on asyncio: use asyncio.run, or anyio.run without another backend") from None

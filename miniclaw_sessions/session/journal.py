@@ -418,6 +418,15 @@ class Journal:
         if now - self._accessed_on_disk >= ACCESS_RESOLUTION:
             self._changed()
 
+    @property
+    def unsaved_use(self) -> datetime | None:
+        """When it was last used, if nobody else can know of that yet."""
+        return self.last_accessed if self.last_accessed > self._accessed_on_disk else None
+
+    def use_saved(self, moment: datetime) -> None:
+        """It is written down that it was used at this moment."""
+        self._accessed_on_disk = max(self._accessed_on_disk, moment)
+
     def forgive(self, jump: timedelta, *, before: datetime) -> None:
         """The wall clock jumped: unless it was used since, the session is as idle as it was."""
         if self.conversation.state.last_accessed <= before:

@@ -106,7 +106,7 @@ async def refresh(journal: Journal) -> bool:
         committed = log.committed
         stored = await _stored_head(store, log)
         if stored is None:
-            return committed == 0
+            return False
         if committed and stored.last_sequence <= committed:
             return True
         conversation = await _as_stored(journal, stored)
@@ -166,12 +166,11 @@ def _places(entry: Entry, places: Mapping[int, int]) -> dict[str, int | None]:
 
 
 async def _stored_head(store: Store, log: SessionLog) -> StoredHead | None:
-    """The session in the store; of one that we have made and not stored yet, the one that another process made."""
+    """The session in the store; None if it was deleted, whether or not there is another one of its name."""
     stored = await store.head(log.head.session_id)
     if stored is not None and stored.turn is not None:
         log.fence = max(log.fence, stored.turn.fence)
-    is_other = stored is not None and stored.head.incarnation != log.head.incarnation
-    return None if is_other and log.committed else stored
+    return stored if stored is not None and stored.head.incarnation == log.head.incarnation else None
 
 
 async def _known(store: Store, session_id: str, pending: Sequence[StoredEntry], *, after: int) -> set[str]:

@@ -258,7 +258,7 @@ class Turn:
         if (claim := self._claim) is None:
             return
         log = self._journal.log
-        (outcome,) = await self._journal.home.store.append([Append(log.head, (), turn=claim.turn)])
+        (outcome,) = await self._journal.home.store.append([Append(log.head, (), turn=claim.turn, must_exist=True)])
         if isinstance(outcome, StoreConflict):
             raise TurnTaken(self.session_id) from outcome
         if outcome is not None:
@@ -285,7 +285,7 @@ class Turn:
         if claim is not None and claim.is_held and not claim.is_over and claim.error is None:
             over = msgspec.structs.replace(claim.turn, seconds=0.0)
             with suppress(SessionsError):
-                await self._journal.home.store.append([Append(log.head, (), turn=over)])
+                await self._journal.home.store.append([Append(log.head, (), turn=over, must_exist=True)])
 
     async def _begin(self) -> MessageEntry:
         """Commit the user's message, or take up the one that a former process left unanswered."""

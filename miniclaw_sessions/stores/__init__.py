@@ -17,6 +17,8 @@ __all__ = [
     "SALVAGE",
     "SALVAGE_PART",
     "STORE_URLS",
+    "is_shared_url",
+    "open_shared",
     "open_store",
     "refuse_another_store",
     "salvage_in",
@@ -123,6 +125,20 @@ def store_place(url: str, workspace: Path) -> StorePlace:
     if scheme == "postgresql" and rest.startswith("//"):
         return StorePlace("postgresql", url=url)
     raise ConfigError(f"store = {_without_password(url)!r} is no store; it can be {', '.join(STORE_URLS)}")
+
+
+def is_shared_url(text: str) -> bool:
+    """Whether this is the URL of a store that several processes share, and that is in no directory."""
+    return text.startswith("postgresql:")
+
+
+def open_shared(url: str, settings: PostgreSQLSettings | None = None, *, read_only: bool = False) -> Store:
+    """The store of such a URL, not yet opened; see `open_store`.
+
+    Raises:
+        ConfigError: no store goes by this URL.
+    """
+    return open_store(url, Path(), postgresql=settings, read_only=read_only)
 
 
 def stores_in(workspace: Path) -> list[StorePlace]:

@@ -179,13 +179,44 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     """New entries of one session, in order of sequence, which begin right behind what is stored.
 
     `after_loss` says that entries are known to be lost: only then may there be gaps, before and between them. Without a
-    `turn` they are taken whoever answers the session at this time.
+    `turn` they are taken whoever answers the session at this time. With `must_exist` a session that is not there is not
+    made: somebody has deleted it. Only a `shared` store looks at that.
     """
 
     head: SessionHead
     entries: Sequence[StoredEntry]
     after_loss: bool = False
     turn: TurnClaim | None = None
+    must_exist: bool = False
+
+
+class Checkpoint(msgspec.Struct, frozen=True, gc=False):
+    """What a session's entries lead to up to one of them; `encoded` is what its file says elsewhere.
+
+    `used_s` is how many seconds ago the session was used.
+    """
+
+    session_id: str
+    incarnation: str
+    sequence: int
+    encoded: bytes
+    used_s: float = 0.0
+
+
+class StoredSession(msgspec.Struct, frozen=True, gc=False):
+    """All that is needed of a session to go on with it.
+
+    Attributes:
+        stored: who it is, and where it ends.
+        used_at: when it was last used, as far as the store knows.
+        checkpoint: what it leads to up to a place, if that is there and sound.
+        entries: the first of those behind the checkpoint; others may follow.
+    """
+
+    stored: StoredHead
+    used_at: datetime
+    checkpoint: Checkpoint | None = None
+    entries: Sequence[StoredEntry] = ()
 
 
 class StorePlace(msgspec.Struct, frozen=True):
@@ -197,6 +228,7 @@ class StorePlace(msgspec.Struct, frozen=True):
         is_directory: whether it has the directory for itself.
         durable: whether what it has is there after this process has ended.
         url: how its server is reached; None: it has none.
+        shown: the same for people and logs, without user and password.
     """
 
     kind: str
@@ -204,6 +236,7 @@ class StorePlace(msgspec.Struct, frozen=True):
     is_directory: bool = False
     durable: bool = True
     url: str | None = None
+    shown: str = ""
 
     @property
     def home(self) -> Path | None:
@@ -324,6 +357,15 @@ class Store(Protocol):
         """Those of some sessions that there are, by their ids; of a shared store in one query."""
         found = [(session_id, await self.head(session_id)) for session_id in session_ids]
         return {session_id: head for session_id, head in found if head is not None}
+
+    async def count(self) -> int:
+        """How many sessions there are."""
+        return len(await self.session_ids())
+
+    async def load(self, session_ids: Sequence[str]) -> list[StoredSession]:
+        """Those of these sessions that there are, with what is needed to go on with them."""
+        heads = [stored for session_id in session_ids if (stored := await self.head(session_id)) is not None]
+        return [StoredSession(stored, stored.head.created_at) for stored in heads]
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries with a sequence greater than `after`, oldest first, at most `limit` of them.

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
+import msgspec
+
 from miniclaw_sessions.encryption import DamagedSeal, KeyRing, is_sealed, of_entry
 from miniclaw_sessions.errors import InvalidMessage, StoreError
 from miniclaw_sessions.history.search import Found, Search
@@ -20,6 +22,7 @@ from miniclaw_sessions.stores.base import (
     Append,
     Store,
     StoredEntry,
+    StoredSession,
     damaged,
     idempotency_key_in,
     is_damaged,
@@ -48,6 +51,13 @@ class EncryptedStore(WrappingStore):
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Encrypt and append; with one sync, where the inner store syncs."""
         return await self._store.append([self._sealed(item) for item in appends])
+
+    async def load(self, session_ids: Sequence[str]) -> list[StoredSession]:
+        """Sessions with the entries behind their checkpoints; those are opened by whoever sealed them."""
+        return [
+            msgspec.structs.replace(one, entries=self._opened(one.stored.head.session_id, one.entries))
+            for one in await self._store.load(session_ids)
+        ]
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries after a sequence, oldest first."""
@@ -102,7 +112,7 @@ class EncryptedStore(WrappingStore):
 
     def _sealed(self, item: Append) -> Append:
         sealed = [seal_entry(self._keys, item.head.session_id, stored) for stored in item.entries]
-        return Append(item.head, sealed, item.after_loss, item.turn)
+        return msgspec.structs.replace(item, entries=sealed)
 
     def _opened(self, session_id: str, page: Sequence[StoredEntry]) -> list[StoredEntry]:
         return [open_entry(self._keys, session_id, stored) for stored in page]

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from miniclaw_sessions.errors import StoreCorrupt, StoreError
-from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, StorePlace
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, StoredSession, StorePlace
 
 if TYPE_CHECKING:
     from miniclaw_sessions.history.search import Found, Search
@@ -88,6 +88,14 @@ class WrappingStore(Store):
     async def versions(self, session_ids: Collection[str]) -> Mapping[str, StoredHead]:
         """The inner store's."""
         return await self._forward("versions", lambda: self._store.versions(session_ids))
+
+    async def count(self) -> int:
+        """The inner store's."""
+        return await self._forward("count", self._store.count)
+
+    async def load(self, session_ids: Sequence[str]) -> list[StoredSession]:
+        """The inner store's."""
+        return await self._forward("load", lambda: self._store.load(session_ids))
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """Read from the inner store."""

@@ -87,7 +87,7 @@ class BackupReport(msgspec.Struct, kw_only=True):
 class Holder(Protocol):
     """Who has a workspace open: a SessionManager."""
 
-    workspace: Path
+    workspace: Path | None
     clock: Clock
 
     @property
@@ -113,6 +113,8 @@ async def back_up(manager: Holder, target: Path, on_progress: Report = lambda *_
         ConfigError: the target is something else, or cannot be written.
         StoreError: the store cannot be read.
     """
+    if manager.workspace is None:
+        raise ConfigError("cannot back up a shared store like this: it is in no directory; use the server's own tools")
     await manager.flush()
     return await _make(manager.workspace, innermost(manager.store), manager.clock, target, on_progress)
 

@@ -18,6 +18,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import SessionLimit, SessionNotFound, SnapshotUnreadable, StoreFull
 from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.persistence.snapshots import Snapshots
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing import FakeClock
@@ -167,7 +168,9 @@ async def test_what_is_dirty_stays_until_it_is_saved_and_a_flush_comes_early(sto
 async def test_where_nothing_can_be_saved_the_memory_has_a_bound(stored: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     async with stored.manager() as manager:
         await stored.fill(manager, 5)
-        monkeypatch.setattr(manager._workspace.snapshots._directory, "replace", _fail_with_no_space)
+        checkpoints = manager._storage.checkpoints
+        assert isinstance(checkpoints, Snapshots)
+        monkeypatch.setattr(checkpoints._directory, "replace", _fail_with_no_space)
         with pytest.raises(StoreFull, match="no more sessions can be in memory"):
             await say_to_all(manager, 20, "unsaved")
         assert manager.statistics().cached <= 7

@@ -12,6 +12,7 @@ from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from miniclaw_sessions import Message, Role, SessionManager, SessionSettings, ToolCall
@@ -40,7 +41,15 @@ class Database:
         workspace = self._directory / f"workspace-{next(self._numbers)}"
         async with SessionManager(workspace, store=self.url, clock=self.clock, settings=settings) as manager:
             yield manager
-        shutil.rmtree(workspace)
+        shutil.rmtree(workspace, ignore_errors=True)  # which a shared store does not make
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let all sessions be as idle as if so much time had passed, also by the clock of a server."""
+        await self.clock.advance(seconds)
+        if self.url.startswith("postgresql:"):
+            connection = await asyncpg.connect(self.url)
+            await connection.execute("UPDATE sessions SET used_at = used_at - $1::float * INTERVAL '1 s'", seconds)
+            await connection.close()
 
     def store(self) -> Store:
         """The store itself, not yet opened."""
@@ -146,7 +155,8 @@ async def test_a_session_past_its_time_to_live_is_cleaned_up(database: Database)
     settings = SessionSettings(ttl_days=1, archive_expired=False, restore_archived=False, sweep_interval_s=3e8)
     async with database.opened(settings) as manager:
         await (await manager.get_or_create("telegram", 1)).add_message(Message.user("old"))
-        await database.clock.advance(86_401)
+        await manager.flush()
+        await database.pass_time(86_401)
         await (await manager.get_or_create("telegram", 2)).add_message(Message.user("new"))
         assert (await manager.sweep()).sessions == ["telegram_1"]
         with pytest.raises(SessionNotFound):

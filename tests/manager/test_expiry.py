@@ -16,7 +16,7 @@ from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import NotArchived, SessionExists, SessionNotFound, StoreUnavailable
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.manager.expiry import FIRST_SWEEP_S
-from miniclaw_sessions.persistence.archive import Archive
+from miniclaw_sessions.persistence.archive import ArchiveDirectory
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
@@ -155,15 +155,15 @@ async def test_delete_session_toctou_protection(home: Home, monkeypatch: pytest.
         await say(manager, chat_id="2")
         await home.clock.advance(31 * DAY)
 
-        write = Archive.write
+        write = ArchiveDirectory.write
 
-        async def slowly(self: Archive, head: SessionHead, entries: AsyncIterator[bytes], at: datetime) -> Path:
+        async def slowly(self: ArchiveDirectory, head: SessionHead, entries: AsyncIterator[bytes], at: datetime) -> str:
             written = await write(self, head, entries, at)
             if head.session_id == "telegram_1":
                 assert await manager.get_or_create("telegram", "1") is session
             return written
 
-        monkeypatch.setattr(Archive, "write", slowly)
+        monkeypatch.setattr(ArchiveDirectory, "write", slowly)
         assert (await manager.sweep()).expired == 1
         assert await names(manager) == {"1"}
         await session.add_message(Message.user("still here"))

@@ -37,7 +37,7 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.persistence import flusher
-from miniclaw_sessions.persistence.snapshots import Written
+from miniclaw_sessions.persistence.checkpoints import Written
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
@@ -845,7 +845,7 @@ async def test_closing_goes_on_as_long_as_it_advances(home: Home, monkeypatch: p
     async with home.manager() as manager:
         for chat_id in "123":
             await say(manager, "hi", chat_id)
-        snapshots = manager._workspace.snapshots
+        snapshots = manager._storage.checkpoints
         write = snapshots.write
 
         async def watched(some: Sequence[Snapshot]) -> list[Written]:

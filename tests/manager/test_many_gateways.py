@@ -371,19 +371,6 @@ async def test_a_chat_that_another_gateway_deleted_is_gone_and_does_not_come_bac
             assert texts((await manager.get_or_create("telegram", 1)).messages()) == ["again"]
 
 
-async def test_files_of_a_former_run_bring_nothing_back(database: str, tmp_path: Path) -> None:
-    async with gateways(database, tmp_path) as (one, other):
-        session = await one.get_or_create("telegram", 1)
-        await session.add_message(Message.user("one"))
-        await (await other.get_or_create("telegram", 1)).add_message(Message.user("two"))
-    async with gateways(database, tmp_path / "elsewhere", 1) as (third,):
-        await third.delete("telegram_1")
-    assert (tmp_path / "gateway-0" / "sessions" / "telegram_1.json").exists()
-    async with gateways(database, tmp_path) as managers:
-        for manager in managers:
-            assert (await manager.get_or_create("telegram", 1)).messages() == []
-
-
 async def test_a_commit_that_is_cut_off_is_neither_lost_nor_doubled_though_others_came_between(
     database: str, tmp_path: Path, postgresql: PostgreSQLServer
 ) -> None:

@@ -17,11 +17,11 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import NotAWorkspace, ReadOnlyWorkspace, SessionNotFound, TranscriptNotKept
 from miniclaw_sessions.manager import SessionManager, open_readonly
-from miniclaw_sessions.manager.cache import ListPosition
 from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.statistics import SessionSummary
+from miniclaw_sessions.stores.shared import ListPosition
 from miniclaw_sessions.stores.sql import reader as reading
 from miniclaw_sessions.stores.sql.files import connect
 from miniclaw_sessions.testing import FakeClock

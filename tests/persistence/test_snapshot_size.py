@@ -12,7 +12,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.formats.snapshot import decode_snapshot, encode_snapshot
 from miniclaw_sessions.manager import SessionManager
-from miniclaw_sessions.persistence.workspace import SNAPSHOT_REST
+from miniclaw_sessions.persistence.snapshots import SNAPSHOT_REST
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 
 pytestmark = pytest.mark.anyio

@@ -205,6 +205,7 @@ async def test_session_miscellaneous(bench: Bench, tmp_path: Path) -> None:
     async with bench.manager() as manager:
         with pytest.raises(ImportRefused):
             await manager.fork_from(tmp_path / "nothing.jsonl")
+        assert manager.workspace is not None
         assert manager.workspace.is_absolute()
 
 

@@ -60,6 +60,7 @@ from miniclaw_sessions.stores.sql.checksums import checksum_of, entry_of_row
 from miniclaw_sessions.stores.sql.models import (
     USED_RESOLUTION,
     Shared,
+    SharedCheckpointRow,
     SharedEntryRow,
     SharedKeyRow,
     SharedSessionRow,
@@ -85,7 +86,8 @@ class Statement(NamedTuple):
         return [values[name] if name in values else self.constants[name] for name in self.names]
 
 
-def _compiled(statement: CompilerElement) -> Statement:
+def compiled(statement: CompilerElement) -> Statement:
+    """A statement in the driver's words."""
     compiled: Any = statement.compile(dialect=_DIALECT)
     constants = {name: value for name, value in compiled.params.items() if value is not None}
     return Statement(str(compiled), tuple(compiled.positiontup or ()), constants)
@@ -107,7 +109,8 @@ def expected_columns() -> dict[str, set[str]]:
 
 # --- appending -------------------------------------------------------------------------------------------------------
 
-_BIG, _TEXT, _TIME = BigInteger(), Text(), DateTime(timezone=True)
+_BIG, _TEXT = BigInteger(), Text()
+TIME = DateTime(timezone=True)
 
 _ROWS: dict[str, TypeEngine[Any]] = {
     "session_id": _TEXT,
@@ -119,7 +122,7 @@ _ROWS: dict[str, TypeEngine[Any]] = {
 _KEYED: dict[str, TypeEngine[Any]] = {**_ROWS, "idempotency_key": _TEXT}
 _FIRST: dict[str, TypeEngine[Any]] = {"incarnation": _TEXT, "expected": _BIG, "last": _BIG}
 _TURN: dict[str, TypeEngine[Any]] = {"fence": _BIG, "owner": _TEXT, "seconds": Float()}
-_WHO: dict[str, TypeEngine[Any]] = {"channel": _TEXT, "chat_id": _TEXT, "created_at": _TIME}
+_WHO: dict[str, TypeEngine[Any]] = {"channel": _TEXT, "chat_id": _TEXT, "created_at": TIME}
 
 
 def _said(types: Mapping[str, TypeEngine[Any]]) -> CTE:
@@ -131,8 +134,8 @@ def _said(types: Mapping[str, TypeEngine[Any]]) -> CTE:
 
 
 _SESSION, _ENTRY, _KEY = SharedSessionRow, SharedEntryRow, SharedKeyRow
-_NOW: ColumnElement[datetime] = func.clock_timestamp(type_=_TIME)
-_SECOND: ColumnElement[timedelta] = literal_column("INTERVAL '1 second'")
+NOW: ColumnElement[datetime] = func.clock_timestamp(type_=TIME)
+SECOND: ColumnElement[timedelta] = literal_column("INTERVAL '1 second'")
 
 
 def _turn_allows(given: Any) -> ColumnElement[bool]:
@@ -140,7 +143,7 @@ def _turn_allows(given: Any) -> ColumnElement[bool]:
     return or_(
         given.fence.is_(None),
         and_(_SESSION.fence == given.fence, _SESSION.turn_owner == given.owner),
-        and_(_SESSION.fence < given.fence, or_(_SESSION.turn_until.is_(None), _SESSION.turn_until < _NOW)),
+        and_(_SESSION.fence < given.fence, or_(_SESSION.turn_until.is_(None), _SESSION.turn_until < NOW)),
     )
 
 
@@ -148,7 +151,7 @@ def _turn_columns(given: Any, *, is_new: bool) -> dict[Any, Any]:
     """The turn as an append leaves it: its own, given back where it asks for no more seconds."""
     says_nothing, is_over = given.fence.is_(None), given.seconds <= 0
     before = (0, None, None) if is_new else (_SESSION.fence, _SESSION.turn_owner, _SESSION.turn_until)
-    until = _NOW + given.seconds * _SECOND
+    until = NOW + given.seconds * SECOND
     return {
         _SESSION.fence: case((says_nothing, before[0]), else_=given.fence),
         _SESSION.turn_owner: case((says_nothing, before[1]), else_=given.owner),
@@ -186,10 +189,10 @@ def _go_on(keys: Keys, *, turns: bool) -> Statement:
         .with_for_update(of=_SESSION, skip_locked=True)
         .cte("free")
     )
-    used_lately = _SESSION.used_at > _NOW - literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * _SECOND
+    used_lately = _SESSION.used_at > NOW - literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * SECOND
     changes: dict[Any, Any] = {
         _SESSION.last_sequence: free.c.last,
-        _SESSION.used_at: case((used_lately, _SESSION.used_at), else_=_NOW),
+        _SESSION.used_at: case((used_lately, _SESSION.used_at), else_=NOW),
         **(_turn_columns(free.c, is_new=False) if turns else {}),
     }
     changed = (
@@ -212,7 +215,7 @@ def _begin() -> Statement:
         _SESSION.incarnation: said.c.incarnation,
         _SESSION.created_at: said.c.created_at,
         _SESSION.last_sequence: said.c.last,
-        _SESSION.used_at: _NOW,
+        _SESSION.used_at: NOW,
         **_turn_columns(said.c, is_new=True),
     }
     of_sessions = select(*values.values()).where(said.c.incarnation.is_not(None)).order_by(said.c.session_id)
@@ -233,7 +236,7 @@ def _with_entries(changed: CTE, said: CTE, *, with_keys: bool) -> Statement:
     rows = select(*(said.c[name] for name in names)).select_from(of_changed).where(said.c.entry_id.is_not(None))
     answer = select(changed.c.session_id).add_cte(insert(_ENTRY).from_select(names, rows).cte("added"))
     if not with_keys:
-        return _compiled(answer)
+        return compiled(answer)
     where = select(said.c.session_id, said.c.idempotency_key, said.c.sequence).select_from(of_changed)
     keyed = (
         insert_or_not(_KEY)
@@ -244,7 +247,7 @@ def _with_entries(changed: CTE, said: CTE, *, with_keys: bool) -> Statement:
         .on_conflict_do_nothing(index_elements=[_KEY.session_id, _KEY.idempotency_key])  # the oldest one stays
         .cte("keyed")
     )
-    return _compiled(answer.add_cte(keyed))
+    return compiled(answer.add_cte(keyed))
 
 
 GO_ON = {(keys, turns): _go_on(keys, turns=turns) for keys in Keys for turns in (False, True)}
@@ -315,7 +318,7 @@ _SESSION_ID = bindparam("session_id", type_=_TEXT)
 _LIMIT = bindparam("limit", type_=_BIG)
 _IS_OF_SESSION = _ENTRY.session_id == _SESSION_ID
 
-_HEADS = select(
+HEAD_COLUMNS = (
     _SESSION.session_id,
     _SESSION.channel,
     _SESSION.chat_id,
@@ -324,32 +327,35 @@ _HEADS = select(
     _SESSION.last_sequence,
     _SESSION.fence,
     _SESSION.turn_owner,
-    func.coalesce(_SESSION.turn_until < _NOW, literal_column("TRUE")),
+    func.coalesce(_SESSION.turn_until < NOW, literal_column("TRUE")).label("is_over"),
 )
-VERSIONS = _compiled(_HEADS.where(_SESSION.session_id == any_(bindparam("session_ids", type_=ARRAY(_TEXT)))))
-LOCKED_HEAD = _compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID).with_for_update())
-LOCKED_HEAD_NOW = _compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID).with_for_update(nowait=True))
-HEADS_AFTER = _compiled(
+"""What `stored_head` makes a head of."""
+
+_HEADS = select(*HEAD_COLUMNS)
+VERSIONS = compiled(_HEADS.where(_SESSION.session_id == any_(bindparam("session_ids", type_=ARRAY(_TEXT)))))
+LOCKED_HEAD = compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID).with_for_update())
+LOCKED_HEAD_NOW = compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID).with_for_update(nowait=True))
+HEADS_AFTER = compiled(
     _HEADS.where(_SESSION.session_id > bindparam("after", type_=_TEXT)).order_by(_SESSION.session_id).limit(PAGE)
 )
-SESSION_IDS = _compiled(select(_SESSION.session_id).order_by(_SESSION.session_id))
+SESSION_IDS = compiled(select(_SESSION.session_id).order_by(_SESSION.session_id))
 
 _ENTRIES = select(_ENTRY.sequence, _ENTRY.entry_id, _ENTRY.encoded, _ENTRY.idempotency_key, _ENTRY.checksum).where(
     _IS_OF_SESSION
 )
-OLDEST_FIRST = _compiled(
+OLDEST_FIRST = compiled(
     _ENTRIES.where(_ENTRY.sequence > bindparam("after", type_=_BIG)).order_by(_ENTRY.sequence).limit(_LIMIT)
 )
-NEWEST_FIRST = _compiled(_ENTRIES.order_by(_ENTRY.sequence.desc()).limit(_LIMIT))
-WITH_ID = _compiled(
+NEWEST_FIRST = compiled(_ENTRIES.order_by(_ENTRY.sequence.desc()).limit(_LIMIT))
+WITH_ID = compiled(
     _ENTRIES.where(_ENTRY.entry_id == bindparam("entry_id", type_=_TEXT)).order_by(_ENTRY.sequence).limit(1)
 )
-WITH_KEY = _compiled(
+WITH_KEY = compiled(
     _ENTRIES.join(_KEY, and_(_KEY.session_id == _ENTRY.session_id, _KEY.sequence == _ENTRY.sequence)).where(
         _KEY.session_id == _SESSION_ID, _KEY.idempotency_key == bindparam("key", type_=_TEXT)
     )
 )
-IDS_BETWEEN = _compiled(
+IDS_BETWEEN = compiled(
     select(_ENTRY.sequence, _ENTRY.entry_id).where(
         _IS_OF_SESSION,
         _ENTRY.sequence.between(bindparam("first", type_=_BIG), bindparam("last", type_=_BIG)),
@@ -358,7 +364,7 @@ IDS_BETWEEN = _compiled(
 
 # --- the rest --------------------------------------------------------------------------------------------------------
 
-MEND = _compiled(
+MEND = compiled(
     update(_ENTRY)
     .where(_IS_OF_SESSION, _ENTRY.sequence == bindparam("at", type_=_BIG))
     .values(
@@ -369,8 +375,8 @@ MEND = _compiled(
     )
 )
 DELETE = tuple(
-    _compiled(delete(model).where(model.session_id == _SESSION_ID))
-    for model in (SharedEntryRow, SharedKeyRow, SharedSessionRow)
+    compiled(delete(model).where(model.session_id == _SESSION_ID))
+    for model in (SharedEntryRow, SharedKeyRow, SharedCheckpointRow, SharedSessionRow)
 )
 """A session's rows, those that say that there is one last; to be run while its row is locked."""
 
@@ -379,19 +385,19 @@ _ENDS = (
     .group_by(_ENTRY.session_id)
     .subquery("ends")
 )
-ORPHANS = _compiled(
+ORPHANS = compiled(
     select(_ENDS.c.session_id, _ENDS.c.entries)
     .outerjoin(_SESSION, _SESSION.session_id == _ENDS.c.session_id)
     .where(_SESSION.session_id.is_(None))
     .order_by(_ENDS.c.session_id)
 )
-WRONG_ENDS = _compiled(
+WRONG_ENDS = compiled(
     select(_SESSION.session_id, _SESSION.last_sequence, func.coalesce(_ENDS.c.last, 0))
     .outerjoin(_ENDS, _SESSION.session_id == _ENDS.c.session_id)
     .where(_SESSION.last_sequence != func.coalesce(_ENDS.c.last, 0))
     .order_by(_SESSION.session_id)
 )
-WRONG_KEYS = _compiled(
+WRONG_KEYS = compiled(
     select(func.count())
     .select_from(_KEY)
     .outerjoin(_ENTRY, and_(_ENTRY.session_id == _KEY.session_id, _ENTRY.sequence == _KEY.sequence))
@@ -399,7 +405,7 @@ WRONG_KEYS = _compiled(
 )
 _CATALOGUE = table("columns", *(column(one, _TEXT) for one in ("table_schema", "table_name", "column_name")))
 _CATALOGUE.schema = "information_schema"
-COLUMNS = _compiled(
+COLUMNS = compiled(
     select(_CATALOGUE.c.table_name, _CATALOGUE.c.column_name).where(
         _CATALOGUE.c.table_schema == func.current_schema(type_=_TEXT)
     )

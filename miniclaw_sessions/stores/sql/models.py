@@ -25,7 +25,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, DateTime, Dialect, Integer, LargeBinary, MetaData, Text
+from sqlalchemy import BigInteger, DateTime, Dialect, Index, Integer, LargeBinary, MetaData, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -152,7 +152,7 @@ class PlacedRow(Base):
 # --- a server's database ---------------------------------------------------------------------------------------------
 
 USED_RESOLUTION = timedelta(hours=1)
-"""How exactly `used_at` says when a session was used: an append that is nearer than this leaves it as it is."""
+"""How exactly an append says in `used_at` when a session was used; each checkpoint says it exactly."""
 
 _ID = Text(collation="C")
 """Compared byte by byte, as Python compares the text's code points, whatever language the database speaks."""
@@ -169,11 +169,11 @@ class SharedSessionRow(Identity, Shared):
     """Who a session is, where it ends, when it was used, and who may answer it."""
 
     __tablename__ = "sessions"
-    __table_args__ = {"postgresql_with": {"fillfactor": 70}}  # noqa: RUF012 - as SQLAlchemy declares it
+    __table_args__ = (Index(None, "used_at", "session_id"), {"postgresql_with": {"fillfactor": 70}})
 
     session_id: Mapped[str] = mapped_column(_ID, primary_key=True, sort_order=_KEYS_FIRST)
     last_sequence: Mapped[int]
-    used_at: Mapped[datetime] = mapped_column(index=True)
+    used_at: Mapped[datetime]
     fence: Mapped[int]
     turn_owner: Mapped[str | None]
     turn_until: Mapped[datetime | None]
@@ -196,3 +196,38 @@ class SharedKeyRow(Shared):
     session_id: Mapped[str] = mapped_column(_ID, primary_key=True)
     idempotency_key: Mapped[str] = mapped_column(_ID, primary_key=True)
     sequence: Mapped[int]
+
+
+class SharedCheckpointRow(Shared):
+    """What a session's entries lead to at one place, as its file says it elsewhere: a cache that may be thrown away.
+
+    It is ignored if it is of another incarnation, or contradicts its checksum.
+    """
+
+    __tablename__ = "checkpoints"
+
+    session_id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    incarnation: Mapped[str]
+    sequence: Mapped[int]
+    encoded: Mapped[bytes]
+    checksum: Mapped[int]
+
+
+class SharedArchiveRow(Shared):
+    """A piece of an archived session; all pieces together are the file that an archive in a directory has."""
+
+    __tablename__ = "archive"
+
+    session_id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    name: Mapped[str] = mapped_column(_ID, primary_key=True)
+    piece: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    encoded: Mapped[bytes]
+
+
+class SharedPropertyRow(Shared):
+    """What is true of the whole database, such as whether it is encrypted."""
+
+    __tablename__ = "properties"
+
+    name: Mapped[str] = mapped_column(_ID, primary_key=True)
+    value: Mapped[bytes]

@@ -29,10 +29,17 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.stores.appending import entries_to_add
-from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, StorePlace, is_damaged
+from miniclaw_sessions.stores.base import (
+    Append,
+    StoredEntry,
+    StoredHead,
+    StorePlace,
+    is_damaged,
+)
 from miniclaw_sessions.stores.gathering import Gathering
 from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.sql import keyed
+from miniclaw_sessions.stores.sql.beside_store import BesideTranscripts
 from miniclaw_sessions.stores.sql.checksums import checksum_of
 from miniclaw_sessions.stores.sql.keyed import Keys, Part, Statement
 from miniclaw_sessions.stores.sql.server import (
@@ -66,7 +73,7 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 
-class PostgreSQLStore(Store):
+class PostgreSQLStore(BesideTranscripts):
     """Transcripts in a server's database, which any number of gateways use at the same time."""
 
     durable: ClassVar[bool] = True
@@ -97,7 +104,7 @@ class PostgreSQLStore(Store):
     @property
     def place(self) -> StorePlace:
         """On its server."""
-        return StorePlace("postgresql", url=self._url)
+        return StorePlace("postgresql", url=self._url, shown=self._place.shown)
 
     # --- opening and closing -----------------------------------------------------------------------------------------
 
@@ -282,6 +289,8 @@ class PostgreSQLStore(Store):
         session_id = item.head.session_id
         row = await connection.fetchrow(lock.text, session_id)
         stored = None if row is None else keyed.stored_head(row)
+        if stored is None and item.must_exist:
+            raise StoreConflict(f"cannot append to session {session_id}: another process has deleted it")
         last = 0 if stored is None else stored.last_sequence
         ids = await self._ids_from(connection, item, last)
         new = entries_to_add(
@@ -417,6 +426,20 @@ class PostgreSQLStore(Store):
                         raise
         raise AssertionError  # the last attempt has returned or raised
 
+    async def _change(self, attempted: str, statement: Statement, **values: Any) -> list[Any]:
+        """The rows of a statement that may be run again: where its connection was cut off, it is."""
+
+        async def run(connection: Any) -> list[Any]:
+            return list(await connection.fetch(statement.text, *statement.arguments(values)))
+
+        for attempt in range(self._settings.write_connections + 1):
+            try:
+                return await self._writing(attempted, run)
+            except StoreUnavailable as error:
+                if attempt == self._settings.write_connections or not isinstance(error.__cause__, CUT):
+                    raise
+        raise AssertionError  # the last attempt has returned or raised
+
     async def _writing(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
         async with self._connection(self._writers, attempted) as connection:
             return await work(connection)
@@ -496,6 +519,8 @@ def _going_on(item: Append) -> Part | None:
 
 def _beginning(item: Append) -> Part | None:
     """The append as it is where there is no such session yet; None where that needs a closer look."""
+    if item.must_exist:
+        return None
     if not item.entries:
         return Part(item, (), 0)
     if item.entries[0].sequence != 1 or not _follow_each_other(item.entries):

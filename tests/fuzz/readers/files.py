@@ -186,6 +186,7 @@ class DatabaseReader(_WorkspaceReader):
         return file
 
     async def _check_neighbour(self, manager: SessionManager) -> None:
+        assert manager.workspace is not None
         quarantined = manager.workspace / "quarantine"
         for name, data in self._snapshots.items():  # or else it is evidence now, because the database knew better
             session = await manager.find(name.removesuffix(".json"))

@@ -1,0 +1,66 @@
+"""Expiry where several processes share a database: it says what is idle, and lets one of them remove a session."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.errors import SessionsError
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.manager.expiry import Expiry
+from miniclaw_sessions.manager.registry import SessionRegistry
+from miniclaw_sessions.persistence.database import Database
+
+FORETOLD = 10_000
+"""So many idle sessions are listed at the most."""
+
+TOGETHER = 100
+"""So many are removed in one transaction."""
+
+log = get_logger(__name__)
+
+
+class DatabaseExpiry(Expiry):
+    """Expires the idle ones among the sessions of a shared database; what is idle is said by the server's clock."""
+
+    def __init__(
+        self, registry: SessionRegistry, database: Database, *, settings: SessionSettings, clock: Clock
+    ) -> None:
+        super().__init__(registry, settings=settings, clock=clock)
+        self._table = database.archive
+        self._shared = database.shared
+        self._is_first_look = True
+
+    async def _idle(self, at: datetime) -> tuple[int, list[str]]:
+        if self._is_first_look:
+            for newest in await self._shared.newest(limit=1):
+                self._clock_guard.consider(newest.last_accessed)
+            self._is_first_look = False
+        await self._registry.write_uses()
+        idle = await self._shared.idle(self._idle_s(at), limit=FORETOLD) if self._ttl else []
+        return await self._registry.count(), idle
+
+    async def _remove(self, idle: list[str]) -> list[str]:
+        """Remove what is idle; of what another process is removing at the same time, nothing is said here."""
+        archiving = self._table.archiving(self._clock.now()) if self._settings.archive_expired else None
+        idle_s, gone = self._idle_s(self._clock.now()), list[str]()
+        while idle:
+            before = len(gone)
+            for start in range(0, len(idle), TOGETHER):
+                part = idle[start : start + TOGETHER]
+                try:
+                    removed = await self._shared.expire(part, idle_s, archiving)
+                except SessionsError as error:  # the others expire all the same
+                    log.error("expired sessions could not be removed", action="sweep.failed", error=str(error))
+                    continue
+                self._registry.gone(removed)
+                gone += removed
+            if len(gone) == before:
+                break
+            idle = await self._shared.idle(idle_s, limit=FORETOLD)
+        return gone
+
+    def _idle_s(self, at: datetime) -> float:
+        """For how long one must be idle now to be idle for longer than its time to live at a moment."""
+        return max(0.0, (self._ttl - (at - self._clock.now())).total_seconds())

@@ -1,0 +1,139 @@
+"""Sessions that are made of something else: another program's file, our own export, the archive."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.errors import InvalidKey, NotArchived, SessionExists
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.manager.reader import SessionReader
+from miniclaw_sessions.manager.registry import SessionRegistry
+from miniclaw_sessions.manager.source_file import source_file
+from miniclaw_sessions.persistence.archive import Archive
+from miniclaw_sessions.persistence.recovery import Progress
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.session import Session
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.formats.codec import Format
+    from miniclaw_sessions.transfer.importing import ImportReport
+
+log = get_logger(__name__)
+
+
+class SessionMaker(SessionReader):
+    """A half of the manager."""
+
+    clock: Clock
+    _registry: SessionRegistry
+    _archive: Archive
+
+    @abstractmethod
+    def _require_open(self) -> None:
+        """Raise ManagerClosed unless it is open."""
+
+    @abstractmethod
+    def _progress(self, progress: Progress) -> None:
+        """Something advanced."""
+
+    async def import_file(
+        self,
+        path: str | Path,
+        *,
+        key: SessionKey | None = None,
+        form: Format | None = None,
+        dry_run: bool = False,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> ImportReport:
+        """Make a session of another program's file, or of our own export. The file is only read.
+
+        It is streamed: it may be larger than the memory. Until the session is complete nobody sees it, and a crash
+        leaves nothing of it.
+
+        Args:
+            path: the file.
+            key: the new session's key; by default what the file says, or else `import` and the file's own id.
+            form: its format (`formats.registry`); by default it is recognized.
+            dry_run: only read it, and report.
+            on_progress: told how many bytes are done; by default the manager's own.
+
+        Raises:
+            ImportRefused: it is not a session in a known format, or cannot be read; it was not touched.
+            SessionExists, SessionLimit, StoreError: the session could not be made; nothing of it is left.
+        """
+        async with source_file(path) as file:
+            return await self.import_stream(
+                file.chunks,
+                name=file.name,
+                key=key,
+                form=form,
+                dry_run=dry_run,
+                on_progress=on_progress,
+                size=file.size,
+            )
+
+    async def import_stream(  # noqa: PLR0913 - each can be left out
+        self,
+        chunks: AsyncIterator[bytes],
+        *,
+        name: str,
+        key: SessionKey | None = None,
+        form: Format | None = None,
+        dry_run: bool = False,
+        on_progress: Callable[[Progress], None] | None = None,
+        size: int | None = None,
+    ) -> ImportReport:
+        """`import_file` for what comes in pieces: `name` stands for the file's, `size` is in bytes. Raises the same."""
+        from miniclaw_sessions.transfer.importing import Import  # noqa: PLC0415 - loads every format
+
+        self._require_open()
+        progress = on_progress or self._progress
+        transfer = Import(
+            chunks, name=name, form=form, clock=self.clock, on_progress=progress, size=size, dry_run=dry_run
+        )
+        async with transfer:
+            key, report = await transfer.begin(key), transfer.report
+            if dry_run:
+                await transfer.only_read()
+                if await self._registry.exists(report.session_id):
+                    raise SessionExists(
+                        f"session {report.session_id!r} exists already; delete it first, or choose another name"
+                    )
+                return report
+            async with self._registry.new_journal(key, purpose="import", created_at=transfer.created_at) as journal:
+                await transfer.store(Session.of(journal))
+        counts = {"entries": report.entries, "repaired": report.repaired, "set_aside": report.set_aside}
+        log.info("imported", action="session.imported", session_id=report.session_id, **counts)
+        return report
+
+    async def fork_from(self, path: str | Path, *, key: SessionKey | None = None) -> Session:
+        """A session made of a file's history, in the words of document 003. Raises as `import_file`."""
+        return await self.find((await self.import_file(path, key=key)).session_id)
+
+    async def restore(self, session_id: str) -> Session:
+        """Bring an expired session back from the archive, whole, under its old key; its time to live starts again.
+
+        Raises:
+            NotArchived: the archive has no such session.
+            SessionExists: there is a session of this id already; rename or delete that first.
+            ImportRefused, DamagedSeal, WrongKey: the archived file is damaged or another key's; it stays.
+            SessionLimit, StoreError: the session could not be made; the archived file stays.
+        """
+        from miniclaw_sessions.formats.entry_line import ENTRY_LINE  # noqa: PLC0415 - only restoring needs it
+
+        self._require_open()
+        file = await self._archive.newest(session_id)
+        if file is None:
+            raise NotArchived(session_id)
+        try:
+            key = SessionKey.parse(session_id)
+        except InvalidKey:
+            key = None  # it is shortened: the file's first line tells it
+        report = await self.import_stream(self._archive.read(file), name=session_id, key=key, form=ENTRY_LINE)
+        await self._archive.delete(file)
+        log.info("restored from the archive", action="session.restored", session_id=report.session_id)
+        return await self.find(report.session_id)
