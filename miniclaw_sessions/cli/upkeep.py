@@ -55,6 +55,7 @@ async def backup(
 async def _backed_up(invocation: Invocation, target: Path) -> BackupReply:
     from miniclaw_sessions.api.upkeep import backup_reply  # noqa: PLC0415 - help does not need it
     from miniclaw_sessions.cli.opening import find_daemon, refused  # noqa: PLC0415 - same
+    from miniclaw_sessions.stores import is_shared_url  # noqa: PLC0415 - same
     from miniclaw_sessions.transfer.backup import back_up_closed  # noqa: PLC0415 - same
 
     async with find_daemon(invocation) as daemon:
@@ -62,7 +63,8 @@ async def _backed_up(invocation: Invocation, target: Path) -> BackupReply:
             invocation.report("backing up", 0, None)
             return await daemon.back_up(target)
     loaded = invocation.local
-    if (problem := refused(loaded, create=False)) is not None:
+    is_shared = is_shared_url(loaded.settings.sessions.store)
+    if not is_shared and (problem := refused(loaded, create=False)) is not None:
         raise problem
     made = await back_up_closed(loaded.workspace.absolute(), loaded.settings.sessions, target, invocation.report)
     return backup_reply(made, target)
@@ -112,6 +114,7 @@ async def restore(
     If this is interrupted, run it again. One expired session is brought back by `unarchive`.
     """
     from miniclaw_sessions.api.upkeep import backup_reply  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.stores import is_shared_url  # noqa: PLC0415 - same
     from miniclaw_sessions.transfer.backup import restore as put_back  # noqa: PLC0415 - same
     from miniclaw_sessions.transfer.backup import store_of  # noqa: PLC0415 - same
 
@@ -121,7 +124,8 @@ async def restore(
     if loaded.sources["sessions.store"] == "default":
         settings = msgspec.structs.replace(settings, store=await store_of(source) or settings.store)
     restored = await put_back(source, workspace, settings, invocation.report, damaged=damaged)
-    reply = msgspec.structs.replace(backup_reply(restored, source), directory=str(workspace))
+    where = settings.store if is_shared_url(settings.store) else str(workspace)
+    reply = msgspec.structs.replace(backup_reply(restored, source), directory=where)
     if invocation.as_json:
         invocation.print_json(reply)
         return

@@ -14,6 +14,7 @@ import hashlib
 import os
 from contextlib import AsyncExitStack
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +23,7 @@ import msgspec
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import LOCK, Directory
-from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.errors import ConfigError, StoreError
 from miniclaw_sessions.persistence.backups import note_backup
 from miniclaw_sessions.persistence.losses import NAME as LOSSES
 from miniclaw_sessions.persistence.marker import NAME as MARKER
@@ -31,7 +32,10 @@ from miniclaw_sessions.persistence.own_task import in_own_task
 from miniclaw_sessions.persistence.recognition import recognize
 from miniclaw_sessions.stores import open_store, salvage_in, store_place, stores_in
 from miniclaw_sessions.stores.base import Store, StorePlace
+from miniclaw_sessions.stores.copying import compare_stores, copy_store
+from miniclaw_sessions.stores.shared import as_shared
 from miniclaw_sessions.stores.wrapping import innermost
+from miniclaw_sessions.transfer.archives import copy_archive, marker_of, write_marker_to
 from miniclaw_sessions.transfer.copying import Copy, Report, copy_missing, held, in_thread
 from miniclaw_sessions.transfer.files import SESSIONS, SET_ASIDE, files_in
 
@@ -113,8 +117,6 @@ async def back_up(manager: Holder, target: Path, on_progress: Report = lambda *_
         ConfigError: the target is something else, or cannot be written.
         StoreError: the store cannot be read.
     """
-    if manager.workspace is None:
-        raise ConfigError("cannot back up a shared store like this: it is in no directory; use the server's own tools")
     await manager.flush()
     return await _make(manager.workspace, innermost(manager.store), manager.clock, target, on_progress)
 
@@ -125,12 +127,17 @@ async def back_up_closed(
 ) -> BackupReport:
     """Back a workspace up that nobody has open; nobody can open it meanwhile. It may be one that is only to be read.
 
+    Of a store that several processes share there is no workspace; they may go on using it.
+
     Raises:
         DirectoryInUse: a process has it open; let that one make the backup (`back_up`).
         NotAWorkspace: there is none, or the directory is another program's; it was not touched.
         ConfigError, StoreError: as for `back_up`; also as long as a damaged store is not salvaged whole.
     """
     async with AsyncExitStack() as stack:
+        if store_place(settings.store, workspace).url is not None:  # nobody need be kept out
+            shared = open_store(settings.store, workspace, postgresql=settings.postgresql)
+            return await _make(None, await stack.enter_async_context(shared), SystemClock(), target, on_progress)
         is_writable = await in_thread(os.access, workspace, os.W_OK)
         # otherwise nobody can be kept out: whoever may write it does so beside the backup, as a daemon does
         place = await stack.enter_async_context(held(workspace, settings.store, locked=is_writable))
@@ -179,6 +186,9 @@ async def restore(
 ) -> BackupReport:
     """Put a backup where no workspace is. Cut off, it is run again, and until then nobody opens the workspace.
 
+    A store on a server gets the sessions and the archive instead, and no directory is made. It may have what an earlier
+    run of this has written there, and no other session.
+
     Args:
         backup: the directory of the backup; it is verified first, and not changed.
         workspace: where to; there may be nothing that lives: no session, no store, nothing to be salvaged.
@@ -198,6 +208,9 @@ async def restore(
         more = f", and {len(report.problems) - 1} more" if len(report.problems) > 1 else ""
         raise ConfigError(f"the backup {backup} is damaged: {report.problems[0]}{more}; nothing was restored")
     source, place = store_place(report.store, backup), store_place(settings.store, workspace)
+    if place.url is not None:
+        await _restore_to_server(backup, source, settings, report, on_progress)
+        return report
     if (place.path is None and report.entries) or (report.problems and source.kind != place.kind):
         raise ConfigError(
             f"the backup has a store {report.store}, which cannot be restored to store = {settings.store!r}; set "
@@ -220,40 +233,73 @@ async def restore(
     return report
 
 
+async def _restore_to_server(
+    backup: Path, source: StorePlace, settings: SessionSettings, report: BackupReport, on_progress: Report
+) -> None:
+    what = f"the backup {backup} cannot be restored to {settings.store}"
+    if report.problems:
+        raise ConfigError(f"{what} while it is damaged; restore it to a directory, and migrate afterwards")
+    if source.path is None:
+        raise ConfigError(f"{what}: it has no transcripts; restore it to a directory, and migrate afterwards")
+    async with AsyncExitStack() as stack:
+        store = open_store(settings.store, backup, postgresql=settings.postgresql)
+        target = as_shared(await stack.enter_async_context(store))
+        given = await stack.enter_async_context(open_store(source, backup, read_only=True))
+        plan = await compare_stores(given, target)
+        marker = await marker_of(target)
+        if plan.others or plan.different or (marker is not None and marker.key != (report.key or "")):
+            raise ConfigError(f"{what}: there is something already; nothing was changed. Make a new database")
+        await write_marker_to(target, report.key or "")
+        copied = await copy_store(given, target, partial(on_progress, "copying the store"), total=report.sessions)
+        for difference in copied.different:
+            raise StoreError(f"{what}: {difference}; run it again")
+        await copy_archive(backup, target, None, report.problems)
+
+
 # --- making one ------------------------------------------------------------------------------------------------------
 
 
-async def _make(workspace: Path, store: Store | None, clock: Clock, target: Path, on_progress: Report) -> BackupReport:
+async def _make(
+    workspace: Path | None, store: Store | None, clock: Clock, target: Path, on_progress: Report
+) -> BackupReport:
     source = store if store is not None and store.keeps_entries else None
     kind = "none" if source is None else "sqlite" if source.place.path is None else source.place.kind
+    shared = as_shared(source) if source is not None and source.shared else None
+    beside = workspace or shared
     try:
         await in_thread(_refuse_taken, target, workspace)
-        marker = await in_thread(read_marker, workspace)
-        report = BackupReport(made_at=clock.now(), store=f"{kind}:", key=None if marker is None else marker.key)
-        if await in_thread(os.access, workspace, os.W_OK):
+        marker = None if beside is None else await marker_of(beside)
+        key = marker.key or None if marker is not None else None
+        report = BackupReport(made_at=clock.now(), store=f"{kind}:", key=key)
+        if workspace is not None and await in_thread(os.access, workspace, os.W_OK):
             await in_thread(note_backup, workspace, target, report.made_at)  # first: half a backup has words too
         await in_thread(lambda: Directory(target).close())
         copy = Copy(target, store_place(report.store, target))
         await copy.make(workspace, source, None if source is None else source.place.torn, on_progress=on_progress)
+        if shared is not None:
+            await copy_archive(shared, target, None, copy.report.problems)
+            await write_marker_to(target, key or "")
         report.sessions, report.entries = copy.report.sessions, copy.report.entries
         report.snapshots, report.problems = copy.report.snapshots, copy.report.problems
         on_progress("writing the list of files", 0, None)
         await in_thread(_finish, workspace, copy, report)
     except OSError as error:
-        raise ConfigError(f"cannot back {workspace} up to {target}: {error.strerror or error}") from error
+        what = shared.place.shown if shared is not None else workspace
+        raise ConfigError(f"cannot back {what} up to {target}: {error.strerror or error}") from error
     return report
 
 
-def _refuse_taken(target: Path, workspace: Path) -> None:
-    if target.resolve().is_relative_to(workspace.resolve()):
+def _refuse_taken(target: Path, workspace: Path | None) -> None:
+    if workspace is not None and target.resolve().is_relative_to(workspace.resolve()):
         raise ConfigError(f"cannot back up to {target}: it is in the workspace itself; name a directory elsewhere")
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise ConfigError(f"cannot back up to {target}: it is there already; name a directory that is not there yet")
 
 
-def _finish(workspace: Path, copy: Copy, report: BackupReport) -> None:
+def _finish(workspace: Path | None, copy: Copy, report: BackupReport) -> None:
     """Copy what the workspace says of itself, and write down what is there: only then it is a backup."""
-    copy_missing(workspace, copy.path, _OF_ITSELF)
+    if workspace is not None:
+        copy_missing(workspace, copy.path, _OF_ITSELF)
     if copy.place.is_directory and copy.place.path is not None and copy.place.path.exists():
         with Directory(copy.place.path) as transcripts:
             transcripts.remove([LOCK])

@@ -111,7 +111,7 @@ class Copy:
 
     async def make(
         self,
-        workspace: Path,
+        workspace: Path | None,
         source: Source | None,
         torn: Path | None,
         *,
@@ -121,7 +121,7 @@ class Copy:
         """Copy everything; session files first, for the store may get ahead of them, and never they of it.
 
         Args:
-            workspace: whose files are copied.
+            workspace: whose files are copied; None: it has none.
             source: its store, opened; None where there is none.
             torn: where the source keeps what crashes left, if it does.
             sealing: what everything is to be sealed with, where `source` gives entries that are not; None: it stays as
@@ -134,13 +134,15 @@ class Copy:
             OSError: a file cannot be read or written.
         """
         incarnations = {} if source is None else await _incarnations(source)
-        self.report.resealed_snapshots = await self._copy_files(workspace / SESSIONS, sealing, on_progress)
-        for name in SET_ASIDE:
-            self.report.resealed_files += await self._copy_files(workspace / name, sealing, on_progress)
+        if workspace is not None:
+            self.report.resealed_snapshots = await self._copy_files(workspace / SESSIONS, sealing, on_progress)
+            for name in SET_ASIDE:
+                self.report.resealed_files += await self._copy_files(workspace / name, sealing, on_progress)
         stored: Mapping[str, str] = {}
         if source is not None:
             stored = await self._copy_store(source, sealing, on_progress, len(incarnations))
-            await in_thread(self._leave_out_replaced, workspace, incarnations, stored)
+            if workspace is not None:
+                await in_thread(self._leave_out_replaced, workspace, incarnations, stored)
         if torn is not None and self.place.torn is not None:
             self.report.resealed_files += await self._copy_files(torn, sealing, on_progress, self.place.torn)
         names = await in_thread(files_in, self.path / SESSIONS)

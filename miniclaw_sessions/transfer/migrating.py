@@ -23,7 +23,7 @@ from miniclaw_sessions.disk import Directory, DirectoryLock
 from miniclaw_sessions.encryption import KeyRing, is_sealed
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, NotAWorkspace
 from miniclaw_sessions.persistence.losses import Losses
-from miniclaw_sessions.persistence.marker import Marker, check_marker, read_marker, write_marker
+from miniclaw_sessions.persistence.marker import check_marker
 from miniclaw_sessions.persistence.own_task import in_own_task
 from miniclaw_sessions.persistence.recognition import is_ours, recognize
 from miniclaw_sessions.persistence.workspace import open_snapshots
@@ -32,12 +32,12 @@ from miniclaw_sessions.stores.base import Store, StorePlace
 from miniclaw_sessions.stores.copying import Copied, Source, compare_stores, copy_store
 from miniclaw_sessions.stores.encrypted import encrypted
 from miniclaw_sessions.stores.memory import MemoryStore
+from miniclaw_sessions.stores.shared import as_shared
+from miniclaw_sessions.transfer.archives import Beside, copy_archive, marker_of, write_marker_to
 from miniclaw_sessions.transfer.copying import Report, in_thread, refuse_cut_off_salvage
-from miniclaw_sessions.transfer.files import SESSIONS, Sealing, copy_files, files_in
+from miniclaw_sessions.transfer.files import SESSIONS, Sealing, files_in
 from miniclaw_sessions.transfer.rekeying import Opened
 from miniclaw_sessions.transfer.session_files import SessionFiles
-
-ARCHIVE = "archive"
 
 
 class Change(Enum):
@@ -167,9 +167,14 @@ async def migrate(  # noqa: PLR0913 - both houses, and how to move
         moved.copied = await copy_store(view, written, report, total=total, delete_others=delete_others)
         if isinstance(given, SessionFiles):
             moved.copied.problems += given.unreadable
-        if source.workspace is not None and target.workspace is not None and source.workspace != target.workspace:
+        here, beside = _beside(source, given), _beside(target, there)
+        if here is not None and beside is not None and here != beside:
+            on_progress("copying the archive", 0, None)
             sealing = None if keys is None or change is Change.NONE else _sealing(keys, change)
-            moved.archived = await _copy_rest(source.workspace, target.workspace, sealing, moved, on_progress)
+            moved.archived = await copy_archive(here, beside, sealing, moved.copied.problems)
+            await _copy_marker(here, beside, sealing)
+            if isinstance(here, Path) and isinstance(beside, Path):
+                await in_thread(_copy_losses, here, beside)
     return moved
 
 
@@ -284,7 +289,9 @@ async def _sealed_as_wanted(
 
 
 async def _is_sealed(store: Store) -> bool | None:
-    """Whether the first entry that is found is encrypted; None: there is none."""
+    """Whether it is encrypted, as it says itself or the first entry that is found; None: nothing tells."""
+    if store.shared and (marker := await marker_of(as_shared(store))) is not None:
+        return marker.key != ""
     async for stored in store.heads():
         for entry in await store.read(stored.head.session_id, limit=1):
             return is_sealed(entry.encoded)
@@ -294,31 +301,17 @@ async def _is_sealed(store: Store) -> bool | None:
 # --- beside the store ------------------------------------------------------------------------------------------------
 
 
-async def _copy_rest(source: Path, target: Path, sealing: Sealing | None, moved: Moved, on_progress: Report) -> int:
-    """Copy what a workspace keeps beside its store; how many archived sessions."""
-    names = await in_thread(files_in, source / ARCHIVE)
-    on_progress("copying the archive", 0, len(names))
-    copied = await in_thread(_copy_archive, source, target, sealing, moved.copied.problems) if names else 0
-    await in_thread(_copy_losses, source, target)
-    await in_thread(_mark, source, target, sealing)
-    return copied
+def _beside(one: House, store: Store | SessionFiles) -> Beside | None:
+    return one.workspace if isinstance(store, SessionFiles) or not store.shared else as_shared(store)
 
 
-def _copy_archive(source: Path, target: Path, sealing: Sealing | None, problems: list[str]) -> int:
-    with Directory(source / ARCHIVE, is_ours=False) as here, Directory(target / ARCHIVE) as there:
-        missing = sorted(set(files_in(source / ARCHIVE)).difference(there.names()))
-        copy_files(here, missing, there, sealing, problems)
-    return len(missing)
+async def _copy_marker(source: Beside, target: Beside, sealing: Sealing | None) -> None:
+    """Say of the target how it is encrypted."""
+    if sealing is not None:
+        await write_marker_to(target, "" if sealing.seals is None else sealing.seals.ids[0])
+    elif (marker := await marker_of(source)) is not None:
+        await write_marker_to(target, marker.key)
 
 
 def _copy_losses(source: Path, target: Path) -> None:
     Losses(target).note(Losses(source).known)
-
-
-def _mark(source: Path, target: Path, sealing: Sealing | None) -> None:
-    """Say of the target how it is encrypted."""
-    marker = read_marker(source)
-    if sealing is not None:
-        marker = None if sealing.seals is None else Marker(key=sealing.seals.ids[0])
-    if marker is not None and read_marker(target) is None:
-        write_marker(target, marker)
