@@ -61,7 +61,7 @@ ACTIONS = {
     "session.restored": "an expired session came back from the archive",
     "session.unfinished": "a fork or an import was cut off by a crash or an error; what there was of it is removed",
     "shutdown.unsaved": "closing could not save everything that was accepted",
-    "store.at_risk": "no standby confirms what a server acknowledges",
+    "store.at_risk": "what a server's commits do not promise: which loss would take messages along",
     "store.changed": "another program changed a transcript under the store's hands; it was looked at again",
     "store.connected": "the store's server was reached; what its commits promise, and who confirms them",
     "store.damaged": "a part of the database cannot be read; everything else in it is served",

@@ -357,7 +357,7 @@ class Committer:
         except StoreUnavailable as error:
             if self.lost is None:
                 log.error(
-                    "the store is not where it was; nothing more is taken", action="commit.failed", error=str(error)
+                    "the store cannot be reached, or is not where it was", action="commit.failed", error=str(error)
                 )
             self.lost = error
         else:

@@ -51,6 +51,7 @@ from miniclaw_sessions.stores.sql.server import (
     address,
     opening_error,
     promise_of,
+    require_privileges,
     store_error,
 )
 
@@ -190,6 +191,7 @@ class PostgreSQLStore(BesideTranscripts):
         place = self._place.shown
         if "alembic_version" not in columns or "entries" not in columns:
             raise ConfigError(f"cannot open {place} as a store: it has another program's tables; make a new database")
+        await require_privileges(connection, self._place, keyed.expected_columns().keys() & columns.keys())
         version = await connection.fetchval("SELECT version_num FROM alembic_version")
         if version is None:
             raise StoreCorrupt(
@@ -203,6 +205,17 @@ class PostgreSQLStore(BesideTranscripts):
         for name, expected in keyed.expected_columns().items():
             if columns.get(name) != expected:
                 raise StoreCorrupt(f"cannot open {place}: the table {name} has other columns than it was made with")
+
+    async def still_there(self) -> None:
+        """Return if the server can be written and promises what it did.
+
+        Raises:
+            StoreUnavailable: not now.
+        """
+        try:
+            await self._writing("reach", self._see_promise)
+        except ConfigError as error:
+            raise StoreUnavailable(str(error)) from error
 
     # --- appending ---------------------------------------------------------------------------------------------------
 
@@ -469,7 +482,7 @@ class PostgreSQLStore(BesideTranscripts):
                 "sessions.postgresql"
             ) from None
         except ConfigError as error:  # of a server that came in the place of another; at the start it stands as it is
-            raise StoreUnavailable(f"cannot {attempted} {self._place.shown}: {error}") from error
+            raise StoreUnavailable(str(error)) from error
 
     @contextmanager
     def _failing(self, attempted: str) -> Iterator[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,10 @@ _PROMISE = """SELECT current_setting('server_version'), current_setting('synchro
     current_setting('synchronous_standby_names', true),
     count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), count(*) FILTER (WHERE sync_state IS NULL)
     FROM pg_stat_replication"""
+
+_MISSING = """SELECT named, quote_ident(current_user), array_agg(needed ORDER BY needed)
+    FROM unnest($1::text[]) named, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) needed
+    WHERE NOT has_table_privilege(quote_ident(named), needed) GROUP BY named ORDER BY named"""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -79,7 +84,7 @@ class Address(msgspec.Struct, frozen=True):
             "server_settings": {
                 "application_name": "miniclaw-sessions",
                 "statement_timeout": _milliseconds(settings.statement_timeout_s),
-                "lock_timeout": _milliseconds(min(LOCK_S, settings.statement_timeout_s)),
+                "lock_timeout": _milliseconds(min(LOCK_S, settings.statement_timeout_s / 2)),
                 "idle_in_transaction_session_timeout": _milliseconds(IDLE_S),
             },
             **({"password": password} if has_one else {}),
@@ -211,6 +216,23 @@ async def promise_of(connection: Any, place: Address) -> Promise:
     return Promise(version, waits_for, names or "", None if hidden else standbys, tuple(weak))
 
 
+async def require_privileges(connection: Any, place: Address, tables: Iterable[str]) -> None:
+    """See at the start, and not in the first chat, that our role may do what is needed.
+
+    Raises:
+        ConfigError: it may not; the statement that mends it is said.
+    """
+    missing = [
+        f"GRANT {', '.join(privileges)} ON {table} TO {role}"
+        for table, role, privileges in await connection.fetch(_MISSING, list(tables))
+    ]
+    if missing:
+        raise ConfigError(
+            f"cannot use {place.shown}: its role may not do there what is needed; let its owner run: "
+            f"{'; '.join(missing)}"
+        )
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 REFUSED_VALUES = (
@@ -234,7 +256,7 @@ CUT = (
 )
 """The connection is gone, and what its last statement has done is not known; or it leads to a standby by now."""
 
-_READ_ONLY, _LOCKED, _UNKNOWN_SETTING = "25006", "55P03", "42704"
+_READ_ONLY, _LOCKED, _UNKNOWN_SETTING, _HIDDEN = "25006", "55P03", "42704", "42P07"
 _GRANT = (
     "let its owner run GRANT USAGE ON SCHEMA public, and GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "
     "public, TO this role; to make the tables it needs CREATE as well"
@@ -244,6 +266,7 @@ _ADVICE: dict[str, str] = {
     _READ_ONLY: "it is a standby, or set to be read only; name all hosts in the URL, and the one that writes is found",
     "42501": _GRANT,
     "3F000": _GRANT,
+    _HIDDEN: f"they are there, but it may not see them: {_GRANT}",
     "53300": "it has no connection left; raise max_connections, or have fewer gateways or smaller pools",
     "28P01": "it does not take the password; see that the password file has the one of this role",
     "28000": "it does not let this role in from here; see its pg_hba.conf and the role's name",
@@ -251,7 +274,7 @@ _ADVICE: dict[str, str] = {
     "57014": "it took too long; see what else the server does, and sessions.postgresql.statement_timeout_s",
     _LOCKED: "another connection holds what is needed; it is tried again",
 }
-_CONFIGURED = frozenset({"28P01", "28000", "3D000", "42501", "3F000", _UNKNOWN_SETTING})
+_CONFIGURED = frozenset({"28P01", "28000", "3D000", "42501", "3F000", _UNKNOWN_SETTING, _HIDDEN})
 _FULL = frozenset({"53100"})
 _DAMAGED = frozenset({"XX001", "XX002"})
 _PATIENT = "nothing that was acknowledged is lost, and it is tried again"
