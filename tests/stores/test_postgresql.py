@@ -387,8 +387,8 @@ async def test_who_waits_for_a_server_that_hangs_is_told_after_a_while(
         try:
             async with other.transaction():
                 await other.execute("LOCK TABLE sessions IN ACCESS EXCLUSIVE MODE")
-                with pytest.raises(StoreUnavailable, match="cannot append"):
-                    await store.append([Append(sample_head(), sample_entries(2, 2))])
+                (outcome,) = await store.append([Append(sample_head(), sample_entries(2, 2))])
+                assert isinstance(outcome, StoreUnavailable)
         finally:
             await other.close()
         assert await store.append([Append(sample_head(), sample_entries(2, 2))]) == [None]

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from itertools import pairwise
+from random import SystemRandom
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -240,8 +241,20 @@ class PostgreSQLStore(BesideTranscripts):
     async def _append(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError | None]:
         try:
             return await self._append_together(connection, appends)
-        except (*REFUSED_VALUES, asyncpg.LockNotAvailableError):  # whose fault it is: each on its own
-            return {item.head.session_id: await self._append_alone(connection, item) for item in appends}
+        except (*REFUSED_VALUES, asyncpg.LockNotAvailableError):  # so that it is nobody else's fault
+            return await self._append_each(connection, appends)
+
+    async def _append_each(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError | None]:
+        """Append to each session on its own, in any order: those that have to wait must not come first every time."""
+        outcomes: dict[str, StoreError | None] = {}
+        waited_for: list[StoreUnavailable] = []
+        for item in SystemRandom().sample(appends, len(appends)):
+            is_enough = len(waited_for) == _ATTEMPTS
+            outcome = waited_for[0] if is_enough else await self._append_alone(connection, item)
+            if isinstance(outcome, StoreUnavailable):
+                waited_for = [*waited_for, outcome][:_ATTEMPTS]
+            outcomes[item.head.session_id] = outcome
+        return outcomes
 
     async def _append_together(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError | None]:
         waiting = {item.head.session_id: item for item in appends}
@@ -261,7 +274,7 @@ class PostgreSQLStore(BesideTranscripts):
         try:
             return (await self._append_together(connection, [item]))[item.head.session_id]
         except asyncpg.LockNotAvailableError as error:
-            return store_error(error, self._place, f"append to session {item.head.session_id} in")
+            return store_error(error, self._place, "append to")
         except REFUSED_VALUES as error:
             what = f"cannot append to session {item.head.session_id} in {self._place.shown}"
             if isinstance(error, asyncpg.IntegrityConstraintViolationError):
