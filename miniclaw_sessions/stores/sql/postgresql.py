@@ -9,12 +9,12 @@ they are stored or that they are not.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from itertools import pairwise
-from random import SystemRandom
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
+from zlib import crc32
 
 import asyncpg
 from anyio import CancelScope
@@ -46,6 +46,7 @@ from miniclaw_sessions.stores.sql.keyed import Keys, Part, Statement
 from miniclaw_sessions.stores.sql.server import (
     CUT,
     FAILURES,
+    GRACE_S,
     REFUSED_VALUES,
     Address,
     Promise,
@@ -99,6 +100,7 @@ class PostgreSQLStore(BesideTranscripts):
         self._readers: Any = None
         self._heads = Gathering(self.versions)
         self._promise: Promise | None = None
+        self._orders = 0
 
     def __repr__(self) -> str:
         return f"<PostgreSQLStore {self._place.shown}>"
@@ -176,7 +178,7 @@ class PostgreSQLStore(BesideTranscripts):
             if columns:
                 return await self._check_schema(connection, columns)
             try:
-                async with connection.transaction():
+                async with _transaction(connection):
                     await connection.execute(_MAKE_VERSION)
                     await connection.execute("INSERT INTO alembic_version VALUES ($1)", _VERSION)
                     for statement in keyed.schema():
@@ -245,10 +247,11 @@ class PostgreSQLStore(BesideTranscripts):
             return await self._append_each(connection, appends)
 
     async def _append_each(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError | None]:
-        """Append to each session on its own, in any order: those that have to wait must not come first every time."""
+        """Append to each session on its own, each time in another order: those that wait must not always come first."""
+        self._orders += 1
         outcomes: dict[str, StoreError | None] = {}
         waited_for: list[StoreUnavailable] = []
-        for item in SystemRandom().sample(appends, len(appends)):
+        for item in sorted(appends, key=lambda one: crc32(one.head.session_id.encode(), self._orders)):
             is_enough = len(waited_for) == _ATTEMPTS
             outcome = waited_for[0] if is_enough else await self._append_alone(connection, item)
             if isinstance(outcome, StoreUnavailable):
@@ -292,7 +295,7 @@ class PostgreSQLStore(BesideTranscripts):
         lock = keyed.LOCKED_HEAD if is_patient else keyed.LOCKED_HEAD_NOW
         for _ in range(_ATTEMPTS):
             try:
-                async with connection.transaction():
+                async with _transaction(connection):
                     if await self._settle_locked(connection, item, lock):
                         return None
             except StoreConflict as conflict:
@@ -306,8 +309,8 @@ class PostgreSQLStore(BesideTranscripts):
     async def _settle_locked(self, connection: Any, item: Append, lock: Statement) -> bool:
         """Whether the entries are stored; False if another process made the session meanwhile.
 
-        Also where they were stored before, the row is written once more: whoever wrote them may have been cut off
-        while he waited for the standbys, and this commit waits for them.
+        Also where they were stored before, this waits for the standbys: whoever wrote them may have been cut off while he
+        waited for them, and the lock of the row is a change like any other.
 
         Raises:
             StoreConflict: they never will be.
@@ -328,6 +331,8 @@ class PostgreSQLStore(BesideTranscripts):
         part = Part(item, new, last)
         if stored is None:
             return bool(await _apply(connection, keyed.BEGIN, [part]))
+        if not new and item.turn is None:
+            return True
         if not await _apply(connection, _statement_for([part]), [part]):
             raise StoreConflict(
                 f"cannot append to session {session_id}: another process answers it now, or has stored a message with "
@@ -402,7 +407,7 @@ class PostgreSQLStore(BesideTranscripts):
 
     async def _mend(self, connection: Any, session_id: str, entries: Sequence[StoredEntry]) -> int:
         mended = 0
-        async with connection.transaction():
+        async with _transaction(connection):
             await connection.fetchrow(keyed.LOCKED_HEAD.text, session_id)
             for entry in entries:
                 rows = await connection.fetch(keyed.OLDEST_FIRST.text, session_id, entry.sequence - 1, 1)
@@ -479,11 +484,12 @@ class PostgreSQLStore(BesideTranscripts):
             connection = await self._acquired(pool, attempted)
             try:
                 yield connection
-            except (*CUT, TimeoutError):
+            except CUT:
                 connection.terminate()  # it may be half alive, and would fail whoever gets it next
                 raise
             finally:
-                await pool.release(connection)
+                with suppress(*FAILURES):  # without an answer, the server is told to give up, and then given up
+                    await pool.release(connection, timeout=GRACE_S)
 
     async def _acquired(self, pool: Any, attempted: str) -> Any:
         try:
@@ -588,7 +594,7 @@ def _mended(session_id: str, entry: StoredEntry) -> dict[str, Any]:
 
 
 async def _delete(connection: Any, session_id: str) -> bool:
-    async with connection.transaction():
+    async with _transaction(connection):
         if await connection.fetchrow(keyed.LOCKED_HEAD.text, session_id) is None:
             return False
         for statement in keyed.DELETE:
@@ -601,6 +607,17 @@ async def _columns_of(connection: Any) -> dict[str, set[str]]:
     for table, name in await connection.fetch(keyed.COLUMNS.text):
         columns.setdefault(table, set()).add(name)
     return columns
+
+
+@asynccontextmanager
+async def _transaction(connection: Any) -> AsyncIterator[None]:
+    """A transaction; a server that gives no answer is not asked to roll it back, which would be waited for as well."""
+    async with connection.transaction():
+        try:
+            yield
+        except TimeoutError:
+            connection.terminate()
+            raise
 
 
 async def _leave_as_it_is(connection: Any) -> None:
