@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -31,6 +32,9 @@ SPOKEN = "what nobody may read"
 @pytest.fixture
 def rack() -> Iterator[list[PostgreSQLServer]]:
     with running_rack(standbys=1) as servers:
+        confirms = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'quorum'"
+        while not asyncio.run(servers[0].execute(confirms)):
+            pass  # it comes to know who confirms a moment after it was told
         yield servers
 
 

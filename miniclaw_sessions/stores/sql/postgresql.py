@@ -309,8 +309,8 @@ class PostgreSQLStore(BesideTranscripts):
     async def _settle_locked(self, connection: Any, item: Append, lock: Statement) -> bool:
         """Whether the entries are stored; False if another process made the session meanwhile.
 
-        Also where they were stored before, this waits for the standbys: whoever wrote them may have been cut off while he
-        waited for them, and the lock of the row is a change like any other.
+        Also where they were stored before, this waits for the standbys: whoever wrote them may have been cut off while
+        he waited for them, and the lock of the row is a change like any other.
 
         Raises:
             StoreConflict: they never will be.
