@@ -9,7 +9,6 @@ they are stored or that they are not.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from types import TracebackType
@@ -42,17 +41,13 @@ from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.sql import keyed
 from miniclaw_sessions.stores.sql.beside_store import BesideTranscripts
 from miniclaw_sessions.stores.sql.checksums import checksum_of
+from miniclaw_sessions.stores.sql.connections import Connections, transaction
 from miniclaw_sessions.stores.sql.keyed import Keys, Part, Statement
 from miniclaw_sessions.stores.sql.server import (
     CUT,
-    FAILURES,
-    GRACE_S,
     REFUSED_VALUES,
     Address,
-    Promise,
     address,
-    opening_error,
-    promise_of,
     require_privileges,
     store_error,
 )
@@ -95,11 +90,8 @@ class PostgreSQLStore(BesideTranscripts):
         """
         self._url = url
         self._place: Address = address(url, settings or PostgreSQLSettings())
-        self._settings = self._place.settings
-        self._writers: Any = None
-        self._readers: Any = None
+        self._connections = Connections(self._place)
         self._heads = Gathering(self.versions)
-        self._promise: Promise | None = None
         self._orders = 0
 
     def __repr__(self) -> str:
@@ -120,19 +112,7 @@ class PostgreSQLStore(BesideTranscripts):
             SchemaTooNew: a newer version of this program made the tables; they were not changed.
             StoreUnavailable: the server cannot be reached now.
         """
-        try:
-            connecting = await self._place.connecting()
-            connection = await asyncpg.connect(**connecting)
-            try:
-                await self._see_promise(connection)
-                await self._prepare(connection)
-            finally:
-                await connection.close()
-            self._writers = await _pool(self._settings.write_connections, connecting, init=self._see_promise)
-            self._readers = await _pool(self._settings.read_connections, connecting)
-        except (*FAILURES, asyncpg.ClientConfigurationError, ValueError) as error:
-            await self._close()
-            raise opening_error(error, self._place) from error
+        await self._connections.open(self._prepare)
         return self
 
     async def __aexit__(
@@ -140,36 +120,7 @@ class PostgreSQLStore(BesideTranscripts):
     ) -> None:
         """Wait for running calls, and disconnect."""
         with CancelScope(shield=True):
-            await self._close()
-
-    async def _see_promise(self, connection: Any) -> None:
-        """See what the server promises over a new connection: after a failover it is another one.
-
-        Raises:
-            ConfigError: it would lose what it acknowledges.
-        """
-        promise = await promise_of(connection, self._place)
-        if promise == self._promise:
-            return
-        self._promise = promise
-        log.info(
-            "connected to the server",
-            action="store.connected",
-            server=self._place.shown,
-            version=promise.version,
-            synchronous_commit=promise.synchronous_commit,
-            synchronous_standbys=promise.standby_names or "none",
-            standbys_that_must_confirm=promise.must_confirm,
-            standbys_connected="unknown" if promise.standbys is None else promise.standbys,
-        )
-        if promise.warning:
-            log.warning(promise.warning, action="store.at_risk", server=self._place.shown)
-
-    async def _close(self) -> None:
-        pools, self._writers, self._readers = (self._writers, self._readers), None, None
-        for pool in pools:
-            if pool is not None:
-                await pool.close()
+            await self._connections.close()
 
     async def _prepare(self, connection: Any) -> None:
         """See that the tables are there and ours, or make them; several gateways may start at the same time."""
@@ -178,7 +129,7 @@ class PostgreSQLStore(BesideTranscripts):
             if columns:
                 return await self._check_schema(connection, columns)
             try:
-                async with _transaction(connection):
+                async with transaction(connection):
                     await connection.execute(_MAKE_VERSION)
                     await connection.execute("INSERT INTO alembic_version VALUES ($1)", _VERSION)
                     for statement in keyed.schema():
@@ -216,7 +167,7 @@ class PostgreSQLStore(BesideTranscripts):
             StoreUnavailable: not now.
         """
         try:
-            await self._writing("reach", self._see_promise)
+            await self._writing("reach", self._connections.see_promise)
         except ConfigError as error:
             raise StoreUnavailable(str(error)) from error
 
@@ -295,7 +246,7 @@ class PostgreSQLStore(BesideTranscripts):
         lock = keyed.LOCKED_HEAD if is_patient else keyed.LOCKED_HEAD_NOW
         for _ in range(_ATTEMPTS):
             try:
-                async with _transaction(connection):
+                async with transaction(connection):
                     if await self._settle_locked(connection, item, lock):
                         return None
             except StoreConflict as conflict:
@@ -407,7 +358,7 @@ class PostgreSQLStore(BesideTranscripts):
 
     async def _mend(self, connection: Any, session_id: str, entries: Sequence[StoredEntry]) -> int:
         mended = 0
-        async with _transaction(connection):
+        async with transaction(connection):
             await connection.fetchrow(keyed.LOCKED_HEAD.text, session_id)
             for entry in entries:
                 rows = await connection.fetch(keyed.OLDEST_FIRST.text, session_id, entry.sequence - 1, 1)
@@ -446,80 +397,16 @@ class PostgreSQLStore(BesideTranscripts):
     # --- connections -------------------------------------------------------------------------------------------------
 
     async def _fetch(self, statement: Statement, **values: Any) -> list[Any]:
-        """The rows of a statement that changes nothing; a server that was restarted has cut all connections."""
-        arguments = statement.arguments(values)
-        for attempt in range(self._settings.read_connections + 1):
-            async with self._connection(self._readers, "read") as connection:
-                try:
-                    return list(await connection.fetch(statement.text, *arguments))
-                except CUT:
-                    if attempt == self._settings.read_connections:
-                        raise
-        raise AssertionError  # the last attempt has returned or raised
+        """The rows of a statement that changes nothing."""
+        return await self._connections.fetch(statement, **values)
 
     async def _change(self, attempted: str, statement: Statement, **values: Any) -> list[Any]:
-        """The rows of a statement that may be run again: where its connection was cut off, it is."""
-
-        async def run(connection: Any) -> list[Any]:
-            return list(await connection.fetch(statement.text, *statement.arguments(values)))
-
-        for attempt in range(self._settings.write_connections + 1):
-            try:
-                return await self._writing(attempted, run)
-            except StoreUnavailable as error:
-                if attempt == self._settings.write_connections or not isinstance(error.__cause__, CUT):
-                    raise
-        raise AssertionError  # the last attempt has returned or raised
+        """The rows of a statement that may be run again."""
+        return await self._connections.change(attempted, statement, **values)
 
     async def _writing(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        async with self._connection(self._writers, attempted) as connection:
-            return await work(connection)
-
-    @asynccontextmanager
-    async def _connection(self, pool: Any, attempted: str) -> AsyncIterator[Any]:
-        """One connection to use; whatever fails is reported in the words of the contract."""
-        if pool is None:
-            raise StoreUnavailable(f"cannot use {self._place.shown}: the store is not open; enter it with `async with`")
-        with self._failing(attempted):
-            connection = await self._acquired(pool, attempted)
-            try:
-                yield connection
-            except CUT:
-                connection.terminate()  # it may be half alive, and would fail whoever gets it next
-                raise
-            finally:
-                with suppress(*FAILURES):  # without an answer, the server is told to give up, and then given up
-                    await pool.release(connection, timeout=GRACE_S)
-
-    async def _acquired(self, pool: Any, attempted: str) -> Any:
-        try:
-            return await pool.acquire(timeout=self._settings.acquire_timeout_s)
-        except TimeoutError:
-            raise StoreUnavailable(
-                f"cannot {attempted} {self._place.shown}: no connection was to be had in time, of the "
-                f"{pool.get_max_size()} that there may be; see whether the server answers, or allow more in "
-                "sessions.postgresql"
-            ) from None
-        except ConfigError as error:  # of a server that came in the place of another; at the start it stands as it is
-            raise StoreUnavailable(str(error)) from error
-
-    @contextmanager
-    def _failing(self, attempted: str) -> Iterator[None]:
-        try:
-            yield
-        except FAILURES as error:
-            raise store_error(error, self._place, attempted) from error
-
-
-async def _pool(size: int, connecting: Mapping[str, Any], **options: Any) -> Any:
-    return await asyncpg.create_pool(
-        **connecting,
-        **options,
-        min_size=0,
-        max_size=size,
-        reset=_leave_as_it_is,
-        max_inactive_connection_lifetime=0,
-    )
+        """What work on a connection for changes returns."""
+        return await self._connections.writing(attempted, work)
 
 
 def _may_be_stored(text: str) -> bool:
@@ -594,7 +481,7 @@ def _mended(session_id: str, entry: StoredEntry) -> dict[str, Any]:
 
 
 async def _delete(connection: Any, session_id: str) -> bool:
-    async with _transaction(connection):
+    async with transaction(connection):
         if await connection.fetchrow(keyed.LOCKED_HEAD.text, session_id) is None:
             return False
         for statement in keyed.DELETE:
@@ -607,18 +494,3 @@ async def _columns_of(connection: Any) -> dict[str, set[str]]:
     for table, name in await connection.fetch(keyed.COLUMNS.text):
         columns.setdefault(table, set()).add(name)
     return columns
-
-
-@asynccontextmanager
-async def _transaction(connection: Any) -> AsyncIterator[None]:
-    """A transaction; a server that gives no answer is not asked to roll it back, which would be waited for as well."""
-    async with connection.transaction():
-        try:
-            yield
-        except TimeoutError:
-            connection.terminate()
-            raise
-
-
-async def _leave_as_it_is(connection: Any) -> None:
-    """Nothing is ever set on a connection, so that giving it back costs no round trip."""

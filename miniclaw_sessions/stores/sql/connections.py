@@ -1,0 +1,188 @@
+"""The connections of a store to its server, and what becomes of one that is cut off or gives no answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, TypeVar
+
+import asyncpg
+
+from miniclaw_sessions.errors import ConfigError, StoreUnavailable
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.stores.sql.keyed import Statement
+from miniclaw_sessions.stores.sql.server import (
+    CUT,
+    FAILURES,
+    GRACE_S,
+    Address,
+    Promise,
+    opening_error,
+    promise_of,
+    store_error,
+)
+
+T = TypeVar("T")
+
+log = get_logger(__name__)
+
+
+class Connections:
+    """Connections for changes, so that no crowd of readers delays an acknowledgement, and others for reading.
+
+    Attributes:
+        place: the server.
+    """
+
+    def __init__(self, place: Address) -> None:
+        self.place = place
+        self._settings = place.settings
+        self._writers: Any = None
+        self._readers: Any = None
+        self._promise: Promise | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connections to {self.place.shown}>"
+
+    async def open(self, prepare: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        """Connect, see what the server promises, and prepare its database over that connection.
+
+        Raises:
+            ConfigError: the server refuses us, or would lose what it acknowledges.
+            StoreUnavailable: it cannot be reached now.
+        """
+        try:
+            connecting = await self.place.connecting()
+            connection = await asyncpg.connect(**connecting)
+            try:
+                await self.see_promise(connection)
+                await prepare(connection)
+            finally:
+                await connection.close()
+            self._writers = await _pool(self._settings.write_connections, connecting, init=self.see_promise)
+            self._readers = await _pool(self._settings.read_connections, connecting)
+        except (*FAILURES, asyncpg.ClientConfigurationError, ValueError) as error:
+            await self.close()
+            raise opening_error(error, self.place) from error
+
+    async def close(self) -> None:
+        """Wait for what runs, and disconnect."""
+        pools, self._writers, self._readers = (self._writers, self._readers), None, None
+        for pool in pools:
+            if pool is not None:
+                await pool.close()
+
+    async def see_promise(self, connection: Any) -> None:
+        """See what the server promises over a new connection: after a failover it is another one.
+
+        Raises:
+            ConfigError: it would lose what it acknowledges.
+        """
+        promise = await promise_of(connection, self.place)
+        if promise == self._promise:
+            return
+        self._promise = promise
+        log.info(
+            "connected to the server",
+            action="store.connected",
+            server=self.place.shown,
+            version=promise.version,
+            synchronous_commit=promise.synchronous_commit,
+            synchronous_standbys=promise.standby_names or "none",
+            standbys_that_must_confirm=promise.must_confirm,
+            standbys_connected="unknown" if promise.standbys is None else promise.standbys,
+        )
+        if promise.warning:
+            log.warning(promise.warning, action="store.at_risk", server=self.place.shown)
+
+    async def fetch(self, statement: Statement, **values: Any) -> list[Any]:
+        """The rows of a statement that changes nothing; a server that was restarted has cut all connections."""
+        arguments = statement.arguments(values)
+        for attempt in range(self._settings.read_connections + 1):
+            async with self._connection(self._readers, "read") as connection:
+                try:
+                    return list(await connection.fetch(statement.text, *arguments))
+                except CUT:
+                    if attempt == self._settings.read_connections:
+                        raise
+        raise AssertionError  # the last attempt has returned or raised
+
+    async def change(self, attempted: str, statement: Statement, **values: Any) -> list[Any]:
+        """The rows of a statement that may be run again: where its connection was cut off, it is."""
+
+        async def run(connection: Any) -> list[Any]:
+            return list(await connection.fetch(statement.text, *statement.arguments(values)))
+
+        for attempt in range(self._settings.write_connections + 1):
+            try:
+                return await self.writing(attempted, run)
+            except StoreUnavailable as error:
+                if attempt == self._settings.write_connections or not isinstance(error.__cause__, CUT):
+                    raise
+        raise AssertionError  # the last attempt has returned or raised
+
+    async def writing(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        """What work on a connection for changes returns; it ends with the call."""
+        async with self._connection(self._writers, attempted) as connection:
+            return await work(connection)
+
+    @asynccontextmanager
+    async def _connection(self, pool: Any, attempted: str) -> AsyncIterator[Any]:
+        """One connection to use; whatever fails is reported in the words of the contract."""
+        if pool is None:
+            raise StoreUnavailable(f"cannot use {self.place.shown}: the store is not open; enter it with `async with`")
+        with self._failing(attempted):
+            connection = await self._acquired(pool, attempted)
+            try:
+                yield connection
+            except CUT:
+                connection.terminate()  # it may be half alive, and would fail whoever gets it next
+                raise
+            finally:
+                with suppress(*FAILURES):  # without an answer, the server is told to give up, and then given up
+                    await pool.release(connection, timeout=GRACE_S)
+
+    async def _acquired(self, pool: Any, attempted: str) -> Any:
+        try:
+            return await pool.acquire(timeout=self._settings.acquire_timeout_s)
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"cannot {attempted} {self.place.shown}: no connection was to be had in time, of the "
+                f"{pool.get_max_size()} that there may be; see whether the server answers, or allow more in "
+                "sessions.postgresql"
+            ) from None
+        except ConfigError as error:  # of a server that came in the place of another; at the start it stands as it is
+            raise StoreUnavailable(str(error)) from error
+
+    @contextmanager
+    def _failing(self, attempted: str) -> Iterator[None]:
+        try:
+            yield
+        except FAILURES as error:
+            raise store_error(error, self.place, attempted) from error
+
+
+@asynccontextmanager
+async def transaction(connection: Any) -> AsyncIterator[None]:
+    """A transaction; a server that gives no answer is not asked to roll it back, which would be waited for as well."""
+    async with connection.transaction():
+        try:
+            yield
+        except TimeoutError:
+            connection.terminate()
+            raise
+
+
+async def _pool(size: int, connecting: Mapping[str, Any], **options: Any) -> Any:
+    return await asyncpg.create_pool(
+        **connecting,
+        **options,
+        min_size=0,
+        max_size=size,
+        reset=_leave_as_it_is,
+        max_inactive_connection_lifetime=0,
+    )
+
+
+async def _leave_as_it_is(connection: Any) -> None:
+    """Nothing is ever set on a connection, so that giving it back costs no round trip."""
