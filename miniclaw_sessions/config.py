@@ -153,7 +153,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         system_prompt: what the model is told first.
         max_iterations: rounds of tool calls in one turn.
         tool_timeout_s: seconds for one tool call.
-        tools: what the model may call, of `time` and `calculator`; empty: it is offered no tools.
+        tools: what the model may call, of `time`, `calculator` and `search_history`; empty: it is offered no tools.
+        search_all_chats: whether `search_history` searches all chats, and not only the one in which it is called:
+            whoever chats can then learn what was said in any other.
         timeout_s: seconds without a sign of life from the model's service; such a request is repeated twice.
         reply_timeout_s: seconds for one reply of the model, however busily it comes.
         max_reply_bytes: how large one reply may be.
@@ -170,7 +172,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     system_prompt: str = "You are a helpful assistant."
     max_iterations: Count = 200
     tool_timeout_s: Seconds = 30.0
-    tools: tuple[Literal["time", "calculator"], ...] = ("time", "calculator")
+    tools: tuple[Literal["time", "calculator", "search_history"], ...] = ("time", "calculator")
+    search_all_chats: bool = False
     timeout_s: Seconds = 120.0
     reply_timeout_s: Seconds = 600.0
     max_reply_bytes: Bytes = 8 * 2**20

@@ -158,7 +158,7 @@ def test_a_wrong_value_in_the_environment_is_refused_by_its_name(variable: str, 
 @pytest.mark.parametrize("line", ["tools = ['hammer']", "tools = ['time', 'hammer']"])
 def test_a_tool_that_there_is_not_is_refused_with_those_that_there_are(file: Path, line: str) -> None:
     file.write_text(f"[model]\n{line}\n")
-    with pytest.raises(ConfigError, match=r"hammer.*each must be time or calculator"):
+    with pytest.raises(ConfigError, match=r"hammer.*each must be time, calculator or search_history"):
         load_settings(file)
 
 

@@ -8,6 +8,9 @@ may raise `SuspendTurn`, too.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+
+from miniclaw_sessions.errors import AgentError
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.session import Session
 
@@ -36,6 +39,26 @@ class Generation:
 
     def __repr__(self) -> str:
         return f"<Generation in {self.session.session_id}>"
+
+
+_current: ContextVar[Generation] = ContextVar("generation")
+
+
+def current_generation() -> Generation:
+    """The turn that the running tool was called in, so that a tool knows whose conversation it is.
+
+    Raises:
+        AgentError: no agent has called it.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise AgentError("this tool is called by an agent, within a turn") from None
+
+
+def calling_tools_in(generation: Generation) -> None:
+    """From here on this task calls a tool in this turn."""
+    _current.set(generation)
 
 
 class Hooks:

@@ -9,7 +9,7 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.agent.events import AgentEvent, PendingCall, ToolFinished, ToolStarted
-from miniclaw_sessions.agent.hooks import Generation, Hooks
+from miniclaw_sessions.agent.hooks import Generation, Hooks, calling_tools_in
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.errors import ConfigError, InvalidMessage
 from miniclaw_sessions.log import get_logger
@@ -78,6 +78,7 @@ class ToolRunner:
 
         async def run(index: int, call: ToolCall) -> None:
             tell(ToolStarted(call))
+            calling_tools_in(generation)
             results[index] = result = await self._run(call, turn, generation)
             if isinstance(result, Message):
                 tell(ToolFinished(call, result))

@@ -54,6 +54,6 @@ class _Chats:
 
     async def _opened(self) -> Assistant:
         if self._assistant is None:
-            agent = await self._stack.enter_async_context(open_agent(self._settings))
+            agent = await self._stack.enter_async_context(open_agent(self._settings, self._context.manager))
             self._assistant = Assistant(agent, self._settings.model)
         return self._assistant

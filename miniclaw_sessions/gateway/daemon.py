@@ -98,7 +98,7 @@ async def _live(
     )
     status = ExitStatus.OK
     with signals.interrupting() as opening:
-        async with open_agent(settings) as agent, manager:
+        async with open_agent(settings, manager) as agent, manager:
             assistant = Assistant(agent, settings.model)
             signals.shield()
             _settle_memory()

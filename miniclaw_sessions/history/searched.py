@@ -196,17 +196,18 @@ def _occurrences(text: str, term: str) -> Iterator[int]:
 # --- snippets --------------------------------------------------------------------------------------------------------
 
 
-def snippet(text: str, terms: Sequence[str]) -> tuple[Piece, ...]:
+def snippet(text: str, terms: Sequence[str], size: int = SNIPPET) -> tuple[Piece, ...]:
     """The place of a text where most of the terms are, on one line, with the terms marked; else its beginning.
 
     Args:
         text: as it was written.
         terms: as they are compared (`folded`).
+        size: how many characters of it are shown, about.
     """
     start = _best_block(text, terms)
     line = _Line(text[start : start + _BLOCK])
     marks = line.marks(terms)
-    first, last = _shown(line.text, marks)
+    first, last = _shown(line.text, marks, size)
     pieces = [Piece("…")] if start or first else []
     place = first
     for begin, end in marks:
@@ -232,13 +233,13 @@ def _best_block(text: str, terms: Sequence[str]) -> int:
     return best
 
 
-def _shown(line: str, marks: Sequence[tuple[int, int]]) -> tuple[int, int]:
+def _shown(line: str, marks: Sequence[tuple[int, int]], size: int) -> tuple[int, int]:
     """From where to where a line is shown: a little before the first mark, and cut between words where there are."""
     begin, end = marks[0] if marks else (0, 0)
     first = max(begin - _BEFORE, 0)
     if first and 0 <= (space := line.find(" ", first, begin)) < first + _BEFORE // 2:
         first = space + 1
-    last = max(first + SNIPPET, end)
+    last = max(first + size, end)
     if last >= len(line):
         return first, len(line)
     space = line.rfind(" ", max(last - _BEFORE // 2, end), last)

@@ -9,30 +9,42 @@ from typing import Protocol
 
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.asking import ReplyLimits
+from miniclaw_sessions.agent.history_tool import history_tool
 from miniclaw_sessions.agent.provider import Provider
 from miniclaw_sessions.agent.tools import Tool, calculator_tool, time_tool
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import ModelSettings, Secret, Settings, read_secret
+from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.providers.offline import OfflineProvider
 
-_TOOLS: dict[str, Callable[[], Tool]] = {"time": lambda: time_tool(SystemClock()), "calculator": calculator_tool}
+_TOOLS: dict[str, Callable[[SessionReader | None], Tool]] = {
+    "time": lambda _: time_tool(SystemClock()),
+    "calculator": lambda _: calculator_tool(),
+    "search_history": history_tool,
+}
+"""The tools by their names in the settings; each is made with the sessions that it may search beside its own."""
 
 
 @asynccontextmanager
-async def open_agent(settings: Settings) -> AsyncGenerator[Agent, None]:
+async def open_agent(settings: Settings, manager: SessionReader | None = None) -> AsyncGenerator[Agent, None]:
     """An agent with the tools that the settings name, which sends its model as much as a session's window holds.
 
     Its model's connections are closed at the end of the block.
+
+    Args:
+        settings: who answers, and how.
+        manager: whose sessions `search_history` may search, if the settings let it search them all.
 
     Raises:
         ConfigError: the key cannot be read, the model's library is not installed, or a provider other than the
             default is named without a model.
     """
     model = settings.model
+    everywhere = manager if model.search_all_chats else None
     async with _provider(model) as provider:
         yield Agent(
             provider,
-            tools=[_TOOLS[name]() for name in model.tools],
+            tools=[_TOOLS[name](everywhere) for name in model.tools],
             system_prompt=model.system_prompt,
             max_iterations=model.max_iterations,
             history_limit=settings.sessions.window,
