@@ -16,7 +16,10 @@ ENTRIES = 200
 """What is indexed in one step, about 20 ms of work."""
 
 PAUSE_S = 0.02
-"""Between two steps, so that filling a new index leaves half of the machine to the messages."""
+"""Between two steps at least."""
+
+PAUSES = 3.0
+"""While messages come, it rests so many times longer than it works: then it falls behind rather than delay them."""
 
 LOOK_S = 10.0
 """How often a store is asked that others write too: one of them may have died before it had indexed its own."""
@@ -57,6 +60,7 @@ class Indexing:
 
     async def _step(self) -> float:
         """Index a little, or wait for something to index; how long to wait then."""
+        started = self._clock.monotonic()
         try:
             indexed = await self._store.index(ENTRIES)
         except StoreError as error:
@@ -66,7 +70,8 @@ class Indexing:
             return min(BEHIND_S * 2.0**self._failures, LONGEST_RETRY_S)
         self._failures = 0
         if indexed:
-            return PAUSE_S
+            took = self._clock.monotonic() - started
+            return max(PAUSE_S, took * (PAUSES if self._news.is_set() else 1.0))
         if self._store.shared:
             await sleep_unless(self._clock, LOOK_S, self._news)
         else:

@@ -68,14 +68,14 @@ class Newest:
     def __init__(self, search: Search) -> None:
         self._search = search
         self._below = None if search.cursor is None else place_of(search.cursor)
-        self._words = _plain_words(search)
+        self._words = plain_words(search)
         self._hits: list[tuple[Place, Hit]] = []  # a heap, the oldest first
         self._left_out = False
 
     def look_at(self, session_id: str, key: SessionKey, page: Sequence[StoredEntry]) -> None:
         """Take what fits of some entries of one session."""
         for stored in page:
-            if not self._may_fit(stored.encoded):
+            if not may_fit(stored.encoded, self._words):
                 continue
             try:
                 entry = decode_stored(stored)
@@ -97,20 +97,26 @@ class Newest:
         if place > self._hits[0][0]:
             heapq.heapreplace(self._hits, (place, make()))
 
-    def _may_fit(self, encoded: bytes) -> bool:
-        """Whether an entry must be looked into: most need not be, and that is seen in its bytes."""
-        if not self._words or not encoded.isascii() or b"\\u" in encoded:
-            return True
-        lower = encoded.lower()
-        return all(word in lower for word in self._words)
-
     def found(self, note: str = NO_INDEX) -> Found:
         """The page."""
         hits = tuple(hit for _, hit in sorted(self._hits, reverse=True))
         return Found(hits=hits, cursor=cursor_of(hits[-1].place) if self._left_out else None, note=note)
 
 
-def _plain_words(search: Search) -> list[bytes]:
+def may_fit(encoded: bytes, words: Sequence[bytes]) -> bool:
+    """Whether an entry must be looked into: most need not be, and that is seen in its bytes.
+
+    Args:
+        encoded: its JSON.
+        words: the `plain_words` of the search.
+    """
+    if not words or not encoded.isascii() or b"\\u" in encoded:
+        return True
+    lower = encoded.lower()
+    return all(word in lower for word in words)
+
+
+def plain_words(search: Search) -> list[bytes]:
     """What the JSON of an ASCII text must have in it, if the text has all terms in it.
 
     A text that is not ASCII may have such a word in its folded form only; some characters may be escaped in JSON.

@@ -9,6 +9,8 @@ been said.
 from __future__ import annotations
 
 from hashlib import blake2b
+from itertools import pairwise
+from zlib import crc32
 
 from miniclaw_sessions.history.search import Search, folded
 from miniclaw_sessions.history.searched import Searched
@@ -20,34 +22,66 @@ LENGTH = 3
 MAX_SESSIONS = 64
 """Whoever searches more sessions than this asks for all; the others are judged, and left out."""
 
-_SHORT = 6  # characters of a term of which all trigrams are asked for: of a longer one every third tells enough
-_MOST = 16
+_SHORT = 6  # characters of a word of which all trigrams are asked for: of a longer one every third tells enough
+_MOST = 24
 _PRIVATE, _BITS = 0xF0000, 15  # a plane of Unicode that is for private use
 _END = "\n"
 
 
 def indexed_text(session_id: str, key: SessionKey, found: Searched) -> str:
-    """What is indexed of an entry: its text as it is compared, and its marks."""
-    names = [("session", session_id), ("channel", key.channel), ("role", found.role)]
-    names += [("tool", folded(tool)) for tool in found.tools]
-    names += [("author", folded(author)) for author in found.authors]
-    return _END.join([folded(found.text), "".join(_mark(kind, name) for kind, name in names)])
+    """What is indexed of an entry as one text: what was said, as it is compared, and all marks."""
+    marks = [_mark("session", session_id), *_marks(key, found)]
+    return _END.join([folded(found.text), *marks])
 
 
 def wanted(search: Search) -> list[tuple[str, ...]]:
-    """What an entry must have to be a hit: of each of these at least one.
+    """What an indexed text must have to be a hit: of each of these at least one.
 
     Empty: only short terms are searched for, or none; every entry may be one.
     """
-    parts: list[tuple[str, ...]] = [(part,) for term in search.terms for part in parts_of(term)]
-    named = {"channel": search.channel, "role": search.role, "tool": search.tool, "author": search.author}
-    parts += [(_mark(kind, name if kind in _EXACT else folded(name)),) for kind, name in named.items() if name]
+    parts = [(part,) for part in _wanted(search)]
     if search.session_ids is not None and len(search.session_ids) <= MAX_SESSIONS:
-        parts.append(tuple(_mark("session", session_id) for session_id in sorted(search.session_ids)))
+        return [*parts, tuple(_mark("session", session_id) for session_id in sorted(search.session_ids))]
+    return [*parts]
+
+
+def indexed_numbers(key: SessionKey, found: Searched) -> list[int]:
+    """What is indexed of an entry as numbers: trigrams, marks but for the session's, and what short terms may be.
+
+    Of one or two characters those are indexed of which one is not ASCII: a Chinese word has two.
+    """
+    text = folded(found.text)
+    short = {pair for pair in map("".join, pairwise(text)) if not pair.isascii()}
+    short.update(character for character in set(text) if not character.isascii())
+    return sorted(map(_number, {*trigrams(text), *short, *_marks(key, found)}))
+
+
+def wanted_numbers(search: Search) -> list[int]:
+    """What the indexed numbers must have to be a hit; empty: every entry may be one."""
+    short = [term for term in search.terms if len(term) < LENGTH and not term.isascii()]
+    return sorted(map(_number, {*_wanted(search), *short}))
+
+
+def _marks(key: SessionKey, found: Searched) -> list[str]:
+    names = [("channel", key.channel), ("role", found.role)]
+    names += [("tool", folded(tool)) for tool in found.tools]
+    names += [("author", folded(author)) for author in found.authors]
+    return [_mark(kind, name) for kind, name in names]
+
+
+def _wanted(search: Search) -> list[str]:
+    """The trigrams of the terms, and the marks but for sessions'."""
+    parts = [part for term in search.terms for part in parts_of(term)]
+    exact = (("channel", search.channel), ("role", search.role))
+    compared = (("tool", search.tool), ("author", search.author))
+    parts += [_mark(kind, name) for kind, name in exact if name]
+    parts += [_mark(kind, folded(name)) for kind, name in compared if name]
     return list(dict.fromkeys(parts))
 
 
-_EXACT = ("channel", "role")
+def _number(part: str) -> int:
+    """A number of 32 bits for it; another one may have the same."""
+    return crc32(part.encode(errors="replace")) - (1 << 31)
 
 
 def short_term(search: Search) -> str | None:
@@ -58,7 +92,8 @@ def short_term(search: Search) -> str | None:
 def parts_of(term: str) -> list[str]:
     """Trigrams that a text has if it has the term; of a long one enough to tell it from others."""
     last = len(term) - LENGTH
-    step = 1 if len(term) <= _SHORT else max(LENGTH, -(-last // _MOST))
+    is_phrase = " " in term  # of words that may all be frequent, but not side by side
+    step = max(1 if is_phrase or len(term) <= _SHORT else LENGTH, -(-last // _MOST))
     starts = [*range(0, last, step), last] if last >= 0 else []
     return list(dict.fromkeys(term[start : start + LENGTH] for start in starts))
 

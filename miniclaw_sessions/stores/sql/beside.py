@@ -46,7 +46,6 @@ from miniclaw_sessions.stores.sql.models import (
     SharedArchiveRow,
     SharedCheckpointRow,
     SharedEntryRow,
-    SharedKeyRow,
     SharedPropertyRow,
     SharedSessionRow,
 )
@@ -259,10 +258,7 @@ LOCKED_IDLE_HEADS = keyed.compiled(
 )
 """Those of some sessions that are idle, and that nobody else is removing; their rows are locked."""
 
-DELETE_MANY = tuple(
-    keyed.compiled(delete(model).where(model.session_id == any_(_IDS)))
-    for model in (SharedEntryRow, SharedKeyRow, SharedCheckpointRow, SharedSessionRow)
-)
+DELETE_MANY = tuple(keyed.compiled(delete(model).where(model.session_id == any_(_IDS))) for model in keyed.OF_SESSION)
 """The rows of sessions; to be run while theirs are locked."""
 
 # --- the archive, and what is true of all of it ----------------------------------------------------------------------

@@ -63,6 +63,8 @@ from miniclaw_sessions.stores.sql.models import (
     SharedCheckpointRow,
     SharedEntryRow,
     SharedKeyRow,
+    SharedSearchedRow,
+    SharedSearchRow,
     SharedSessionRow,
 )
 
@@ -374,10 +376,13 @@ MEND = compiled(
         checksum=bindparam("checksum", type_=_BIG),
     )
 )
-DELETE = tuple(
-    compiled(delete(model).where(model.session_id == _SESSION_ID))
-    for model in (SharedEntryRow, SharedKeyRow, SharedCheckpointRow, SharedSessionRow)
+OF_SESSION = (
+    *(SharedSearchedRow, SharedSearchRow),
+    *(SharedEntryRow, SharedKeyRow, SharedCheckpointRow, SharedSessionRow),
 )
+"""What has rows of a session. Who indexes it holds the first: then what he has added goes as well."""
+
+DELETE = tuple(compiled(delete(model).where(model.session_id == _SESSION_ID)) for model in OF_SESSION)
 """A session's rows, those that say that there is one last; to be run while its row is locked."""
 
 _ENDS = (

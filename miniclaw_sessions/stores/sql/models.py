@@ -26,6 +26,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from sqlalchemy import BigInteger, DateTime, Dialect, Index, Integer, LargeBinary, MetaData, Text
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -222,6 +223,30 @@ class SharedArchiveRow(Shared):
     name: Mapped[str] = mapped_column(_ID, primary_key=True)
     piece: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     encoded: Mapped[bytes]
+
+
+class SharedSearchRow(Shared):
+    """What may be found in an entry, as numbers (`trigrams.indexed_numbers`); no text."""
+
+    __tablename__ = "search"
+    __table_args__ = (
+        Index(None, "numbers", postgresql_using="gin"),
+        Index(None, "said_at", "session_id", "sequence"),
+    )
+
+    session_id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    sequence: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    said_at: Mapped[datetime]
+    numbers: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+
+
+class SharedSearchedRow(Shared):
+    """Up to which of its entries a session is in `search`; whoever indexes it, or deletes it, holds this row."""
+
+    __tablename__ = "searched"
+
+    session_id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    sequence: Mapped[int]
 
 
 class SharedPropertyRow(Shared):

@@ -38,11 +38,12 @@ from miniclaw_sessions.stores.base import (
 )
 from miniclaw_sessions.stores.gathering import Gathering
 from miniclaw_sessions.stores.soundness import check_transcripts
-from miniclaw_sessions.stores.sql import keyed
+from miniclaw_sessions.stores.sql import keyed, keyed_search
 from miniclaw_sessions.stores.sql.beside_store import BesideTranscripts
 from miniclaw_sessions.stores.sql.checksums import checksum_of
 from miniclaw_sessions.stores.sql.connections import Connections, transaction
 from miniclaw_sessions.stores.sql.keyed import Keys, Part, Statement
+from miniclaw_sessions.stores.sql.searched_store import SearchedStore
 from miniclaw_sessions.stores.sql.server import (
     CUT,
     REFUSED_VALUES,
@@ -71,7 +72,7 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 
-class PostgreSQLStore(BesideTranscripts):
+class PostgreSQLStore(SearchedStore, BesideTranscripts):
     """Transcripts in a server's database, which any number of gateways use at the same time."""
 
     durable: ClassVar[bool] = True
@@ -88,6 +89,7 @@ class PostgreSQLStore(BesideTranscripts):
         Raises:
             ConfigError: the URL is not usable.
         """
+        super().__init__()
         self._url = url
         self._place: Address = address(url, settings or PostgreSQLSettings())
         self._connections = Connections(self._place)
@@ -179,6 +181,7 @@ class PostgreSQLStore(BesideTranscripts):
         for group in _groups(appends):
             with CancelScope(shield=True):
                 outcomes.update(await self._appending(group))
+        self._note(outcomes)
         return [outcomes[item.head.session_id] for item in appends]
 
     async def _appending(self, appends: Sequence[Append]) -> dict[str, StoreError | None]:
@@ -366,6 +369,8 @@ class PostgreSQLStore(BesideTranscripts):
                 if stored and stored[0].sequence == entry.sequence and is_damaged(stored[0].encoded):
                     await connection.execute(keyed.MEND.text, *keyed.MEND.arguments(_mended(session_id, entry)))
                     mended += 1
+            await connection.execute(keyed_search.AGAIN.text, [session_id])
+        self._note([session_id])
         return mended
 
     async def delete(self, session_id: str) -> bool:
@@ -403,6 +408,10 @@ class PostgreSQLStore(BesideTranscripts):
     async def _change(self, attempted: str, statement: Statement, **values: Any) -> list[Any]:
         """The rows of a statement that may be run again."""
         return await self._connections.change(attempted, statement, **values)
+
+    async def _beside(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        async with self._connection(self._readers, attempted) as connection:
+            return await work(connection)
 
     async def _writing(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
         """What work on a connection for changes returns."""

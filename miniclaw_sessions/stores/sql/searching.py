@@ -19,6 +19,7 @@ from miniclaw_sessions.history.search import Found, Hit, Search
 from miniclaw_sessions.history.searched import hit, searched
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.base import StoredEntry, decode_stored
+from miniclaw_sessions.stores.scanning import may_fit, plain_words
 from miniclaw_sessions.stores.sql.checksums import entry_of_row
 from miniclaw_sessions.stores.sql.search_file import (
     NOTHING,
@@ -31,7 +32,7 @@ from miniclaw_sessions.stores.sql.search_file import (
 )
 from miniclaw_sessions.stores.trigrams import indexed_text, short_term, wanted
 
-MOST_LOOKED_AT = 2_000
+MOST_LOOKED_AT = 1_000
 """Entries that are looked into for one page; what is behind them is the next page's."""
 
 FEW = 1_000
@@ -148,6 +149,7 @@ class _Looking:
         self._search = wanted_
         self._parts = wanted(wanted_)
         self._short = short_term(wanted_)
+        self._words = plain_words(wanted_)
         self._covered = NOTHING
         if index is not None:
             self._covered = Covered(*self._asked("SELECT newest, oldest FROM covered"))
@@ -177,10 +179,11 @@ class _Looking:
     def _hit(self, row: _Row) -> Hit | None:
         session_id, channel, chat_id = row[7:]
         key = SessionKey(channel, chat_id)
-        if not self._search.covers(session_id, key):
+        stored = entry_of_row(*row[1:7])
+        if not (may_fit(stored.encoded, self._words) and self._search.covers(session_id, key)):
             return None
         try:
-            entry = decode_stored(entry_of_row(*row[1:7]))
+            entry = decode_stored(stored)
         except InvalidMessage:
             return None
         return hit(self._search, session_id, key, msgspec.structs.replace(entry, sequence=row[1]))
