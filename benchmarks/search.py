@@ -57,7 +57,8 @@ def measure(directory: Path, *, quick: bool) -> list[Row]:
     place = fresh(directory, "search")
     rows: list[Row] = in_process(_measure_searches, place, messages)
     shutil.rmtree(place)
-    return rows + in_process(_measure_appends, fresh(directory, "search"))
+    rows += in_process(_measure_appends, fresh(directory, "search"))
+    return rows
 
 
 def _measure_searches(place: Path, messages: int) -> list[Row]:

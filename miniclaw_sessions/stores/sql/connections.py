@@ -126,6 +126,11 @@ class Connections:
         async with self._connection(self._writers, attempted) as connection:
             return await work(connection)
 
+    async def beside(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        """What work returns that takes a connection of readers, so that no append waits for it."""
+        async with self._connection(self._readers, attempted) as connection:
+            return await work(connection)
+
     @asynccontextmanager
     async def _connection(self, pool: Any, attempted: str) -> AsyncIterator[Any]:
         """One connection to use; whatever fails is reported in the words of the contract."""

@@ -410,8 +410,8 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         return await self._connections.change(attempted, statement, **values)
 
     async def _beside(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        async with self._connection(self._readers, attempted) as connection:
-            return await work(connection)
+        """What work returns that appends do not wait for."""
+        return await self._connections.beside(attempted, work)
 
     async def _writing(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
         """What work on a connection for changes returns."""

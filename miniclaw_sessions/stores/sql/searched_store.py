@@ -20,6 +20,7 @@ from miniclaw_sessions.stores.scanning import may_fit, plain_words
 from miniclaw_sessions.stores.shared import SharedStore
 from miniclaw_sessions.stores.sql import keyed, keyed_search
 from miniclaw_sessions.stores.sql.checksums import entry_of_row
+from miniclaw_sessions.stores.sql.connections import transaction
 from miniclaw_sessions.stores.sql.keyed import Statement
 from miniclaw_sessions.stores.sql.models import USED_RESOLUTION
 from miniclaw_sessions.stores.trigrams import indexed_numbers, wanted_numbers
@@ -103,7 +104,7 @@ class SearchedStore(SharedStore):
     async def _index(self, connection: Any, session_ids: Sequence[str], limit: int) -> tuple[int, list[str]]:
         """How many entries were indexed, and which sessions may have more, or are being changed by somebody else."""
         await _execute(connection, keyed_search.BEGIN, session_ids=session_ids)
-        async with connection.transaction():
+        async with transaction(connection):
             ends = dict(await _execute(connection, keyed_search.LOCKED, session_ids=session_ids))
             rows = await _execute(
                 connection,
