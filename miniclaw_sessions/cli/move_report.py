@@ -51,4 +51,6 @@ def _what_next(moved: Moved) -> Iterator[tuple[str, str]]:
     elif moved.is_shared:
         yield "if gateways use the source still, stop them and run this again, which copies what was said since", "dim"
     if not moved.copied.different:
-        yield f"now set sessions.store to {moved.target!r}", "dim"
+        is_url = ":" in moved.target.partition("/")[0]
+        told = f"set sessions.store to {moved.target!r}" if is_url else f"set workspace to {moved.target!r}"
+        yield f"now {told}", "dim"

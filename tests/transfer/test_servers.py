@@ -183,7 +183,7 @@ async def test_the_commands_back_a_database_up_and_put_it_back(cli: Cli, another
         moved = cli("migrate", "--to", another.settings.store, "--json")
         assert (moved.status, moved.document["written"]) == (0, 21)
         moved = cli("migrate", "--to", str(tmp_path / "new"))
-        assert f"now set sessions.store to '{tmp_path}/new'" in moved.out
+        assert f"now set workspace to '{tmp_path}/new'" in moved.out
 
     await asyncio.to_thread(run)
     assert json.loads((tmp_path / "backup" / "backup.json").read_bytes())["store"] == "sqlite:"
