@@ -144,6 +144,7 @@ class Rekey:
                 source = None
                 if await in_thread(self._place.files):
                     store = await stack.enter_async_context(open_store(self._place, self._workspace))
+                    await store.drop_index()  # it says in plain words what is to be sealed
                     source = Opened(store, sealing)
                 await self._copy.make(self._workspace, source, torn, sealing=sealing, on_progress=self._on_progress)
                 return 0 if source is None else source.wrong

@@ -100,6 +100,18 @@ async def test_a_long_transcript_is_copied_whole(jsonl_home: Home, monkeypatch: 
     assert await jsonl_home.said(OLD_KEY) == said
 
 
+async def test_no_search_index_in_plain_words_outlives_encryption(tmp_path: Path) -> None:
+    home = Home(tmp_path / "w")
+    async with home.open(None) as manager:
+        await home.say(manager, 1)
+        await manager.flush()
+        while await manager.store.index(100):
+            pass
+    assert list(home.workspace.glob("*-search*"))
+    await home.rekey(OLD_KEY)
+    assert list(home.workspace.glob("*-search*")) == []
+
+
 # --- wrong keys and damage -------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
@@ -12,18 +13,20 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.streams.text import TextReceiveStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.encryption import KeyRing
-from miniclaw_sessions.errors import StoreUnavailable
+from miniclaw_sessions.errors import StoreFull, StoreUnavailable
 from miniclaw_sessions.history.search import Hit, Search
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, stored_entry
 from miniclaw_sessions.stores.encrypted import EncryptedStore
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.stores.sql import searching
+from miniclaw_sessions.stores.sql.reader import SQLiteReader
 from miniclaw_sessions.stores.sql.search_file import SearchFile, positions_with
 from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.stores.trigrams import parts_of
@@ -223,6 +226,76 @@ async def test_an_index_that_is_removed_while_it_is_open_is_made_anew(path: Path
         await index_all(store)
         page = await store.search(Search.parse("needle"))
         assert (len(page.hits), page.behind) == (1, 0)
+
+
+async def test_whoever_only_reads_asks_the_index_and_makes_none(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, *[f"needle {n}" for n in range(30)])
+        await index_all(store)
+        await say(store, 1, 31, "a new needle")
+        async with SQLiteReader(path) as reader:
+            assert len(await found(reader, "needle")) == 31
+            assert (await reader.search(Search.parse("new"))).behind == 1
+    for file in path.parent.glob("*-search*"):
+        file.unlink()
+    async with SQLiteReader(path) as reader:
+        assert len(await found(reader, "needle")) == 31
+    assert list(path.parent.glob("*-search*")) == []
+
+
+_KILLED = """
+import asyncio, sys
+from pathlib import Path
+from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
+
+async def main():
+    async with SQLiteStore(Path(sys.argv[1])) as store:
+        print("ready", flush=True)
+        while await store.index(7):
+            print("indexed", flush=True)
+        print("done", flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.proof
+async def test_whoever_is_killed_while_indexing_leaves_an_index_that_goes_on(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, *[f"needle {n}" for n in range(400)])
+    for life in range(5):
+        process = await anyio.open_process([sys.executable, "-c", _KILLED, str(path)], stderr=None)
+        assert process.stdout is not None
+        lines = TextReceiveStream(process.stdout)
+        seen = ""
+        while seen.count("indexed") < life * 3 and "done" not in seen:
+            seen += await lines.receive()
+        process.kill()
+        await process.wait()
+        await process.aclose()
+    async with SQLiteStore(path) as store:
+        page = await store.search(Search.parse("needle"))
+        assert page.behind < 400 - 7 * 12  # it went on, and did not begin anew
+        assert len(await found(store, "needle", limit=100)) == 400
+        await index_all(store)
+        assert len(await found(store, "needle", limit=100)) == 400
+        assert await store.check() == []
+
+
+async def test_on_a_full_disk_what_is_indexed_stays_and_appends_go_on(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, "a needle")
+        await index_all(store)
+        await say(store, 1, 2, *[f"another needle {'x' * n}" for n in range(2_000)])
+        connection = store._search_file._writer
+        assert connection is not None
+        connection.execute("PRAGMA max_page_count = 20")  # a quota for this file alone
+        with pytest.raises(StoreFull):
+            await index_all(store)
+        await say(store, 1, 2_002, "a last needle")
+        assert len(await found(store, "needle", limit=1_000)) == 2_002
+        await index_all(store)
+        assert (await store.search(Search.parse("needle"))).behind == 0
 
 
 # --- deleted, encrypted ----------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from urllib.parse import quote
 from anyio import CapacityLimiter, to_thread
 
 from miniclaw_sessions.errors import SchemaTooNew, StoreCorrupt
+from miniclaw_sessions.history.search import Found, Search
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.base import SessionHead, StoredEntry, StoredHead, StorePlace
 from miniclaw_sessions.stores.reading import ReadOnlyStore, find_by_reading
@@ -127,6 +128,17 @@ class SQLiteReader(ReadOnlyStore):
         wanted = {"session_id": session_id, "key": key}
         found = await self._select("idempotency_key = :key", "ORDER BY 1 LIMIT 1", wanted)
         return found[0] if found else None
+
+    async def search(self, search: Search) -> Found:
+        """Ask the search index, as far as it goes; what it lacks is read."""
+        if not self._is_current:
+            return await super().search(search)
+        from miniclaw_sessions.stores.sql import searching  # noqa: PLC0415 - whoever only reads does not wait for it
+        from miniclaw_sessions.stores.sql.search_file import SearchFile  # noqa: PLC0415 - same
+
+        below, file = searching.place_of(search.cursor), SearchFile(self.path, read_only=True)
+        (found,) = await self._read(lambda connection: [searching.search(connection, file, search, below)])
+        return found
 
     async def check(self) -> list[str]:
         """SQLite's own checks, then every session's entries."""

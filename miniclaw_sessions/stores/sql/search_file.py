@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -68,10 +68,14 @@ class Lacking(NamedTuple):
 
 
 class SearchFile:
-    """The index beside one database. Its calls block; any thread may make them."""
+    """The index beside one database. Its calls block; any thread may make them.
 
-    def __init__(self, database: Path) -> None:
+    Read only, it is asked as far as it goes, and nothing is made or brought on.
+    """
+
+    def __init__(self, database: Path, *, read_only: bool = False) -> None:
         self.path = database.with_name(f"{database.name}-search")
+        self._read_only = read_only
         self._lock = Lock()
         self._writer: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
@@ -106,16 +110,18 @@ class SearchFile:
     @contextmanager
     def reading(self, database: sqlite3.Connection) -> Iterator[sqlite3.Connection | None]:
         """A connection to ask it with, or None where it cannot be asked now."""
-        try:
-            if self._writer is None:
-                self.covered(database)
-            connection = connect(self.path, writing=False)
-        except (StoreError, sqlite3.Error):
-            yield None
-            return
-        with closing(connection):
-            connection.execute("BEGIN")
-            yield connection
+        with ExitStack() as stack:
+            index: sqlite3.Connection | None = None
+            try:
+                if self._writer is None and not self._read_only:
+                    self.covered(database)
+                index = stack.enter_context(closing(connect(self.path, writing=False)))
+                index.execute("BEGIN")
+                if self._read_only and not _is_right(database, index):
+                    index = None
+            except (StoreError, sqlite3.Error):
+                index = None
+            yield index
 
     def check(self) -> None:
         """Look through all of it, and throw it away if it is damaged: it would not name what it should."""
@@ -157,14 +163,13 @@ class SearchFile:
         writer = connect(self.path, writing=True)
         try:
             writer.execute("PRAGMA synchronous = NORMAL")  # what a power cut takes is indexed again
-            (end,) = database.execute(_END).fetchone()
-            (version,) = writer.execute("PRAGMA user_version").fetchone()
-            if not version and not writer.execute("SELECT 1 FROM sqlite_master").fetchone():
+            if not writer.execute("SELECT 1 FROM sqlite_master").fetchone():
+                (end,) = database.execute(_END).fetchone()
                 with writer:
                     writer.execute("BEGIN IMMEDIATE")
                     for statement in _MAKE:
                         writer.execute(statement, {"end": end} if ":end" in statement else {})
-            elif version != FORMAT or not _is_index_of(database, writer, end):
+            elif not _is_right(database, writer):
                 log.info("the search index is made anew: it is of another version or database", action="search.anew")
                 writer.close()
                 return False
@@ -197,6 +202,8 @@ class SearchFile:
 
     def met_damage(self, error: Exception) -> None:
         """Throw it away, for it is damaged."""
+        if self._read_only:
+            return
         with self._lock:
             self._forget(error)
 
@@ -231,12 +238,13 @@ def _add(index: sqlite3.Connection, entries: Sequence[Indexed], covers: Covered)
         index.execute(_FORGET_ANCHORS)
 
 
-def _is_index_of(database: sqlite3.Connection, index: sqlite3.Connection, end: int) -> bool:
-    """Whether what was indexed last is where the database has it: another one has other entries there.
+def _is_right(database: sqlite3.Connection, index: sqlite3.Connection) -> bool:
+    """Whether it is of this version, and what was indexed last is where the database has it: another one has others.
 
     Where all of that was deleted nobody can tell, and it is not.
     """
-    if _covered(index).newest > end:
+    (version,), (end,) = index.execute("PRAGMA user_version").fetchone(), database.execute(_END).fetchone()
+    if version != FORMAT or _covered(index).newest > end:
         return False
     anchors = index.execute("SELECT position, entry_id FROM anchors").fetchall()
     stored = [
