@@ -21,10 +21,17 @@ os.environ["LANGSMITH_TRACING"] = "false"
 os.environ["LANGCHAIN_TRACING_V2"] = "false"
 
 
+@pytest.fixture(params=["sqlite:", "postgresql:"])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """Where the transcripts are: in a file of this process's own, or in a server's database."""
+    url: str = request.param if request.param == "sqlite:" else request.getfixturevalue("postgresql_url")
+    return url
+
+
 @pytest.fixture
-async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
+async def manager(tmp_path: Path, store_url: str) -> AsyncIterator[SessionManager]:
     """The sessions of this process."""
-    async with SessionManager(tmp_path / "workspace") as manager:
+    async with SessionManager(tmp_path / "workspace", store=store_url) as manager:
         yield manager
 
 

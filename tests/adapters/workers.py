@@ -1,4 +1,4 @@
-"""One of several worker processes that share a workspace through the daemon: `python -m tests.adapters.workers ...`.
+"""One of several worker processes that share a daemon's workspace, or a database: `python -m tests.adapters.workers`.
 
 Each line that it writes is a message that was acknowledged: the session's id, and the text.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from langchain_core.messages import AIMessage, HumanMessage
@@ -15,6 +18,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from miniclaw_sessions.adapters.langgraph import MiniclawSaver
 from miniclaw_sessions.adapters.openai_agents import MiniclawSession
 from miniclaw_sessions.client import Client, connect
+from miniclaw_sessions.manager import SessionManager
 
 
 def acknowledged(session_id: str, text: str) -> None:
@@ -53,9 +57,21 @@ async def with_langgraph(client: Client, worker: str, turns: int) -> None:
         assert len(state["messages"]) == 2 * (turn + 1)
 
 
-async def work(workspace: str, worker: str, turns: int) -> None:
-    async with connect(workspace, in_process=False) as client:
-        assert not client.is_local
+@asynccontextmanager
+async def sessions_of(place: str, worker: str) -> AsyncIterator[Client]:
+    """A client of the daemon in a workspace; or, of a database, of a manager of this process's own."""
+    if place.startswith("postgresql:"):
+        with TemporaryDirectory(prefix=worker) as workspace:
+            async with SessionManager(workspace, store=place) as manager, connect(manager) as client:
+                yield client
+    else:
+        async with connect(place, in_process=False) as client:
+            assert not client.is_local
+            yield client
+
+
+async def work(place: str, worker: str, turns: int) -> None:
+    async with sessions_of(place, worker) as client:
         await asyncio.gather(with_openai_agents(client, worker, turns), with_langgraph(client, worker, turns))
 
 
