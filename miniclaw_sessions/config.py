@@ -220,7 +220,13 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that can be set; `workspace` is the directory that holds all files."""
+    """Everything that can be set.
+
+    Attributes:
+        workspace: the directory that holds all files; or the URL of a shared store (`postgresql:`), which is as if that
+            was `sessions.store`. Beside a shared store a directory holds nothing but the daemon's socket.
+        sessions, listen, model, channels, encryption, log: the sections.
+    """
 
     workspace: Annotated[str, msgspec.Meta(min_length=1)] = "~/.miniclaw/workspace"
     sessions: SessionSettings = SessionSettings()
@@ -241,6 +247,16 @@ class LoadedSettings(msgspec.Struct, frozen=True):
     def workspace(self) -> Path:
         """The workspace directory, with `~` resolved."""
         return Path(self.settings.workspace).expanduser()
+
+    @property
+    def shared_store(self) -> str | None:
+        """The URL of the store that several processes share, where all is in there and nothing in a directory."""
+        return store if is_shared_url(store := self.settings.sessions.store) else None
+
+    @property
+    def directory(self) -> Path | None:
+        """The workspace directory, which there is; beside a shared store only if one was named."""
+        return self.workspace if self.shared_store is None or self.sources["workspace"] != "default" else None
 
 
 class Secret:
@@ -341,6 +357,9 @@ def load_settings(
     for name, value, source, is_text in given:
         values[name] = _converted(name, value, source, is_text=is_text)
         sources[name] = source
+    if is_shared_url(values.get("workspace", "")):  # where a directory may be named, so may a shared store
+        values["sessions.store"], sources["sessions.store"] = values.pop("workspace"), sources["workspace"]
+        sources["workspace"] = "default"
     nested: dict[str, Any] = {}
     for name, value in values.items():
         *sections, field = name.split(".")
@@ -474,6 +493,11 @@ def postgresql_settings(settings: PostgreSQLSettings, options: Mapping[str, str]
     return msgspec.structs.replace(settings, **given)
 
 
+def is_shared_url(text: str) -> bool:
+    """Whether this is the URL of a store that several processes share, and that is in no directory."""
+    return text.startswith("postgresql:")
+
+
 def masked(value: Any) -> Any:
     """The value, with passwords inside a URL masked."""
     if not isinstance(value, str):
@@ -508,7 +532,7 @@ def socket_path(loaded: LoadedSettings, environ: Mapping[str, str]) -> Path | No
     """Where the daemon's Unix socket lies: as set, else in a service's runtime directory, else in the workspace.
 
     Returns:
-        None when the socket is switched off.
+        None when the socket is switched off, or there is no directory for it.
     """
     chosen = loaded.settings.listen.socket
     if chosen == "none":
@@ -516,7 +540,8 @@ def socket_path(loaded: LoadedSettings, environ: Mapping[str, str]) -> Path | No
     if chosen:
         return Path(chosen).expanduser()
     runtime = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
-    return (Path(runtime) if runtime else loaded.workspace) / "miniclaw.sock"
+    directory = Path(runtime) if runtime else loaded.directory
+    return None if directory is None else directory / "miniclaw.sock"
 
 
 def read_secret(

@@ -265,7 +265,7 @@ def test_a_failure_nobody_foresaw_shows_neither_its_text_nor_a_trace_unless_aske
         del self
         raise RuntimeError("somebody said something")
 
-    monkeypatch.setattr("miniclaw_sessions.manager.readonly.ReadOnlySessions.statistics", fail)
+    monkeypatch.setattr("miniclaw_sessions.manager.readonly.ReadOnlyDirectory.statistics", fail)
     result = filled("stats")
     assert result.status == 1
     assert result.error == "unexpected RuntimeError; the same command with --debug shows where"

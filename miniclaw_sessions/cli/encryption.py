@@ -45,6 +45,12 @@ async def rekey(
     from miniclaw_sessions.transfer.rekeying import Rekey  # noqa: PLC0415 - loads the persistence layer
 
     loaded = invocation.local
+    if loaded.shared_store is not None:
+        raise ConfigError(
+            "a store that several processes share is not rekeyed where it is, for others write it meanwhile: stop all "
+            "gateways, `migrate` it into a workspace, `rekey` that, and `migrate` it into a new database; nothing was "
+            "changed"
+        )
     if (problem := refused(loaded, create=False)) is not None:
         raise problem
     workspace, settings = loaded.workspace.absolute(), loaded.settings.sessions

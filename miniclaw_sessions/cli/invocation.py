@@ -52,10 +52,10 @@ _EVERYWHERE: dict[str, Any] = {
 }
 _IN_FILES: dict[str, Any] = {
     "workspace": Annotated[
-        Path | None,
+        str | None,
         _option(
-            help="The directory that holds all files.",
-            metavar="DIRECTORY",
+            help="The directory that holds all files, or the URL of a store that gateways share.",
+            metavar="DIRECTORY|URL",
             show_default="~/.miniclaw/workspace",
             panel=WHERE_PANEL,
         ),
@@ -96,7 +96,7 @@ class Invocation:
         report: told how the work advances.
     """
 
-    workspace: Path | None = None
+    workspace: str | None = None
     config: Path | None = None
     key_file: str | None = None
     socket: str | None = None
@@ -143,7 +143,7 @@ class Invocation:
             ConfigError: one of them is wrong.
         """
         flags = {
-            "workspace": None if self.workspace is None else str(self.workspace),
+            "workspace": self.workspace,
             "encryption.key_file": self.key_file,
             "listen.socket": self.socket,
             "listen.token_file": self.token_file,

@@ -70,10 +70,10 @@ async def _open_to_read(invocation: Invocation) -> AsyncIterator[Client]:
         raise problem
     from miniclaw_sessions.manager import open_readonly  # noqa: PLC0415 - whoever asks a daemon does without
 
-    if not loaded.workspace.exists() and problem is not None:
+    if problem is not None and not loaded.workspace.exists():
         raise problem
     reader = open_readonly(
-        loaded.workspace,
+        loaded.shared_store or loaded.workspace,
         settings=invocation.local.settings.sessions,
         encryption=_keys(loaded),
         on_progress=lambda progress: invocation.report(progress.stage, progress.done, progress.total),
@@ -118,7 +118,7 @@ def _connected(invocation: Invocation, *, in_process: bool) -> AbstractAsyncCont
         )
 
     return connect(
-        loaded.workspace,
+        loaded.shared_store or loaded.workspace,
         in_process=in_process,
         patience_s=PATIENCE_S if in_process else 0,
         sockets=_sockets(loaded),
@@ -152,10 +152,14 @@ def _may_be_the_services(loaded: LoadedSettings) -> bool:
 
 
 def refused(loaded: LoadedSettings, *, create: bool) -> SessionsError | None:
-    """Why the workspace is not opened in this process.
+    """Why the workspace is not opened in this process; a shared store always is, which has no files to be made.
 
     Opening it would make a workspace by mistake, or files in it that its owner's daemon could not read.
     """
+    return None if loaded.shared_store is not None else _refused_directory(loaded, create=create)
+
+
+def _refused_directory(loaded: LoadedSettings, *, create: bool) -> SessionsError | None:
     workspace = loaded.workspace
     try:
         owner = workspace.stat().st_uid

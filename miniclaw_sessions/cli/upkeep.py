@@ -16,6 +16,7 @@ from miniclaw_sessions.errors import DirectoryInUse, SessionsError
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.shapes import BackupReply
+    from miniclaw_sessions.config import LoadedSettings
 
 app = typer.Typer()
 
@@ -259,7 +260,7 @@ async def stop(invocation: Invocation, session_id: SessionId) -> None:
 
     async with find_daemon(invocation) as daemon:
         if daemon is None:
-            raise SessionsError(_why_nobody_stops(invocation.loaded.workspace))
+            raise SessionsError(_why_nobody_stops(invocation.loaded))
         session = await find_session(daemon, session_id)
         stopped = await session.stop()
     if invocation.as_json:
@@ -269,8 +270,11 @@ async def stop(invocation: Invocation, session_id: SessionId) -> None:
         invocation.errors.print(one_line(told), style="dim", soft_wrap=True)
 
 
-def _why_nobody_stops(workspace: Path) -> str:
+def _why_nobody_stops(loaded: LoadedSettings) -> str:
     """What is true where no daemon answers: nobody is at work, or a process that only its own user can stop."""
+    if loaded.shared_store is not None:
+        return "no daemon of this store is found here; name the one that answers with --url or --socket"
+    workspace = loaded.workspace
     from miniclaw_sessions.disk import check_unlocked  # noqa: PLC0415 - help does not need it
 
     try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from miniclaw_sessions.api.context import Chats, Context
 from miniclaw_sessions.client.client import Client
 from miniclaw_sessions.client.transport import LocalTransport, Transport
+from miniclaw_sessions.config import is_shared_url
 from miniclaw_sessions.errors import DirectoryInUse, SessionsError, Unreachable
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ async def connect(  # noqa: PLR0913 - each can be left out
     A daemon that holds the workspace is asked over its Unix socket. If nobody holds it, it is opened in this process.
 
     Args:
-        target: the workspace's directory, by default `~/.miniclaw/workspace`; or `unix:/path/of/a.sock`, or an http(s)
-            URL; or a manager that is open in this process.
+        target: the workspace's directory, by default `~/.miniclaw/workspace`, or the URL of a shared store
+            (`postgresql:`); or `unix:/path/of/a.sock`, or an http(s) URL; or a manager that is open in this process.
         token: what a URL asks for.
         in_process: open the workspace here if nobody holds it. False, for workers beside a daemon: wait for one as long
             as `patience_s`; a worker that starts while the daemon restarts would else take its place.
@@ -98,13 +99,14 @@ async def connect(  # noqa: PLR0913 - each can be left out
 async def _of_workspace(
     target: str | Path | None,
     sockets: Iterable[Path],
-    here: Callable[[Path], AbstractAsyncContextManager[Transport]] | None,
+    here: Callable[[Path | str], AbstractAsyncContextManager[Transport]] | None,
     patience_s: float,
     on_waiting: Callable[[int | None], None] | None,
 ) -> AsyncIterator[Transport]:
     """The daemon that holds a workspace, or the workspace opened `here`, whichever is possible first."""
     workspace = _workspace_of(target)
-    candidates = list(dict.fromkeys([*sockets, workspace / SOCKET_NAME]))
+    own = [workspace / SOCKET_NAME] if isinstance(workspace, Path) else []
+    candidates = list(dict.fromkeys([*sockets, *own]))
     give_up = asyncio.get_running_loop().time() + patience_s
     async with AsyncExitStack() as stack:
         while True:
@@ -112,7 +114,7 @@ async def _of_workspace(
                 yield daemon
                 return
             failure: SessionsError = Unreachable(
-                f"nobody serves {workspace}; start the daemon: miniclaw-sessions serve"
+                f"nobody serves {_shown(workspace)}; start the daemon: miniclaw-sessions serve"
             )
             if here is not None:
                 try:
@@ -131,7 +133,7 @@ async def _of_workspace(
 
 
 @asynccontextmanager
-async def _opened_here(opened: Opened, workspace: Path, **options: Any) -> AsyncIterator[Transport]:
+async def _opened_here(opened: Opened, workspace: Path | str, **options: Any) -> AsyncIterator[Transport]:
     from miniclaw_sessions.manager import SessionManager  # noqa: PLC0415 - whoever only asks does without
 
     async with SessionManager(workspace, **options) as manager:
@@ -139,14 +141,17 @@ async def _opened_here(opened: Opened, workspace: Path, **options: Any) -> Async
 
 
 @asynccontextmanager
-async def _opened_readonly(opened: Opened, workspace: Path, **options: Any) -> AsyncIterator[Transport]:
+async def _opened_readonly(opened: Opened, workspace: Path | str, **options: Any) -> AsyncIterator[Transport]:
     from miniclaw_sessions.manager import open_readonly  # noqa: PLC0415 - same
 
     async with open_readonly(workspace, **options) as reader:
         yield LocalTransport(opened(reader), readonly=True)
 
 
-def _workspace_of(target: str | Path | None) -> Path:
+def _workspace_of(target: str | Path | None) -> Path | str:
+    """A directory, or the URL of a shared store."""
+    if isinstance(target, str) and is_shared_url(target):
+        return target
     return Path(target or DEFAULT_WORKSPACE).expanduser().resolve()
 
 
@@ -165,7 +170,7 @@ async def _at_url(url: str, token: str | None, patience_s: float) -> AsyncIterat
 
 
 async def _found(
-    stack: AsyncExitStack, workspace: Path, sockets: Iterable[Path], patience_s: float
+    stack: AsyncExitStack, workspace: Path | str, sockets: Iterable[Path], patience_s: float
 ) -> HttpTransport | None:
     """The daemon that holds the workspace, or None."""
     for path in (path for path in sockets if path.exists()):
@@ -181,8 +186,18 @@ async def _found(
     return None
 
 
-def _is_here(identity: str, workspace: Path) -> bool:
-    """Whether it is this directory that a daemon holds, where that can be seen: its socket may serve another one."""
+def _shown(workspace: Path | str) -> str:
+    if isinstance(workspace, Path):
+        return str(workspace)
+    from miniclaw_sessions.stores import open_shared  # noqa: PLC0415 - only where it is a store
+
+    return open_shared(workspace).place.shown
+
+
+def _is_here(identity: str, workspace: Path | str) -> bool:
+    """Whether a daemon has this directory or store, where that can be seen: its socket may serve another one."""
+    if isinstance(workspace, str):
+        return identity == _shown(workspace)
     from miniclaw_sessions.disk import lock_identity  # noqa: PLC0415 - not needed where no socket is
 
     try:

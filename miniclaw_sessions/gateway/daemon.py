@@ -13,10 +13,12 @@ import os
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from importlib.util import find_spec
 from typing import NamedTuple
 
 import anyio
+from anyio import to_thread
 
 from miniclaw_sessions import errors
 from miniclaw_sessions.agent.assistant import Assistant
@@ -89,6 +91,8 @@ async def _live(
     token = read_secret(settings.listen.token_file, "token", os.environ)
     phase = Phase(notifier)
     keys = load_keys(settings.encryption, os.environ)
+    if loaded.shared_store is not None and loaded.directory is not None:  # no manager makes it, and the socket is there
+        await to_thread.run_sync(partial(loaded.directory.mkdir, mode=0o700, parents=True, exist_ok=True))
     manager = SessionManager(
         loaded.workspace,
         settings=settings.sessions,
@@ -274,7 +278,9 @@ def open_listeners(loaded: LoadedSettings, environ: MutableMapping[str, str], so
             listeners.append(listener)
             sockets.callback(listener.close)
     if not listeners:
-        raise errors.ConfigError("there is nothing to listen on; set listen.socket or listen.tcp")
+        raise errors.ConfigError(
+            "there is nothing to listen on; set listen.tcp, such as 127.0.0.1:8080, or listen.socket"
+        )
     for listener in listeners:
         if not listener.is_local:
             sentence = "other machines can connect, and nothing is encrypted: put a TLS proxy in front"

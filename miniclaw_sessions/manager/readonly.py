@@ -1,18 +1,21 @@
 """Reading a workspace without its lock: beside the process that holds it, from a copy, or from a mounted backup.
 
-Nothing is locked, made, mended or moved. A session is put together as at a start, from its file and the store, and only
-the one that is asked for. What its holder has accepted and not committed yet is not seen.
+Or a shared database, in which other processes write. Nothing is locked, made, mended or moved. A session is put
+together as at a start, from its file and the store, and only the one that is asked for. What its holder has accepted
+and not committed yet is not seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
+import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock, SystemClock
@@ -20,10 +23,13 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, NotAWorkspace, ReadOnlyWorkspace
 from miniclaw_sessions.manager.cache import Listing, SessionCache
+from miniclaw_sessions.manager.database_expiry import FORETOLD
+from miniclaw_sessions.manager.database_lists import newest_in, sessions_in
 from miniclaw_sessions.manager.expiry import ClockGuard, SweepReport, is_idle
 from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.committer import SessionLog
+from miniclaw_sessions.persistence.database import Database
 from miniclaw_sessions.persistence.flusher import Flushable
 from miniclaw_sessions.persistence.losses import Loss, Losses
 from miniclaw_sessions.persistence.marker import check_marker
@@ -32,11 +38,19 @@ from miniclaw_sessions.persistence.snapshots import Snapshots
 from miniclaw_sessions.persistence.workspace import open_snapshots
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.session import Journal, Owner
+from miniclaw_sessions.session import Journal, Owner, Session
 from miniclaw_sessions.statistics import ManagerStatistics
-from miniclaw_sessions.stores import open_store, refuse_another_store, store_place, stores_in
+from miniclaw_sessions.stores import (
+    is_shared_url,
+    open_shared,
+    open_store,
+    refuse_another_store,
+    store_place,
+    stores_in,
+)
 from miniclaw_sessions.stores.base import Store, StoredEntry
 from miniclaw_sessions.stores.encrypted import encrypted
+from miniclaw_sessions.stores.shared import ListPosition
 
 
 def open_readonly(
@@ -50,40 +64,38 @@ def open_readonly(
     """The sessions of a workspace, to be read only: enter it with `async with`.
 
     Args:
-        workspace: the directory.
+        workspace: the directory; or the URL of a shared store, which is as if it was set as `store`.
         settings: as the workspace's holder has them; `store` and `window` matter.
         clock: time; the machine's by default.
         encryption: the keys, if the workspace is encrypted.
         on_progress: called during a check, on the event loop.
     """
-    return ReadOnlySessions(
-        Path(workspace).expanduser().resolve(),
-        settings or SessionSettings(),
-        clock or SystemClock(),
-        encryption=encryption,
-        on_progress=on_progress,
-    )
+    settings = settings or SessionSettings()
+    if isinstance(workspace, str) and is_shared_url(workspace):
+        settings = msgspec.structs.replace(settings, store=workspace)
+    clock = clock or SystemClock()
+    if is_shared_url(settings.store):
+        return ReadOnlyDatabase(settings, clock, encryption=encryption, on_progress=on_progress)
+    directory = Path(workspace).expanduser().resolve()
+    return ReadOnlyDirectory(directory, settings, clock, encryption=encryption, on_progress=on_progress)
 
 
-class ReadOnlySessions(SessionReader):
-    """The sessions of a workspace, read as they are on disk; an async context manager. Home of their journals."""
+class ReadOnlySessions(SessionReader, ABC):
+    """Sessions that are read as they are stored; an async context manager. Home of their journals."""
 
-    turn_lease_s = 0.0
     max_message_bytes = max_metadata_bytes = 2**62
-    _snapshots: Snapshots
-    _losses: Losses
+    turn_lease_s = 0.0
     store: Store
+    workspace: Path | None
 
     def __init__(
         self,
-        workspace: Path,
         settings: SessionSettings,
         clock: Clock,
         *,
         encryption: KeyRing | None,
         on_progress: Callable[[Progress], None],
     ) -> None:
-        self.workspace = workspace
         self.settings = settings
         self.clock = clock
         self._encryption = encryption
@@ -91,43 +103,48 @@ class ReadOnlySessions(SessionReader):
         self._stack = AsyncExitStack()
         self.owner = Owner()
 
+    @property
+    @abstractmethod
+    def _where(self) -> str:
+        """What is read, for people."""
+
     def __repr__(self) -> str:
-        return f"<ReadOnlySessions {self.workspace}>"
+        return f"<{type(self).__name__} {self._where}>"
+
+    @abstractmethod
+    async def _open(self, stack: AsyncExitStack) -> None:
+        """Open what is read, until the stack is closed."""
+
+    @abstractmethod
+    async def check(self) -> CheckReport:
+        """Verify everything. Beside others who write, differences of a moment may be seen."""
+
+    @abstractmethod
+    async def statistics(self) -> ManagerStatistics:
+        """What can be counted without opening any session; nothing has been done here."""
+
+    @abstractmethod
+    async def _dry_sweep(self) -> SweepReport:
+        """What is idle for longer than its time to live."""
 
     async def __aenter__(self) -> Self:
-        """Open the files to read.
+        """Open it to read.
 
         Raises:
-            NotAWorkspace: there is no workspace.
+            NotAWorkspace: there is none.
             WrongKey, KeyNeeded, NotEncrypted: the keys do not go with what is there.
             SchemaTooNew, StoreUnavailable: the store cannot be read.
         """
         async with AsyncExitStack() as stack:
-            self._snapshots = stack.enter_context(closing(await to_thread.run_sync(self._open)))
-            place = store_place(self.settings.store, self.workspace)
-            await to_thread.run_sync(refuse_another_store, place, self.workspace)
-            store = open_store(place, self.workspace, postgresql=self.settings.postgresql, read_only=True)
-            self.store = await stack.enter_async_context(encrypted(store, self._encryption))
+            await self._open(stack)
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the files."""
+        """Close it."""
         await self._stack.aclose()
-
-    async def check(self) -> CheckReport:
-        """Verify every snapshot against the store. Beside a holder that writes, differences of a moment may be seen."""
-        losses = self._losses.known
-        check = Check(self._snapshots, self.store, clock=self.clock, on_progress=self._on_progress, losses=losses)
-        return await check.run()
-
-    async def statistics(self) -> ManagerStatistics:
-        """What can be counted without opening any session; nothing has been done here."""
-        kind, quarantine = self.settings.store.partition(":")[0], self._snapshots.quarantine
-        sessions, quarantined = len((await self._listing()).on_disk), await to_thread.run_sync(quarantine.count)
-        return ManagerStatistics(sessions=sessions, quarantined=quarantined, store=kind, store_state="open to be read")
 
     async def sweep(self, *, dry_run: bool = False) -> SweepReport:
         """List what is idle for longer than its time to live.
@@ -137,66 +154,10 @@ class ReadOnlySessions(SessionReader):
         """
         if not dry_run:
             self._refuse("expire sessions")
-        names = [*await self.store.session_ids(), *(session_id for session_id, _ in await self._snapshots.modified())]
-        used: dict[str, datetime] = {}
-        for session_id in dict.fromkeys(names):  # each is loaded, as `sweep` will: in a copy, the files' times are new
-            if (session := await self._load(session_id)) is not None:
-                used[session_id] = session.last_accessed
-        newest, now = max(used.values(), default=None), self.clock.now()
-        guard = ClockGuard(self.clock, newest_access=newest, patience_s=self.settings.sweep_interval_s)
-        ttl = timedelta(days=self.settings.ttl_days)
-        idle = [session_id for session_id, last_accessed in used.items() if is_idle(last_accessed, now, ttl)]
-        return SweepReport(scanned=len(used), sessions=idle, dry_run=True, postponed=guard.doubt())
-
-    async def _journal(self, session_id: str) -> Journal | None:
-        stored = await self.store.head(session_id)  # first: a snapshot that is newer has all of it
-        snapshot = await read_snapshot(self._snapshots, session_id, self.clock)
-        if snapshot is not None and stored is not None and snapshot.state.incarnation != stored.head.incarnation:
-            snapshot = None
-        if snapshot is None and stored is None:
-            return None
-        joined = await join(snapshot, stored, self.store, capacity=self.settings.window)
-        if INCOMPLETE in joined.conversation.state.metadata:
-            return None
-        last = joined.conversation.state.last_sequence
-        return Journal(joined.conversation, self, committed=last)
+        return await self._dry_sweep()
 
     def _transcripts(self) -> Store:
         return self.store
-
-    @property
-    def losses(self) -> Mapping[str, Loss]:
-        """What older messages were lost with a former store, by session id."""
-        return self._losses.known
-
-    async def _listing(self) -> Listing:
-        cache = SessionCache(0)
-        cache.learn_names(await self.store.session_ids())
-        modified = await self._snapshots.modified()
-        cache.learn_names(session_id for session_id, _ in modified)
-        cache.learn_times(modified)
-        cache.learn_times([(one, await self._used(one)) for one in cache.unknown()])
-        return cache.listing()
-
-    async def _used(self, session_id: str) -> float:
-        """When a session was last used that has no file yet."""
-        session = await self._load(session_id)
-        return 0.0 if session is None else session.last_accessed.timestamp()
-
-    def _open(self) -> Snapshots:
-        if not (self.workspace / "sessions").is_dir() and not stores_in(self.workspace):
-            raise NotAWorkspace(
-                f"there is no workspace at {self.workspace}; `serve`, `chat` and `import` make one, --workspace names "
-                "another"
-            )
-        try:
-            check_marker(self.workspace, self._encryption)
-            self._losses = Losses(self.workspace)
-            return open_snapshots(
-                self.workspace, self.settings, clock=self.clock, encryption=self._encryption, read_only=True
-            )
-        except OSError as error:
-            raise ConfigError(f"the workspace {self.workspace} cannot be read: {error.strerror}") from error
 
     # --- the home of journals that accept nothing --------------------------------------------------------------------
 
@@ -236,6 +197,164 @@ class ReadOnlySessions(SessionReader):
 
     def _refuse(self, attempted: str) -> NoReturn:
         raise ReadOnlyWorkspace(
-            f"cannot {attempted}: the workspace {self.workspace} was opened to be read only; talk to the process that "
+            f"cannot {attempted}: {self._where} was opened to be read only; talk to the process that "
             "holds it, or open it with SessionManager"
         )
+
+
+class ReadOnlyDirectory(ReadOnlySessions):
+    """The sessions of a workspace, read as they are on disk."""
+
+    workspace: Path
+    _snapshots: Snapshots
+    _losses: Losses
+
+    def __init__(
+        self,
+        workspace: Path,
+        settings: SessionSettings,
+        clock: Clock,
+        *,
+        encryption: KeyRing | None,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        super().__init__(settings, clock, encryption=encryption, on_progress=on_progress)
+        self.workspace = workspace
+
+    @property
+    def _where(self) -> str:
+        return f"the workspace {self.workspace}"
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        self._snapshots = stack.enter_context(closing(await to_thread.run_sync(self._open_files)))
+        place = store_place(self.settings.store, self.workspace)
+        await to_thread.run_sync(refuse_another_store, place, self.workspace)
+        store = open_store(place, self.workspace, postgresql=self.settings.postgresql, read_only=True)
+        self.store = await stack.enter_async_context(encrypted(store, self._encryption))
+
+    async def check(self) -> CheckReport:
+        """Verify every snapshot against the store. Beside a holder that writes, differences of a moment may be seen."""
+        losses = self._losses.known
+        check = Check(self._snapshots, self.store, clock=self.clock, on_progress=self._on_progress, losses=losses)
+        return await check.run()
+
+    async def statistics(self) -> ManagerStatistics:
+        """What can be counted without opening any session; nothing has been done here."""
+        kind, quarantine = self.settings.store.partition(":")[0], self._snapshots.quarantine
+        sessions, quarantined = len((await self._listing()).on_disk), await to_thread.run_sync(quarantine.count)
+        return ManagerStatistics(sessions=sessions, quarantined=quarantined, store=kind, store_state="open to be read")
+
+    async def _dry_sweep(self) -> SweepReport:
+        names = [*await self.store.session_ids(), *(session_id for session_id, _ in await self._snapshots.modified())]
+        used: dict[str, datetime] = {}
+        for session_id in dict.fromkeys(names):  # each is loaded, as `sweep` will: in a copy, the files' times are new
+            if (session := await self._load(session_id)) is not None:
+                used[session_id] = session.last_accessed
+        newest, now = max(used.values(), default=None), self.clock.now()
+        guard = ClockGuard(self.clock, newest_access=newest, patience_s=self.settings.sweep_interval_s)
+        ttl = timedelta(days=self.settings.ttl_days)
+        idle = [session_id for session_id, last_accessed in used.items() if is_idle(last_accessed, now, ttl)]
+        return SweepReport(scanned=len(used), sessions=idle, dry_run=True, postponed=guard.doubt())
+
+    async def _journal(self, session_id: str) -> Journal | None:
+        stored = await self.store.head(session_id)  # first: a snapshot that is newer has all of it
+        snapshot = await read_snapshot(self._snapshots, session_id, self.clock)
+        if snapshot is not None and stored is not None and snapshot.state.incarnation != stored.head.incarnation:
+            snapshot = None
+        if snapshot is None and stored is None:
+            return None
+        joined = await join(snapshot, stored, self.store, capacity=self.settings.window)
+        if INCOMPLETE in joined.conversation.state.metadata:
+            return None
+        last = joined.conversation.state.last_sequence
+        return Journal(joined.conversation, self, committed=last)
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """What older messages were lost with a former store, by session id."""
+        return self._losses.known
+
+    async def _listing(self) -> Listing:
+        cache = SessionCache(0)
+        cache.learn_names(await self.store.session_ids())
+        modified = await self._snapshots.modified()
+        cache.learn_names(session_id for session_id, _ in modified)
+        cache.learn_times(modified)
+        cache.learn_times([(one, await self._used(one)) for one in cache.unknown()])
+        return cache.listing()
+
+    async def _used(self, session_id: str) -> float:
+        """When a session was last used that has no file yet."""
+        session = await self._load(session_id)
+        return 0.0 if session is None else session.last_accessed.timestamp()
+
+    def _open_files(self) -> Snapshots:
+        if not (self.workspace / "sessions").is_dir() and not stores_in(self.workspace):
+            raise NotAWorkspace(
+                f"there is no workspace at {self.workspace}; `serve`, `chat` and `import` make one, --workspace names "
+                "another"
+            )
+        try:
+            check_marker(self.workspace, self._encryption)
+            self._losses = Losses(self.workspace)
+            return open_snapshots(
+                self.workspace, self.settings, clock=self.clock, encryption=self._encryption, read_only=True
+            )
+        except OSError as error:
+            raise ConfigError(f"the workspace {self.workspace} cannot be read: {error.strerror}") from error
+
+
+class ReadOnlyDatabase(ReadOnlySessions):
+    """The sessions of a shared store, read as they are stored, beside whoever writes them."""
+
+    workspace = None
+    _database: Database
+
+    @property
+    def _where(self) -> str:
+        return f"the store {self._database.where}"
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        store = open_shared(self.settings.store, self.settings.postgresql, read_only=True)
+        self._database = Database(store, self.settings, clock=self.clock, encryption=self._encryption, read_only=True)
+        await stack.enter_async_context(self._database)
+        self.store = self._database.store
+
+    async def check(self) -> CheckReport:
+        """The tables against each other, every entry, and every checkpoint against the entries."""
+        return await self._database.check(self.store, self._on_progress)
+
+    async def statistics(self) -> ManagerStatistics:
+        """How many sessions there are; nothing has been done here."""
+        return ManagerStatistics(
+            sessions=await self.store.count(), store=self.store.place.kind, store_state="open to be read"
+        )
+
+    async def _dry_sweep(self) -> SweepReport:
+        newest = next(iter(await self._database.shared.newest(limit=1)), None)
+        guard = ClockGuard(
+            self.clock,
+            newest_access=None if newest is None else newest.last_accessed,
+            patience_s=self.settings.sweep_interval_s,
+        )
+        idle_s = self.settings.ttl_days * 86_400
+        idle = await self._database.shared.idle(idle_s, limit=FORETOLD) if idle_s else []
+        return SweepReport(scanned=await self.store.count(), sessions=idle, dry_run=True, postponed=guard.doubt())
+
+    async def _journal(self, session_id: str) -> Journal | None:
+        found = await sessions_in(self._database, [session_id], self)
+        return found[session_id].journal if session_id in found else None
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """Nothing is lost with what was before."""
+        return self._database.losses
+
+    async def _newest(self, **part: Any) -> list[ListPosition]:
+        return await newest_in(self._database, **part)
+
+    async def _load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
+        return await sessions_in(self._database, session_ids, self)
+
+    async def _listing(self) -> Listing:
+        raise NotImplementedError  # nobody asks for it: a database is listed a page at a time

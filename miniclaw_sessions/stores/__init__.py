@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from miniclaw_sessions.config import PostgreSQLSettings, masked
+from miniclaw_sessions.config import PostgreSQLSettings, is_shared_url, masked
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.stores.base import Store, StorePlace
 
@@ -70,7 +70,7 @@ def open_store(
     """
     place = store_place(url, workspace) if isinstance(url, str) else url
     if place.url is not None:
-        return _on_a_server(place.url, postgresql or PostgreSQLSettings())
+        return _on_a_server(place.url, postgresql or PostgreSQLSettings(), read_only=read_only)
     if place.path is not None:
         return _in_files(place, place.path, read_only=read_only)
     if place.kind == "memory":
@@ -100,14 +100,14 @@ def _in_files(place: StorePlace, path: Path, *, read_only: bool) -> Store:
     return JSONLStore(path)
 
 
-def _on_a_server(url: str, settings: PostgreSQLSettings) -> Store:
+def _on_a_server(url: str, settings: PostgreSQLSettings, *, read_only: bool) -> Store:
     try:
         from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         if error.name != "asyncpg":
             raise
         raise ConfigError("a postgresql: store needs asyncpg: pip install 'miniclaw-sessions[postgresql]'") from error
-    return PostgreSQLStore(url, settings)
+    return PostgreSQLStore(url, settings, read_only=read_only)
 
 
 def store_place(url: str, workspace: Path) -> StorePlace:
@@ -125,11 +125,6 @@ def store_place(url: str, workspace: Path) -> StorePlace:
     if scheme == "postgresql" and rest.startswith("//"):
         return StorePlace("postgresql", url=url)
     raise ConfigError(f"store = {_without_password(url)!r} is no store; it can be {', '.join(STORE_URLS)}")
-
-
-def is_shared_url(text: str) -> bool:
-    """Whether this is the URL of a store that several processes share, and that is in no directory."""
-    return text.startswith("postgresql:")
 
 
 def open_shared(url: str, settings: PostgreSQLSettings | None = None, *, read_only: bool = False) -> Store:

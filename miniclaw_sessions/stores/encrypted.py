@@ -45,7 +45,8 @@ class EncryptedStore(WrappingStore):
     async def __aenter__(self) -> Self:
         """Open the inner store, and leave no index from before it was encrypted."""
         await super().__aenter__()
-        await self._store.drop_index()
+        if not self.shared:  # such a store says itself whether it is encrypted, and nobody has looked yet
+            await self._store.drop_index()
         return self
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:

@@ -12,10 +12,26 @@ import anyio
 import pytest
 
 from miniclaw_sessions import Message, SessionManager, SessionSettings
-from miniclaw_sessions.errors import SessionDeleted, SessionExists, SessionLimit, SessionNotFound, StoreConflict
+from miniclaw_sessions.client import connect
+from miniclaw_sessions.encryption import KeyRing
+from miniclaw_sessions.errors import (
+    KeyNeeded,
+    NotAWorkspace,
+    NotEncrypted,
+    ReadOnlyWorkspace,
+    SessionDeleted,
+    SessionExists,
+    SessionLimit,
+    SessionNotFound,
+    StoreConflict,
+    StoreUnavailable,
+    WrongKey,
+)
+from miniclaw_sessions.manager import open_readonly
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.shared import ListPosition
 from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
+from tests.command_line import Cli
 from tests.postgresql import PostgreSQLServer
 
 pytestmark = pytest.mark.anyio
@@ -306,3 +322,107 @@ async def test_without_an_archive_nothing_is_left_of_what_expires(database: Data
         assert (await other.sweep()).expired == 1
         for table in ("sessions", "entries", "idempotency_keys", "checkpoints", "archive"):
             assert await database.execute(f"SELECT 1 FROM {table}") == []
+
+
+# --- reading only ----------------------------------------------------------------------------------------------------
+
+
+async def test_it_is_read_beside_those_who_write_and_nothing_is_changed(database: Database) -> None:
+    with pytest.raises(NotAWorkspace):
+        await open_readonly(database.url).__aenter__()
+    assert await database.execute("SELECT 1 FROM pg_tables WHERE schemaname = 'public'") == []
+    async with database.managers(1) as (one,):
+        await say(one, 1, "hello")
+        await say(one, 2, "words")
+        async with open_readonly(database.url) as reader:
+            assert [row.chat_id for row in await reader.list()] == ["2", "1"]
+            await say(one, 1, "again")
+            assert texts((await reader.get("telegram", 1)).messages()) == ["hello", "again"]
+            assert (await reader.check()).problems == []
+            assert (await reader.statistics()).sessions == 2
+            await one.flush()
+            await database.make_idle("telegram_2")
+            assert (await reader.sweep(dry_run=True)).sessions == ["telegram_2"]
+            with pytest.raises(ReadOnlyWorkspace):
+                await reader.sweep()
+            with pytest.raises(StoreUnavailable):
+                await reader.store.delete("telegram_1")
+            assert await one.count() == 2
+
+
+async def test_a_client_opens_it_by_its_url(database: Database) -> None:
+    async with connect(database.url) as client:
+        session = await client.get_or_create("telegram", "1")
+        await session.add_message(Message.user("hello"))
+    async with connect(database.url, readonly=True) as client:
+        assert [row.session_id for row in await client.list()] == ["telegram_1"]
+
+
+# --- encryption ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_stored_is_sealed_and_the_keys_must_fit(database: Database) -> None:
+    keys, others = KeyRing([b"k" * 32]), KeyRing([b"o" * 32])
+
+    def opened(ring: KeyRing | None) -> SessionManager:
+        return SessionManager(database.url, encryption=ring)
+
+    async with opened(keys) as manager:
+        await say(manager, 1, "a secret word")
+        await say(manager, 2, "a secret word")
+        await manager.flush()
+        await database.make_idle("telegram_2")
+        await manager.sweep()
+    for table in ("entries", "checkpoints", "archive"):
+        rows = await database.execute(f"SELECT encoded FROM {table}")
+        assert rows
+        assert not [row for row in rows if b"secret" in row[0]]
+    before = await database.execute("SELECT * FROM sessions")
+    for wrong, error in ((others, WrongKey), (None, KeyNeeded)):
+        with pytest.raises(error):
+            await opened(wrong).__aenter__()
+        with pytest.raises(error):
+            await open_readonly(database.url, encryption=wrong).__aenter__()
+    assert await database.execute("SELECT * FROM sessions") == before
+    async with opened(keys) as manager:
+        assert texts((await manager.get("telegram", 1)).messages()) == ["a secret word"]
+        assert texts((await manager.restore("telegram_2")).messages()) == ["a secret word"]
+        assert (await manager.check()).problems == []
+
+
+async def test_a_database_that_is_not_encrypted_takes_no_key(database: Database) -> None:
+    async with database.managers(1) as (one,):
+        await say(one, 1, "hello")
+    with pytest.raises(NotEncrypted):
+        await SessionManager(database.url, encryption=KeyRing([b"k" * 32])).__aenter__()
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+def test_commands_take_a_database_where_they_take_a_workspace(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    exported = tmp_path.parent / "exported.json"
+    exported.write_text('[{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]')
+    cli = Cli(tmp_path / "nothing", monkeypatch)
+    there = ("--workspace", database.url)
+    assert cli("import", str(exported), "--format", "openai", "--as", "telegram_1", *there).status == 0
+    assert [row["session_id"] for row in cli("list", "--json", *there).document["sessions"]] == ["telegram_1"]
+    assert "hello" in cli("show", "telegram_1", *there).out
+    assert "hello" in cli("export", "telegram_1", *there).out
+    assert "sound: 1 session" in cli("check", *there).out
+    assert cli("stats", "--json", *there).document["sessions"] == 1
+    assert cli("sweep", "--dry-run", *there).status == 0
+    assert "migrate" in cli("rekey", "--key-file", _key_file(tmp_path.parent), *there).error
+    assert cli("delete", "telegram_1", "--yes", *there).status == 0
+    assert cli("list", "--json", *there).document["sessions"] == []
+    assert files_in(tmp_path) == []
+
+
+def _key_file(directory: Path) -> str:
+    file = directory / "key"
+    file.write_text("00" * 32)
+    file.chmod(0o600)
+    return str(file)

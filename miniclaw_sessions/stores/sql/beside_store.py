@@ -13,6 +13,7 @@ from miniclaw_sessions.stores.base import Checkpoint, StoredEntry, StoredHead, S
 from miniclaw_sessions.stores.reading import PAGE
 from miniclaw_sessions.stores.shared import Archiving, ListPosition, SharedStore, Use
 from miniclaw_sessions.stores.sql import beside, keyed
+from miniclaw_sessions.stores.sql.connections import transaction
 from miniclaw_sessions.stores.sql.keyed import Statement
 
 T = TypeVar("T")
@@ -80,7 +81,7 @@ class BesideTranscripts(SharedStore):
     async def _expire(
         self, connection: Any, session_ids: Sequence[str], idle_s: float, archiving: Archiving | None
     ) -> list[str]:
-        async with connection.transaction():
+        async with transaction(connection):
             arguments = beside.LOCKED_IDLE_HEADS.arguments({"session_ids": session_ids, "idle_s": idle_s})
             heads = [
                 keyed.stored_head(row) for row in await connection.fetch(beside.LOCKED_IDLE_HEADS.text, *arguments)
@@ -104,7 +105,7 @@ class BesideTranscripts(SharedStore):
         """Keep an archived file, in one transaction."""
 
         async def write(connection: Any) -> None:
-            async with connection.transaction():
+            async with transaction(connection):
                 await _write_archived(connection, session_id, name, pieces)
 
         await self._writing("archive in", write)

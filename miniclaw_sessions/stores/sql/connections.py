@@ -34,8 +34,9 @@ class Connections:
         place: the server.
     """
 
-    def __init__(self, place: Address) -> None:
+    def __init__(self, place: Address, *, read_only: bool = False) -> None:
         self.place = place
+        self._read_only = read_only
         self._settings = place.settings
         self._writers: Any = None
         self._readers: Any = None
@@ -52,7 +53,7 @@ class Connections:
             StoreUnavailable: it cannot be reached now.
         """
         try:
-            connecting = await self.place.connecting()
+            connecting = await self.place.connecting(read_only=self._read_only)
             connection = await asyncpg.connect(**connecting)
             try:
                 await self.see_promise(connection)
@@ -78,6 +79,8 @@ class Connections:
         Raises:
             ConfigError: it would lose what it acknowledges.
         """
+        if self._read_only:  # it is promised nothing
+            return
         promise = await promise_of(connection, self.place)
         if promise == self._promise:
             return

@@ -21,6 +21,7 @@ from anyio import CancelScope
 from miniclaw_sessions.config import PostgreSQLSettings
 from miniclaw_sessions.errors import (
     ConfigError,
+    NotAWorkspace,
     SchemaTooNew,
     StoreConflict,
     StoreCorrupt,
@@ -79,20 +80,22 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
     keeps_entries: ClassVar[bool] = True
     shared: ClassVar[bool] = True
 
-    def __init__(self, url: str, settings: PostgreSQLSettings | None = None) -> None:
+    def __init__(self, url: str, settings: PostgreSQLSettings | None = None, *, read_only: bool = False) -> None:
         """Nothing is connected yet.
 
         Args:
             url: `postgresql://user@host:port/database?option=value`; see `server.address`.
             settings: what holds unless the URL says otherwise; None: the defaults.
+            read_only: make and change nothing; a standby will do.
 
         Raises:
             ConfigError: the URL is not usable.
         """
         super().__init__()
         self._url = url
+        self._read_only = read_only
         self._place: Address = address(url, settings or PostgreSQLSettings())
-        self._connections = Connections(self._place)
+        self._connections = Connections(self._place, read_only=read_only)
         self._heads = Gathering(self.versions)
         self._orders = 0
 
@@ -130,6 +133,11 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
             columns = await _columns_of(connection)
             if columns:
                 return await self._check_schema(connection, columns)
+            if self._read_only:
+                raise NotAWorkspace(
+                    f"there are no sessions in {self._place.shown}: nobody has opened it to write yet, as `serve`, "
+                    "`chat` and `import` do"
+                )
             try:
                 async with transaction(connection):
                     await connection.execute(_MAKE_VERSION)

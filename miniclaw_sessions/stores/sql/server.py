@@ -62,8 +62,11 @@ class Address(msgspec.Struct, frozen=True):
     shown: str
     settings: PostgreSQLSettings
 
-    async def connecting(self) -> dict[str, Any]:
+    async def connecting(self, *, read_only: bool = False) -> dict[str, Any]:
         """The driver's arguments for a connection; a password is read anew for each, so that it may be changed.
+
+        Args:
+            read_only: nothing is changed over it, and a standby will do.
 
         Raises:
             ConfigError: a file with the password or for TLS cannot be read, or others may read the password.
@@ -80,8 +83,9 @@ class Address(msgspec.Struct, frozen=True):
             "dsn": self.dsn,
             "timeout": settings.connect_timeout_s,
             "command_timeout": settings.statement_timeout_s + GRACE_S,
-            "target_session_attrs": "read-write",
+            "target_session_attrs": "any" if read_only else "read-write",
             "server_settings": {
+                **({"default_transaction_read_only": "on"} if read_only else {}),
                 "application_name": "miniclaw-sessions",
                 "statement_timeout": _milliseconds(settings.statement_timeout_s),
                 "lock_timeout": _milliseconds(min(LOCK_S, settings.statement_timeout_s / 2)),
