@@ -13,7 +13,7 @@ class Peer(msgspec.Struct, frozen=True):
         short: how it is called in the picture.
         adapter: `module:Class` below `benchmarks.peers.adapters`.
         package: the distribution whose version is reported.
-        requirement: what to install into its environment; None: it is here already.
+        requirement: what to install into its environment, one word for each; None: it is here already.
         calls: how its calls are made.
         storage: how it stores, with its default settings, and what it does about power cuts.
     """
@@ -128,3 +128,34 @@ PEERS = (
         "A file of JSON lines for each session: write and fdatasync, nothing else. Every read reads the file's end.",
     ),
 )
+
+ON_A_SERVER = (
+    Peer(
+        "openai-agents SQLAlchemySession",
+        "openai-agents",
+        "openai_agents_postgresql:OpenAIAgentsOnPostgreSQL",
+        "openai-agents",
+        "openai-agents[sqlalchemy]==0.24.0 asyncpg==0.32.0",
+        "async",
+        "PostgreSQL through SQLAlchemy and asyncpg; a transaction for each append, 15 connections at the most.",
+    ),
+    Peer(
+        "langgraph AsyncPostgresSaver",
+        "langgraph",
+        "langgraph_postgresql:LangGraphOnPostgreSQL",
+        "langgraph-checkpoint-postgres",
+        "langgraph-checkpoint-postgres==3.2.0 psycopg[binary,pool]==3.3.9 langchain-core",
+        "async",
+        "PostgreSQL through psycopg, one connection; each checkpoint is the whole state, and all of them are kept.",
+    ),
+    Peer(
+        "agno AsyncPostgresDb",
+        "agno",
+        "agno_postgresql:AgnoOnPostgreSQL",
+        "agno",
+        "agno==3.1.10 sqlalchemy[asyncio]==2.1.9 psycopg[binary]==3.3.9",
+        "async",
+        "PostgreSQL through SQLAlchemy and psycopg; a transaction and a row for each run, 15 connections at the most.",
+    ),
+)
+"""Their stores on a PostgreSQL server, measured by `python -m benchmarks postgresql`."""

@@ -55,7 +55,7 @@ class Environments:
                 shutil.rmtree(home, ignore_errors=True)
                 home.mkdir(parents=True)
                 _run(sys.executable, "-m", "venv", str(home))
-                _run(str(home / "bin/python"), "-m", "pip", "install", "--quiet", peer.requirement)
+                _run(str(home / "bin/python"), "-m", "pip", "install", "--quiet", *peer.requirement.split())
                 (home / MARK).write_text(_mark(peer), encoding="utf-8")
         except OSError as error:
             raise NotAvailable(f"no environment can be made in {home}: {error.strerror}") from error
@@ -72,7 +72,7 @@ class Environments:
 
     def _home(self, peer: Peer) -> Path:
         assert self.directory is not None
-        return self.directory / peer.package
+        return self.directory / peer.adapter.partition(":")[0]
 
 
 MARK = "installed"

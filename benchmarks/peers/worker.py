@@ -64,7 +64,14 @@ async def appends(store: Adapter, orders: Mapping[str, Any]) -> Result:
     await tally.write([f"session-{number}" for number in range(sessions)], range(per_session))
     seconds = time.perf_counter() - started
     await store.close()
-    return {"per_s": tally.acknowledged / seconds, "acknowledged": tally.acknowledged, "refused": tally.refused}
+    hundredths = statistics.quantiles(tally.seconds, n=100) if len(tally.seconds) > 1 else [0.0] * 99
+    return {
+        "per_s": tally.acknowledged / seconds,
+        "p50_ms": hundredths[49] * 1e3,
+        "p99_ms": hundredths[98] * 1e3,
+        "acknowledged": tally.acknowledged,
+        "refused": tally.refused,
+    }
 
 
 async def sizes(store: Adapter, orders: Mapping[str, Any]) -> Result:
@@ -103,6 +110,7 @@ class Tally:
     def __init__(self, store: Adapter, deadline: float, on_saved: Callable[[str, int], None] | None = None) -> None:
         self.acknowledged = 0
         self.refused = 0
+        self.seconds: list[float] = []
         self._store = store
         self._deadline = deadline
         self._on_saved = on_saved
@@ -124,6 +132,7 @@ class Tally:
 
     async def _save(self, session: str, number: int) -> bool:
         """Until the store takes it: a busy database is asked again, as a caller would. False: the time is up."""
+        begun = time.perf_counter()
         while time.perf_counter() < self._deadline:
             try:
                 await self._store.append(session, number)
@@ -133,6 +142,7 @@ class Tally:
                     raise
                 continue
             self.acknowledged += 1
+            self.seconds.append(time.perf_counter() - begun)
             if self._on_saved is not None:
                 self._on_saved(session, number)
             return True

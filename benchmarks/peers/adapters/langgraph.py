@@ -12,7 +12,6 @@ from typing import Any
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.checkpoint.base import CheckpointMetadata, empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
-from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from benchmarks.peers.adapters.base import Adapter, is_from_user, text_of
 
@@ -21,6 +20,8 @@ class LangGraph(Adapter):
     """The state of a live conversation is kept, as a running graph does; the checkpoint is read for every turn."""
 
     async def open(self) -> None:
+        from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver  # noqa: PLC0415 - not where a server is used
+
         self.directory.mkdir(parents=True, exist_ok=True)
         self._stack = AsyncExitStack()
         saver = AsyncSqliteSaver.from_conn_string(str(self.directory / "checkpoints.db"))
