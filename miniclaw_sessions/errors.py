@@ -4,7 +4,7 @@
     ├── opening        ConfigError ── NotAWorkspace
     │                  DirectoryInUse, SnapshotUnreadable, QuarantineFull, SchemaTooNew
     │                  KeyMismatch (ConfigError and StoreError) ── WrongKey, KeyNeeded, NotEncrypted
-    ├── looking up     SessionNotFound ── NotArchived, EntryNotFound, AmbiguousName   (also LookupError)
+    ├── looking up     SessionNotFound ── SessionExpired, NotArchived; EntryNotFound, AmbiguousName   (also LookupError)
     │                  InvalidSearch                            (also ValueError)
     ├── creating       SessionLimit
     ├── appending      InvalidKey, InvalidMessage                (also ValueError)
@@ -101,6 +101,16 @@ class SessionNotFound(SessionsError, LookupError):
         self.session_id = session_id
         super().__init__(
             f"no session {session_id!r}; `list` shows those that exist" if session_id else "no sessions yet"
+        )
+
+
+class SessionExpired(SessionNotFound):
+    """The session was idle for longer than its time to live; the archive has it."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(session_id)
+        self.args = (
+            f"the session {session_id!r} has expired; `unarchive` brings it back, or the next word in its chat",
         )
 
 

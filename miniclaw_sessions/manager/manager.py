@@ -34,6 +34,7 @@ from miniclaw_sessions.errors import (
     NotArchived,
     SessionDeleted,
     SessionExists,
+    SessionExpired,
     SessionNotFound,
     StoreError,
 )
@@ -445,6 +446,9 @@ class SessionManager(SessionMaker, SessionFollower):
             journal = await self._registry.get_or_create(key, given)
         journal.touch()
         return Session.of(journal)
+
+    async def _missing(self, session_id: str) -> SessionNotFound:
+        return (SessionExpired if await self._archive.has(session_id) else SessionNotFound)(session_id)
 
     async def _restore_if_archived(self, key: SessionKey) -> None:
         """A chat that speaks again after it has expired goes on where it ended."""

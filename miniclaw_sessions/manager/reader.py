@@ -83,8 +83,12 @@ class SessionReader(ABC):
         if session is None:
             if not is_session_id(session_id):
                 SessionKey.parse(session_id)  # says what is wrong with it
-            raise SessionNotFound(session_id)
+            raise await self._missing(session_id)
         return session
+
+    async def _missing(self, session_id: str) -> SessionNotFound:
+        """Why there is no such session, as far as it is known here."""
+        return SessionNotFound(session_id)
 
     async def get_session_history(
         self, channel: str, chat_id: str | int, *, limit: int = MAX_MESSAGES

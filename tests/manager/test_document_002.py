@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 from miniclaw_sessions import Message, Role, SessionManager, SessionSettings, ToolCall
-from miniclaw_sessions.errors import SessionNotFound, StoreConflict
+from miniclaw_sessions.errors import SessionExpired, SessionNotFound, StoreConflict
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_message
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.stores import open_store
@@ -163,6 +163,22 @@ async def test_a_session_past_its_time_to_live_is_cleaned_up(database: Database)
             await manager.get("telegram", 1)
     async with database.store() as store:
         assert await store.session_ids() == ["telegram_2"]
+
+
+async def test_an_expired_session_is_another_error_than_an_unknown_one(database: Database) -> None:
+    settings = SessionSettings(ttl_days=1, sweep_interval_s=3e8)
+    async with database.opened(settings) as manager:
+        await (await manager.get_or_create("telegram", 1)).add_message(Message.user("old"))
+        await manager.flush()
+        await database.pass_time(86_401)
+        assert (await manager.sweep()).sessions == ["telegram_1"]
+        with pytest.raises(SessionExpired, match="the session 'telegram_1' has expired; `unarchive` brings it back"):
+            await manager.get("telegram", 1)
+        with pytest.raises(SessionNotFound) as unknown:
+            await manager.get("telegram", 2)
+        assert type(unknown.value) is SessionNotFound
+        session = await manager.get_or_create("telegram", 1)  # and whoever speaks again is let in
+        assert [message.text for message in session.messages()] == ["old"]
 
 
 async def test_an_appended_message_is_one_record_linked_to_its_session(database: Database) -> None:
