@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import anyio
+import asyncpg
 import httpx2
 import pytest
 import structlog
@@ -18,11 +21,12 @@ from anyio import to_thread
 from miniclaw_sessions.config import PostgreSQLSettings
 from miniclaw_sessions.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from miniclaw_sessions.stores.base import Append, StoredEntry
+from miniclaw_sessions.stores.sql import beside, keyed
 from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
 from miniclaw_sessions.testing import sample_entries, sample_head
 from tests.crash.filesystem import MEBIBYTE, MountSpace, reason_not_to_mount
 from tests.gateway.daemons import Process
-from tests.postgresql import PostgreSQLServer, running_rack, running_server
+from tests.postgresql import OWNER, PostgreSQLServer, running_rack, running_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proof]
 
@@ -137,3 +141,39 @@ async def health_is(client: httpx2.AsyncClient, status: str) -> None:
     with anyio.fail_after(60):
         while (await client.get("/health")).json()["status"] != status:
             await client.post("/v1/flush")
+
+
+MANY = """
+INSERT INTO sessions (session_id, channel, chat_id, incarnation, created_at, last_sequence, used_at, fence)
+    SELECT 'many_' || n, 'many', n, 'first', now(), 2, now() - n * INTERVAL '1 s', 0 FROM generate_series(1, 100000) n;
+INSERT INTO entries (session_id, sequence, entry_id, encoded, checksum)
+    SELECT 'many_' || n / 2, n % 2, 'entry', '', 1 FROM generate_series(2, 200001) n;
+INSERT INTO idempotency_keys (session_id, idempotency_key, sequence)
+    SELECT 'many_' || n, 'key', 1 FROM generate_series(1, 100000) n;
+"""
+READS_ALL = re.compile(r"Seq Scan on (sessions|entries|idempotency_keys)\b")
+
+
+async def test_every_statement_on_the_path_of_a_message_goes_by_a_key_among_a_hundred_thousand_sessions(
+    postgresql: PostgreSQLServer, postgresql_url: str
+) -> None:
+    name = urlsplit(postgresql_url).path.strip("/")
+    async with PostgreSQLStore(postgresql_url) as store:
+        assert await store.append([Append(sample_head(), sample_entries(1, 1))]) == [None]
+    connection = await asyncpg.connect(host=str(postgresql.directory), user=OWNER, database=name)
+    try:
+        await connection.execute(MANY)
+        await connection.execute("VACUUM ANALYZE")
+        await connection.execute("SET plan_cache_mode = force_generic_plan")  # whatever the parameters are
+        hot = [*keyed.GO_ON.values(), keyed.BEGIN, keyed.VERSIONS, keyed.LOCKED_HEAD, keyed.LOCKED_HEAD_NOW]
+        hot += [keyed.OLDEST_FIRST, keyed.NEWEST_FIRST, keyed.WITH_KEY, keyed.IDS_BETWEEN, *keyed.DELETE]
+        hot += [beside.LOAD, beside.NEWEST, beside.USED, beside.WRITE_CHECKPOINTS, beside.CHECKPOINTS, beside.IDLE]
+        for number, statement in enumerate(hot):
+            await connection.execute(f"PREPARE hot{number} AS {statement.text}")
+            nothing = ", ".join(["NULL"] * len(statement.names))
+            plan = "\n".join(line for (line,) in await connection.fetch(f"EXPLAIN EXECUTE hot{number}({nothing})"))
+            assert not re.search(r"Seq Scan on (sessions|entries|idempotency_keys)\b", plan), (
+                f"{statement.text}\n{plan}"
+            )
+    finally:
+        await connection.close()
