@@ -33,6 +33,11 @@ MAX_HITS = 1_000
 MAX_CURSOR = 4_000
 """Characters of a cursor."""
 
+MAX_SEQUENCE = 2**63 - 1
+
+NO_CURSOR = "the cursor is not one; give what the page before calls next"
+"""What whoever sends another one is told."""
+
 TITLE, LABEL = "title", "label"
 """What stands in the place of a role where nobody spoke: a session was named, an entry was given a label."""
 
@@ -67,6 +72,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
         after, before: only what was said at the first moment or later, and earlier than the second.
         limit: how many hits at most.
         cursor: go on behind the page that gave it, with the same search.
+        until: end where the page that gave this cursor ended, however many hits there are between by now.
     """
 
     terms: tuple[str, ...] = ()
@@ -80,6 +86,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     before: datetime | None = None
     limit: int = 20
     cursor: str | None = None
+    until: str | None = None
 
     @classmethod
     def parse(cls, query: str, **filters: Any) -> Self:
@@ -160,8 +167,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         hits: at most as many as were asked for.
-        cursor: for the next page; None: there is none. With fewer hits than were asked for, or none, it says that
-            looking took too long: go on.
+        cursor: for the next page, or where the search said `until`; None: there is none. With fewer hits than were
+            asked for, or none, it says that looking took too long: go on.
         behind: how many entries the index lacks, about; a store may read them instead.
         note: why every entry was read, where there is no index.
     """
@@ -216,9 +223,12 @@ def place_of(cursor: str) -> Place:
     passed, _, rest = cursor.partition(".")
     sequence, _, session_id = rest.partition(".")
     try:
-        return _EPOCH + timedelta(microseconds=int(passed)), session_id, int(sequence)
+        place = _EPOCH + timedelta(microseconds=int(passed)), session_id, int(sequence)
     except (ValueError, OverflowError):
-        raise InvalidSearch("the cursor is not one; give what the page before calls next") from None
+        raise InvalidSearch(NO_CURSOR) from None
+    if not 0 <= place[2] <= MAX_SEQUENCE:
+        raise InvalidSearch(NO_CURSOR)
+    return place
 
 
 def _checked_filters(**filters: Any) -> dict[str, Any]:

@@ -10,13 +10,25 @@ import base64
 import binascii
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from operator import itemgetter
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from miniclaw_sessions.errors import InvalidSearch
 from miniclaw_sessions.history.branches import BranchMap
-from miniclaw_sessions.history.search import TITLE, Found, Hit, Search, SearchPage, SearchResult
+from miniclaw_sessions.history.search import (
+    MAX_HITS,
+    MAX_SEQUENCE,
+    NO_CURSOR,
+    TITLE,
+    Found,
+    Hit,
+    Search,
+    SearchPage,
+    SearchResult,
+)
+from miniclaw_sessions.protocol.messages import Instant
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.stores.base import stored_entry
 from miniclaw_sessions.stores.reading import PAGE
@@ -33,16 +45,21 @@ MAX_RESULTS = 100
 
 Branch = Literal["all", "current"]
 Order = Literal["best", "newest"]
-Rank = tuple[float, datetime, str, int]
+Rank = tuple[float, Instant, str, Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]]
 
 _TICK = timedelta(microseconds=1)
 
 
 class _Position(msgspec.Struct, frozen=True, array_like=True):
-    """Where a page begins: in which window, and behind what in its order. What was said later is not seen."""
+    """Where a page begins: in which window, from where to where that goes, and behind what in its order.
 
-    before: datetime | None = None
+    So what is deleted meanwhile, or comes with an older time of its own, moves nothing from one window to another. What
+    is said after the first page was given is on no page.
+    """
+
+    before: Instant | None = None
     window: str | None = None
+    until: str | None = None
     rank: Rank | None = None
 
 
@@ -74,27 +91,36 @@ async def search_page(  # noqa: PLR0913 - each but the first three can be left o
     results: list[SearchResult] = []
     found = Found()
     for _ in range(MAX_WINDOWS):
-        befores = [moment for moment in (search.before, position.before) if moment is not None]
-        found = await look(
-            msgspec.structs.replace(search, limit=WINDOW, cursor=position.window, before=min(befores, default=None))
-        )
-        before = position.before or max([now, *(hit.said_at + _TICK for hit in found.hits)])
-        for rank, hit in sorted(
-            ((_rank(hit, order), hit) for hit in found.hits), reverse=True, key=lambda pair: pair[0]
-        ):
-            if position.rank is not None and rank >= position.rank:
+        begin = position
+        found = await look(_window(search, begin))
+        before = begin.before or max([now, *(hit.said_at + _TICK for hit in found.hits)])
+        until = begin.until or found.cursor
+        for rank, hit in sorted(((_rank(hit, order), hit) for hit in found.hits), reverse=True, key=itemgetter(0)):
+            if begin.rank is not None and rank >= begin.rank:
                 continue
             if len(results) == search.limit:
                 return _page(results, position, found)
-            position = _Position(before, position.window, rank)
+            position = _Position(before, begin.window, until, rank)
             if (result := await shown.result(hit)) is not None:
                 results.append(result)
-        position = _Position(before, found.cursor)
         if found.cursor is None:
             return _page(results, None, found)
+        is_whole = found.cursor == until
+        position = _Position(before, found.cursor, *(() if is_whole else (until, begin.rank)))
         if len(results) == search.limit:
             break
     return _page(results, position, found)
+
+
+def _window(search: Search, position: _Position) -> Search:
+    """The search for the hits of a window: for so many at first, and for all that are in it once its end is known."""
+    return msgspec.structs.replace(
+        search,
+        limit=WINDOW if position.until is None and position.rank is None else MAX_HITS,
+        cursor=position.window,
+        until=position.until,
+        before=min((one for one in (search.before, position.before) if one is not None), default=None),
+    )
 
 
 def _check(search: Search, branch: str, order: str) -> None:
@@ -119,7 +145,7 @@ def _position_of(cursor: str | None) -> _Position:
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(cursor), type=_Position)
     except (ValueError, binascii.Error, msgspec.MsgspecError):
-        raise InvalidSearch("the cursor is not one; give what the page before calls next") from None
+        raise InvalidSearch(NO_CURSOR) from None
 
 
 class _Shown:

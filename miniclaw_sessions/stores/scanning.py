@@ -68,6 +68,7 @@ class Newest:
     def __init__(self, search: Search) -> None:
         self._search = search
         self._below = None if search.cursor is None else place_of(search.cursor)
+        self._last = None if search.until is None else place_of(search.until)
         self._words = plain_words(search)
         self._hits: list[tuple[Place, Hit]] = []  # a heap, the oldest first
         self._left_out = False
@@ -85,9 +86,12 @@ class Newest:
             if found is None:
                 continue
             place = (found.said_at, session_id, stored.sequence)
-            if (self._below is None or place < self._below) and fits(self._search, found):
+            if self._is_between(place) and fits(self._search, found):
                 entry = msgspec.structs.replace(entry, sequence=stored.sequence)
                 self._take(place, partial(as_hit, self._search, session_id, key, entry, found))
+
+    def _is_between(self, place: Place) -> bool:
+        return (self._below is None or place < self._below) and (self._last is None or place >= self._last)
 
     def _take(self, place: Place, make: Callable[[], Hit]) -> None:
         if len(self._hits) < self._search.limit:
@@ -100,7 +104,8 @@ class Newest:
     def found(self, note: str = NO_INDEX) -> Found:
         """The page."""
         hits = tuple(hit for _, hit in sorted(self._hits, reverse=True))
-        return Found(hits=hits, cursor=cursor_of(hits[-1].place) if self._left_out else None, note=note)
+        cursor = cursor_of(hits[-1].place) if self._left_out else self._search.until
+        return Found(hits=hits, cursor=cursor, note=note)
 
 
 def may_fit(encoded: bytes, words: Sequence[bytes]) -> bool:

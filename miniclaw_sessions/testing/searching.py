@@ -125,6 +125,27 @@ async def pages_of_a_search_follow_each_other(stores: StoreMaker) -> None:
         _expect((await _search(store, "word", limit=35)).cursor is None, "the last page has no cursor")
 
 
+async def a_stretch_of_a_search_is_found_again(stores: StoreMaker) -> None:
+    """Up to the end of a page, whatever came or went since: `Search.until`."""
+    async with stores.new() as store:
+        for chat in range(6):
+            await _say(store, chat, [Message.user(f"word {n}") for n in range(5)], first=_NOON + timedelta(hours=chat))
+        first = await _search(store, "word", limit=12)
+        second = await _search(store, "word", limit=12, cursor=first.cursor)
+        again = await store.search(Search(terms=("word",), limit=100, until=first.cursor))
+        _expect((again.hits, again.cursor) == (first.hits, first.cursor), "the stretch ends where the page did")
+        await store.delete("telegram_5")
+        await _say(store, 7, [Message.user("word")], first=_NOON + timedelta(hours=9))
+        left = [hit for hit in first.hits if hit.session_id != "telegram_5"]
+        again = await store.search(Search(terms=("word",), limit=100, until=first.cursor))
+        _expect([hit for hit in again.hits if hit.session_id != "telegram_7"] == left, "what was in it stays in it")
+        again = await store.search(Search(terms=("word",), limit=100, cursor=first.cursor, until=second.cursor))
+        _expect((again.hits, again.cursor) == (second.hits, second.cursor), "a stretch has a beginning and an end")
+        part = await store.search(Search(terms=("word",), limit=5, cursor=first.cursor, until=second.cursor))
+        rest = await store.search(Search(terms=("word",), limit=9, cursor=part.cursor, until=second.cursor))
+        _expect((*part.hits, *rest.hits) == second.hits, "a stretch may be read in parts")
+
+
 async def what_is_gone_is_not_found(stores: StoreMaker) -> None:
     """A deleted session at once, though its name is used again; and not what is damaged."""
     async with stores.new() as store:
@@ -201,7 +222,17 @@ async def hostile_searches_find_what_they_say(stores: StoreMaker) -> None:
                 await store.search(Search.parse(query))
             except InvalidSearch:
                 continue  # it says nothing
-        for cursor in ("x", "1.x.y", f"{10**40}.1.a", "-1", "'; drop table entries; --"):
+        for cursor in (
+            "x",
+            "1.x.y",
+            "1.-1.a",
+            f"1.{2**63}.a",
+            "9" * 30,
+            "٣",
+            f"{10**40}.1.a",
+            "-1",
+            "'; drop table entries; --",
+        ):
             try:
                 await store.search(Search.parse("a", cursor=cursor))
             except InvalidSearch:
@@ -214,6 +245,7 @@ SEARCH_CHECKS: tuple[StoreCheck, ...] = (
     filters_narrow_a_search,
     titles_labels_and_summaries_are_searched,
     pages_of_a_search_follow_each_other,
+    a_stretch_of_a_search_is_found_again,
     what_is_gone_is_not_found,
     an_index_catches_up,
     hostile_searches_find_what_they_say,

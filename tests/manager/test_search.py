@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import KeyRing
@@ -21,6 +26,8 @@ from miniclaw_sessions.session import Session, searching
 from miniclaw_sessions.testing import FakeClock
 
 pytestmark = pytest.mark.anyio
+
+_NOON = "2026-01-01T12:00:00Z"
 
 
 def text_of(result: SearchResult) -> str:
@@ -40,6 +47,10 @@ async def say(manager: SessionManager, *said: str | Message, chat: str = "1", ch
 
 def files_of(workspace: Path) -> list[bytes]:
     return [path.read_bytes() for path in workspace.rglob("*") if path.is_file()]
+
+
+def names_in(workspace: Path) -> list[str]:
+    return [path.name for path in workspace.iterdir()]
 
 
 async def all_pages(manager: SessionReader, query: str, **options: Any) -> list[SearchResult]:
@@ -116,6 +127,69 @@ async def test_pages_go_on_where_the_page_before_ended_whatever_is_said_meanwhil
         assert whole == sorted(whole, key=lambda result: result.place, reverse=True)
 
 
+async def read_on(manager: SessionManager, page: SearchPage, query: str, **options: Any) -> list[SearchResult]:
+    """The results of a page, and of all pages behind it."""
+    results = list(page.results)
+    while page.next is not None:
+        page = await manager.search(query, cursor=page.next, **options)
+        results += page.results
+    return results
+
+
+@pytest.mark.parametrize("store", ["sqlite:", "jsonl:"])
+async def test_nothing_is_passed_over_when_something_is_deleted_between_two_pages(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "WINDOW", 20)
+    async with SessionManager(tmp_path, settings=SessionSettings(store=store), clock=FakeClock()) as manager:
+        for chat, text in (("old", "rome"), ("middle", "chrome"), ("new", "rome")):
+            await say(manager, *[f"{text} {number}" for number in range(12)], chat=chat)
+        page = await manager.search("rome", limit=5)
+        await manager.delete("telegram_new")
+        found = [result.place for result in await read_on(manager, page, "rome", limit=5)]
+        assert len(found) == len(set(found))
+        assert sum(place[1] != "telegram_new" for place in found) == 24
+
+
+@pytest.mark.parametrize("store", ["sqlite:", "jsonl:"])
+async def test_nothing_comes_twice_when_something_with_an_older_time_is_said_between_two_pages(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "WINDOW", 20)
+    clock = FakeClock()
+    async with SessionManager(tmp_path, settings=SessionSettings(store=store), clock=clock) as manager:
+        for number in range(30):
+            await clock.advance(1)
+            await say(manager, f"rome {number}", chat="new")
+        page = await manager.search("rome", limit=8)
+        earlier = page.results[-1].said_at - timedelta(milliseconds=1)
+        late = [replace(Message.user(f"rome late {number}"), timestamp=earlier) for number in range(15)]
+        await say(manager, *late, chat="late")
+        found = [result.place for result in await read_on(manager, page, "rome", limit=8)]
+        assert len(found) == len(set(found))
+        assert sum(place[1] == "telegram_new" for place in found) == 30
+
+
+@pytest.mark.parametrize("store", ["sqlite:", "jsonl:"])
+async def test_a_cursor_that_somebody_made_up_harms_nothing(tmp_path: Path, store: str) -> None:
+    positions: list[list[Any]] = [
+        *(["2026-01-01T00:00:00"], ["0001-01-01T00:00:00+23:59"], ["9999-12-31T23:59:59-23:59"], [7], [None] * 9),
+        *([None, "9" * 19], [None, "1" * 3000], [None, "\u0663"], [None, f"1.{2**63}.a"], [None, f"{'9' * 30}.1.a"]),
+        *([None, None, "9" * 19], [None, None, "-1"], [None, "1", "5"], [None, "1.1.a", "9.9.b"]),
+        *([None, None, None, [1.0, "2026-01-01T00:00:00", "a", 1]], [None, None, None, [1.0, _NOON, "a", -1]]),
+        *([None, None, None, ["x", _NOON, "a", 1]], [None, None, None, [1e308, _NOON, "a", 2**63]]),
+    ]
+    async with SessionManager(tmp_path, settings=SessionSettings(store=store)) as manager:
+        await say(manager, "rome one", "rome two")
+        for position in positions:
+            cursor = base64.urlsafe_b64encode(msgspec.json.encode(position)).decode()
+            with suppress(InvalidSearch):
+                await manager.search("rome", cursor=cursor)
+        assert manager.health().ok
+        assert len((await manager.search("rome")).results) == 2
+    assert not [name for name in names_in(tmp_path) if "damaged" in name]
+
+
 async def test_a_branch_that_was_left_is_found_and_told_unless_only_the_current_one_is_wanted(
     manager: SessionManager,
 ) -> None:
@@ -146,20 +220,20 @@ async def test_what_was_cleared_is_never_found_unless_the_conversation_went_back
 
 
 async def test_what_was_deleted_or_has_expired_is_never_found(tmp_path: Path) -> None:
-    clock = FakeClock()
-    async with SessionManager(tmp_path, clock=clock) as manager:
+    clock, settings = FakeClock(), SessionSettings(ttl_days=0.005)
+    async with SessionManager(tmp_path, settings=settings, clock=clock) as manager:
         await say(manager, "rome deleted", chat="1")
         await say(manager, "rome expired", chat="2")
         assert len((await manager.search("rome")).results) == 2
         await manager.delete("telegram_1")
         assert texts(await manager.search("rome")) == ["rome expired"]
-        await clock.advance(31 * 86_400)
+        await clock.advance(500)
         await say(manager, "rome now", chat="3")
-        await manager.sweep()
+        assert (await manager.sweep()).sessions == ["telegram_2"]
         assert texts(await manager.search("rome")) == ["rome now"]
         await say(manager, "another", chat="1")
         assert texts(await manager.search("deleted")) == []
-    async with SessionManager(tmp_path, clock=clock) as manager:
+    async with SessionManager(tmp_path, settings=settings, clock=clock) as manager:
         assert texts(await manager.search("rome")) == ["rome now"]
 
 

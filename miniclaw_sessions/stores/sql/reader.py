@@ -136,8 +136,8 @@ class SQLiteReader(ReadOnlyStore):
         from miniclaw_sessions.stores.sql import searching  # noqa: PLC0415 - whoever only reads does not wait for it
         from miniclaw_sessions.stores.sql.search_file import SearchFile  # noqa: PLC0415 - same
 
-        below, file = searching.place_of(search.cursor), SearchFile(self.path, read_only=True)
-        (found,) = await self._read(lambda connection: [searching.search(connection, file, search, below)])
+        span, file = searching.Span.of(search), SearchFile(self.path, read_only=True)
+        (found,) = await self._read(lambda connection: [searching.search(connection, file, search, span)])
         return found
 
     async def check(self) -> list[str]:

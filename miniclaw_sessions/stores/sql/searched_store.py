@@ -137,6 +137,7 @@ class SearchedStore(SharedStore):
         What this process has stored is indexed before; what another one has stored is found a second later.
         """
         below = (_LAST, "", 0) if search.cursor is None else place_of(search.cursor)
+        last = None if search.until is None else place_of(search.until)
         if self._lacking or not self._found_all:
             with suppress(StoreError):  # a server that only reads is searched as well
                 await self.index(MOST_LOOKED_AT)
@@ -144,6 +145,8 @@ class SearchedStore(SharedStore):
         words, looked_at = plain_words(search), 0
         while page := await self._may_fit(search, below, max(_BATCH, search.limit + 1)):
             for row in page:
+                if last is not None and _place(row) < last:
+                    return Found(hits=tuple(hits), cursor=search.until, behind=self._behind)
                 found = _hit(search, words, row)
                 if found is not None and len(hits) == search.limit:  # there is another page
                     return Found(hits=tuple(hits), cursor=cursor_of(below), behind=self._behind)
@@ -153,7 +156,7 @@ class SearchedStore(SharedStore):
             looked_at += len(page)
             if looked_at >= MOST_LOOKED_AT:
                 return Found(hits=tuple(hits), cursor=cursor_of(below), behind=self._behind)
-        return Found(hits=tuple(hits), behind=self._behind)
+        return Found(hits=tuple(hits), cursor=search.until, behind=self._behind)
 
     async def _may_fit(self, search: Search, below: Place, limit: int) -> list[Any]:
         numbers, sessions = wanted_numbers(search), search.session_ids

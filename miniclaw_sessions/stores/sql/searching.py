@@ -10,12 +10,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage, InvalidSearch
-from miniclaw_sessions.history.search import Found, Hit, Search
+from miniclaw_sessions.history.search import NO_CURSOR, Found, Hit, Search
 from miniclaw_sessions.history.searched import hit, searched
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.base import StoredEntry, decode_stored
@@ -44,6 +44,7 @@ SAMPLE = 400
 _BATCH = 100
 _MOST_BYTES = 4 << 20  # are indexed at once
 _FIRST = 2**62
+_DIGITS = 18
 
 _ROWS = (
     "SELECT e.position, e.sequence, e.entry_id, e.encoded, e.idempotency_key, e.checksum, e.session, "
@@ -103,36 +104,47 @@ def _text_of(stored: StoredEntry, session_id: str, channel: str, chat_id: str) -
 # --- searching -------------------------------------------------------------------------------------------------------
 
 
-def search(database: sqlite3.Connection, file: SearchFile, wanted_: Search, below: int) -> Found:
+def search(database: sqlite3.Connection, file: SearchFile, wanted_: Search, span: Span) -> Found:
     """A page of what was said that is wanted, the newest first.
 
     Args:
         database: in a transaction.
         file: its index.
         wanted_: what is searched for.
-        below: the position where the page begins (`place_of`).
+        span: where the page begins, and where it ends at the latest.
 
     Raises:
         sqlite3.Error: the database cannot be read.
     """
     with file.reading(database) as index:
         try:
-            return _Looking(database, index, wanted_).page(below)
+            return _Looking(database, index, wanted_).page(span)
         except _IndexFailed as failure:
             file.met_damage(failure)
-    return _Looking(database, None, wanted_).page(below)
+    return _Looking(database, None, wanted_).page(span)
 
 
-def place_of(cursor: str | None) -> int:
-    """The position below which the page of a cursor begins.
+class Span(NamedTuple):
+    """The positions that a page is of: those below the first one, from the second one on."""
 
-    Raises:
-        InvalidSearch: it is not one of these.
-    """
+    below: int
+    until: int
+
+    @classmethod
+    def of(cls, search: Search) -> Span:
+        """What a search says.
+
+        Raises:
+            InvalidSearch: a cursor is not one of these.
+        """
+        return cls(_position(search.cursor, _FIRST), _position(search.until, 0))
+
+
+def _position(cursor: str | None, default: int) -> int:
     if cursor is None:
-        return _FIRST
-    if not cursor.isdecimal() or len(cursor) > len(str(_FIRST)):
-        raise InvalidSearch("the cursor is not one; give what the page before calls next")
+        return default
+    if not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= _DIGITS):
+        raise InvalidSearch(NO_CURSOR)
     return int(cursor)
 
 
@@ -154,11 +166,13 @@ class _Looking:
         if index is not None:
             self._covered = Covered(*self._asked("SELECT newest, oldest FROM covered"))
 
-    def page(self, below: int) -> Found:
-        """The hits below a position."""
+    def page(self, span: Span) -> Found:
+        """The hits of a span of positions, or the newest of them."""
         hits: list[Hit] = []
-        last = below
-        for looked_at, row in enumerate(self._rows(below), 1):
+        last = span.below
+        for looked_at, row in enumerate(self._rows(span.below), 1):
+            if row[0] < span.until:
+                break
             found = self._hit(row)
             if found is not None and len(hits) == self._search.limit:  # there is another page
                 return self._found(hits, str(last))
@@ -167,7 +181,7 @@ class _Looking:
             last = row[0]
             if looked_at == MOST_LOOKED_AT:
                 return self._found(hits, str(last))
-        return self._found(hits, None)
+        return self._found(hits, self._search.until)
 
     def _found(self, hits: Iterable[Hit], cursor: str | None) -> Found:
         (end,) = self._database.execute("SELECT coalesce(max(position), 0) FROM entries").fetchone()

@@ -273,8 +273,8 @@ class SQLiteStore(Store):
 
     async def search(self, search: Search) -> Found:
         """Ask the search index, where it reaches; what was committed last comes first."""
-        below = searching.place_of(search.cursor)
-        return await self._read(lambda one: searching.search(driver_of(one), self._search_file, search, below))
+        span = searching.Span.of(search)
+        return await self._read(lambda one: searching.search(driver_of(one), self._search_file, search, span))
 
     async def index(self, limit: int) -> int:
         """Bring on the file of the search index, beside the database."""
