@@ -52,7 +52,11 @@ class TurnKeeper:
 
     async def prolong(self) -> None:
         """Prolong all turns that this process has, and stop those that it has no more."""
-        held = [(one, one.log.claim) for one in self._journals() if one.turn is not None and one.log.claim is not None]
+        held = [
+            (one, claim)
+            for one in self._journals()
+            if one.turn is not None and (claim := one.log.claim) is not None and claim.turn.seconds > 0
+        ]
         if not held:
             return
         try:

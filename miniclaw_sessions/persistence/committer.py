@@ -16,6 +16,7 @@ from copy import copy
 from typing import NamedTuple, TypeVar
 
 import anyio
+from anyio.abc import TaskGroup
 
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.errors import ManagerClosed, StoreConflict, StoreError, StoreUnavailable, UnsavedLimit
@@ -256,6 +257,8 @@ class Committer:
         self._clock = clock
         self._max_unsaved_bytes = max_unsaved_bytes
         self._queued: dict[SessionLog, None] = {}
+        self._rebasing: dict[SessionLog, None] = {}  # which others were first with
+        self._tasks: TaskGroup | None = None
         self._delayed: dict[SessionLog, None] = {}  # which the store could not write, and are tried again
         self._retry_at = 0.0
         self._retry_delay_s = FIRST_RETRY_S
@@ -334,6 +337,7 @@ class Committer:
         Raises:
             StoreUnavailable: the store cannot take it now.
         """
+        overtaken = [(session, session.accepted) for session in (*self._rebasing, *self._queued)]
         await self._look()
         if self._delayed:
             self._retry_delayed()
@@ -345,6 +349,9 @@ class Committer:
             await self._next_round.ended()
         elif self.busy_since is not None:
             await self._this_round.ended()
+        for session, number in overtaken:
+            while session.settled < number and session in (*self._rebasing, *self._queued) and self.failure is None:
+                await self._next_round.wait()
         self.check_store()
         for session in self._delayed:
             if session.failure is not None:
@@ -367,9 +374,11 @@ class Committer:
         """Commit until `close`; never raises for what the store does. Nobody waits for it in vain when it ends."""
         self.loop = asyncio.get_running_loop()
         try:
-            await self._commit_until_closed()
+            async with anyio.create_task_group() as self._tasks:
+                await self._commit_until_closed()
+                self._tasks.cancel_scope.cancel()
         finally:
-            if self._queued and self.failure is None:  # cancelled: a round that never comes is not to be waited for
+            if self._unsaved_entries and self.failure is None:  # a round that never comes is not to be waited for
                 self.failure = StoreUnavailable(_CUT_OFF)
             self._next_round.over()
 
@@ -380,7 +389,7 @@ class Committer:
             self._wake = anyio.Event()
             if self._queued:
                 await self._commit()
-            if self._closing and (self.failure is not None or not self._queued):
+            if self._closing and (self.failure is not None or not (self._queued or self._rebasing)):
                 return
             if self.failure is not None:
                 await sleep_unless(self._clock, self._clock.jitter(backoff), self._hurry)
@@ -426,29 +435,25 @@ class Committer:
             self._put_back(sessions)
             raise
         else:
-            overtaken = self._arrived(sessions, outcomes)
+            self._arrived(sessions, outcomes)
             self.on_commit()
-            await self._rebase(overtaken)
         finally:
             self.busy_since = None
             self._this_round.over()
 
-    def _arrived(
-        self, sessions: Sequence[SessionLog], outcomes: Sequence[StoreError | None]
-    ) -> list[tuple[SessionLog, Rebase, StoreConflict]]:
-        """Note what became of each session; those that others were first with wait again, and are returned."""
+    def _arrived(self, sessions: Sequence[SessionLog], outcomes: Sequence[StoreError | None]) -> None:
+        """Note what became of each session; those that others were first with wait again."""
         if self.failure is not None:
             log.warning("the store takes messages again", action="commit.recovered")
             self.failure = None
         self._commits += 1
-        overtaken = []
         for session, outcome in zip(sessions, outcomes, strict=True):
             if isinstance(outcome, StoreUnavailable):
                 self._delay(session, outcome)
                 continue
             if session.rebase is not None and isinstance(outcome, StoreConflict):
                 session.put_back()
-                overtaken.append((session, session.rebase, outcome))
+                self._overtaken(session, session.rebase, outcome)
                 continue
             sent, session.sending = session.sending or [], None
             self._unsaved_entries -= len(sent)
@@ -463,26 +468,33 @@ class Committer:
                 self._committed += len(sent)
             else:
                 self._reject(session, outcome)
-        return overtaken
 
-    async def _rebase(self, overtaken: Sequence[tuple[SessionLog, Rebase, StoreConflict]]) -> None:
-        """Let sessions make what waits anew behind what others have stored."""
-        for session, rebase, conflict in overtaken:
-            self._queued.pop(session, None)
-            try:
-                shrunk = await rebase(conflict)
-            except StoreUnavailable as error:
-                self._delay(session, error)
-            except StoreError as error:
-                self._reject(session, error)
-            else:
-                self._unsaved_entries -= shrunk.entries
-                self._unsaved_bytes -= shrunk.size
-                if shrunk.entries:
-                    self._next_round.look()
-                if session.waiting:
-                    self._queued[session] = None
-                    self._wake.set()
+    def _overtaken(self, session: SessionLog, rebase: Rebase, conflict: StoreConflict) -> None:
+        """Others were first with a session: it makes what waits anew, while the commits of all others go on."""
+        assert self._tasks is not None  # noqa: S101 - nothing is committed outside of `run`
+        self._queued.pop(session, None)
+        self._rebasing[session] = None
+        self._tasks.start_soon(self._rebase, session, rebase, conflict, name=f"rebase {session.head.session_id}")
+
+    async def _rebase(self, session: SessionLog, rebase: Rebase, conflict: StoreConflict) -> None:
+        """Let a session make what waits anew behind what others have stored, and wait for the next commit."""
+        try:
+            shrunk = await rebase(conflict)
+        except StoreUnavailable as error:
+            self._delay(session, error)
+        except StoreError as error:
+            self._reject(session, error)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one session, the others are committed
+            self._delay(session, _as_unavailable(error))
+        else:
+            self._unsaved_entries -= shrunk.entries
+            self._unsaved_bytes -= shrunk.size
+            if session.waiting:
+                self._queued[session] = None
+        finally:
+            self._rebasing.pop(session, None)
+            self._wake.set()
+        self._next_round.look()
 
     def _delay(self, session: SessionLog, error: StoreUnavailable) -> None:
         """One session cannot be written now: it waits to be tried again, and holds nobody else up."""

@@ -395,6 +395,18 @@ class Journal:
                 return msgspec.structs.replace(found, sequence=stored.sequence)
         return self._without_text(stored.entry_id, stored.sequence)
 
+    async def as_stored(self, entry: MessageEntry) -> MessageEntry:
+        """What is stored of a message that was acknowledged: another one, if another process was first with its key.
+
+        Raises:
+            StoreUnavailable: the store cannot be read.
+        """
+        if self.log.rebase is not None and entry.idempotency_key is not None:
+            known = await self.find_by_key(entry.idempotency_key)
+            if known is not None and known.id != entry.id:
+                return known
+        return self.placed(entry)
+
     def find_duplicate(self, idempotency_key: str) -> MessageEntry | None:
         """The entry that was accepted with this idempotency key, if it is remembered."""
         entry_id = (self.conversation.state.idempotency_keys or {}).get(idempotency_key)

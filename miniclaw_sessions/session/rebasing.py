@@ -16,7 +16,7 @@ from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.committer import Rebase, Rebased, SessionLog
 from miniclaw_sessions.persistence.recovery import catch_up
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
-from miniclaw_sessions.protocol.entries import Compaction, Entry, LeafMove, moves_leaf, place_of_parent
+from miniclaw_sessions.protocol.entries import Compaction, Entry, LeafMove, MessageEntry, moves_leaf, place_of_parent
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.session.reading import TreeReader
 from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry, StoredHead, StoredTurn, stored_entry
@@ -53,14 +53,17 @@ async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
         if stored is None:
             raise StoreConflict(f"session {journal.session_id} was deleted by another process") from conflict
         pending = log.pending
-        known = await _known(store, journal.session_id, pending, after=log.committed)
+        entries = [_entry_of(one) for one in pending]
+        known = await _known(store, journal.session_id, entries, after=log.committed)
         is_mine = _may_have_turn(log, stored.turn)
+        lost: set[str] = set()
         if not is_mine and log.claim is not None:
-            known |= log.claim.ids.intersection(entry.entry_id for entry in pending)
-        elif stored.last_sequence == log.committed and not known and not _asks_again(log):
+            lost = log.claim.ids.intersection(entry.id for entry in entries) - known
+            known |= lost
+        elif stored.last_sequence == log.committed and not known and not _asks_for_turn(log):
             raise conflict
         conversation = await _as_stored(journal, stored)
-        moved = behind(conversation, [_entry_of(one) for one in pending], known)
+        moved = behind(conversation, entries, known)
         committed = conversation.state.last_sequence
         waiting = [stored_entry(entry, encode_entry(entry)) for entry in moved]
         for entry, one in zip(moved, waiting, strict=True):
@@ -68,7 +71,7 @@ async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
         await _bring_window_up(store, stored.head, conversation, waiting)
         if len(log.pending) == len(pending):  # else something was accepted meanwhile
             journal.go_on_with(conversation, moved)
-            _settle_turn(log, is_mine=is_mine)
+            _settle_turn(log, is_mine=is_mine, lost=lost)
             return log.replace(stored.head, waiting, committed=committed)
 
 
@@ -80,17 +83,24 @@ def _may_have_turn(log: SessionLog, turn: StoredTurn | None) -> bool:
     return turn.is_over and not claim.is_held
 
 
+def _asks_for_turn(log: SessionLog) -> bool:
+    """Whether a turn is asked for, which somebody else may have had when the append was refused."""
+    return log.claim is not None and not log.claim.is_held
+
+
 def _asks_again(log: SessionLog) -> bool:
     """Whether a turn is asked for with a number that somebody else has had."""
     return log.claim is not None and not log.claim.is_held and log.claim.turn.fence <= log.fence
 
 
-def _settle_turn(log: SessionLog, *, is_mine: bool) -> None:
-    """Ask for the turn with the next number, or let it go."""
+def _settle_turn(log: SessionLog, *, is_mine: bool, lost: Collection[str]) -> None:
+    """Ask for the turn with the next number, or let it go; what was stored of it before others had it is not lost."""
     if log.claim is None:
         return
     if not is_mine:
-        log.claim.error, log.claim = TurnTaken(log.head.session_id), None
+        if lost or not log.claim.is_held:
+            log.claim.error = TurnTaken(log.head.session_id)
+        log.claim = None
     elif _asks_again(log):
         log.claim.turn = msgspec.structs.replace(log.claim.turn, fence=log.fence + 1)
 
@@ -173,15 +183,19 @@ async def _stored_head(store: Store, log: SessionLog) -> StoredHead | None:
     return stored if stored is not None and stored.head.incarnation == log.head.incarnation else None
 
 
-async def _known(store: Store, session_id: str, pending: Sequence[StoredEntry], *, after: int) -> set[str]:
-    """The ids of those that are stored, or another one with their idempotency key instead."""
-    ids = {entry.entry_id for entry in pending}
+async def _known(store: Store, session_id: str, entries: Sequence[Entry], *, after: int) -> set[str]:
+    """The ids of those that are stored, or of whose unit another one is, with the same idempotency key."""
+    ids = {entry.id for entry in entries}
     known = {one.entry_id async for one in read_all(store, session_id, after=after) if one.entry_id in ids}
-    for entry in pending:
-        key = None if entry.entry_id in known else entry.idempotency_key
-        if key is not None and await store.find_by_idempotency_key(session_id, key) is not None:
-            known.add(entry.entry_id)
-    return known
+    by_key: set[str | None] = set()
+    for entry in entries:
+        if entry.id in known or not isinstance(entry, MessageEntry):
+            continue
+        key = entry.idempotency_key
+        belongs_to_known = key is None and entry.continues and entry.parent_id in by_key
+        if belongs_to_known or (key and await store.find_by_idempotency_key(session_id, key) is not None):
+            by_key.add(entry.id)
+    return known | {id_ for id_ in by_key if id_ is not None}
 
 
 async def _as_stored(journal: Journal, stored: StoredHead) -> Conversation:

@@ -206,7 +206,7 @@ class Session:
         entry = entry or journal.append(message, idempotency_key=idempotency_key)
         # a repeated message that has left the window has no number any more: then everything is waited for
         await committer.wait(journal.log, entry.sequence or journal.last_sequence)
-        return journal.placed(entry)
+        return await journal.as_stored(entry)
 
     async def add_messages(
         self,
@@ -235,7 +235,7 @@ class Session:
         await unit.look_up(key for key in idempotency_keys if key is not None)
         entries = unit.add_messages(messages, idempotency_keys=idempotency_keys)
         await unit.save(if_leaf=if_leaf, if_sequence=if_sequence)
-        return entries
+        return [await self.journal.as_stored(entry) for entry in entries]
 
     async def save_turn(
         self,
@@ -278,7 +278,8 @@ class Session:
                 turn, idempotency_keys=keys, continues=[place > 0 for place in range(len(turn))]
             )
         await unit.save(if_leaf=if_leaf, if_sequence=if_sequence)
-        return entries
+        stored = [await self.journal.as_stored(entry) for entry in entries]
+        return stored if entries and stored[0].id == entries[0].id else []
 
     def unit(self) -> Unit:
         """Entries of any kind that are to be accepted all together or not at all: add them, then `save` the unit."""

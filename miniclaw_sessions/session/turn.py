@@ -312,15 +312,10 @@ class Turn:
             claim.ids.add(entry.id)
             self._journal.log.claim = claim
         await self._saved()
-        if claim is not None and not (claim.is_held and await self._is_stored(entry)):
+        stored = await self._journal.as_stored(entry)
+        if claim is not None and not (claim.is_held and stored.id == entry.id):  # it was brought to others as well
             raise TurnTaken(self.session_id)
-        return self._journal.placed(entry)
-
-    async def _is_stored(self, entry: MessageEntry) -> bool:
-        """Whether it is this one, and not another process's with its key, to which the message was brought as well."""
-        key = self._idempotency_key
-        known = None if key is None else await self._journal.find_by_key(key)
-        return known is None or known.id == entry.id
+        return stored
 
     def _extend(self, messages: Sequence[Message]) -> list[MessageEntry]:
         """Append messages that belong to this turn, as one unit."""

@@ -94,7 +94,7 @@ async def test_however_many_are_followed_one_query_asks_whether_others_wrote_the
             for chat in range(20):
                 await (await other.get_or_create("telegram", chat)).add_message(Message.user("and you?"))
         assert came == [2] * 20
-        assert [line for line in asked.splitlines() if "FROM sessions" in line][1:] == []
+        assert asked.count("sessions.session_id = ANY") == 1
 
 
 async def test_what_this_process_stores_comes_at_once_and_what_was_there_before_is_not_repeated(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.lowlevel
 import asyncpg
+import msgspec
 import pytest
 
 from miniclaw_sessions import Message, SessionManager, SessionSettings, ToolCall
@@ -20,9 +21,11 @@ from miniclaw_sessions.errors import (
     LeafMoved,
     SessionDeleted,
     StoreConflict,
+    StoreError,
     StoreUnavailable,
     TurnTaken,
 )
+from miniclaw_sessions.stores.base import Append, StoredHead, TurnClaim
 from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
 from miniclaw_sessions.testing import FaultyStore
 from tests.postgresql import PostgreSQLServer
@@ -88,7 +91,8 @@ async def test_all_who_ask_at_the_same_time_how_fresh_their_chats_are_share_one_
         await postgresql.execute("SELECT 'the end'")
         assert seen == {chat: ["one"] if chat % 2 else ["one", "two"] for chat in range(40)}
         asked = postgresql.log[before:].partition("'the end'")[0]
-        assert asked.count("FROM sessions") == 1, "each chat was asked about on its own"
+        assert asked.count("sessions.session_id = ANY") == 1, "each chat was asked about on its own"
+        assert "sessions.session_id = $1" not in asked
         read = set(re.findall(r"'(telegram_\d+)', \$2 = '1'", asked))
         assert read == {f"telegram_{chat}" for chat in range(0, 40, 2)}, "what had not changed was read"
 
@@ -310,6 +314,146 @@ async def test_a_reply_that_waits_for_the_store_is_not_sent_in_the_next_turn(
         assert texts((await other.get_or_create("telegram", 1)).messages()) == said
 
 
+async def test_prolonging_that_comes_late_does_not_take_a_turn_again_that_was_given_back(
+    database: str, tmp_path: Path
+) -> None:
+    async with PostgreSQLStore(database) as store, gateways(database, tmp_path, 1) as (other,):
+        session = await other.get_or_create("telegram", 1)
+        await session.add_message(Message.user("hello"))
+        head = session.journal.log.head
+
+        async def claim(fence: int, owner: str, seconds: float) -> bool:
+            turn = TurnClaim(fence, owner, seconds)
+            (outcome,) = await store.append([Append(head, (), turn=turn, must_exist=True)])
+            return outcome is None
+
+        assert await claim(1, "one", 30.0)
+        assert await claim(1, "one", 30.0), "held, and prolonged"
+        assert not await claim(2, "other", 30.0)
+        assert await claim(1, "one", 0.0)
+        assert await claim(1, "one", 0.0), "its answer was lost, and it came again"
+        assert not await claim(1, "one", 30.0), "it was given back"
+        assert await claim(2, "other", 30.0)
+
+
+async def test_a_turn_that_others_gave_back_without_a_word_is_asked_for_again(database: str, tmp_path: Path) -> None:
+    store = GivingBack(PostgreSQLStore(database))
+    async with SessionManager(tmp_path / "one", store=store) as one:
+        session = await one.get_or_create("telegram", 1)
+        await session.add_message(Message.user("first"))
+        store.foreign = Append(session.journal.log.head, (), turn=TurnClaim(7, "other", 30.0), must_exist=True)
+        await store.append([store.foreign])
+        with anyio.fail_after(60):
+            async with session.turn(Message.user("second")) as turn:
+                turn.append(Message.assistant("answer"))
+        assert texts(session.messages()) == ["first", "second", "answer"]
+
+
+class GivingBack(FaultyStore):
+    """Somebody else has a turn, and gives it back right after an append was refused for that."""
+
+    foreign: Append | None = None
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        outcomes = await super().append(appends)
+        if self.foreign is not None and appends[0].entries and isinstance(outcomes[0], StoreConflict):
+            given, self.foreign = self.foreign, None
+            assert given.turn is not None
+            over = msgspec.structs.replace(given.turn, seconds=0.0)
+            assert await super().append([msgspec.structs.replace(given, turn=over)]) == [None]
+        return outcomes
+
+
+async def test_all_turns_are_prolonged_in_one_statement(
+    database: str, tmp_path: Path, postgresql: PostgreSQLServer
+) -> None:
+    await postgresql.execute(f"ALTER DATABASE \"{urlsplit(database).path.strip('/')}\" SET log_statement = 'all'")
+    async with gateways(database, tmp_path, 1) as (one,), AsyncExitStack() as turns:
+        for chat in range(20):
+            session = await one.get_or_create("telegram", chat)
+            await turns.enter_async_context(session.turn(Message.user("hello")))
+        before = len(postgresql.log)
+        await one._registry._keeper.prolong()
+        assert postgresql.log[before:].count("UPDATE sessions") == 1
+
+
+async def test_the_same_key_at_two_gateways_gives_both_the_entry_that_is_stored(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        mine, theirs = await one.get_or_create("telegram", 1), await other.get_or_create("telegram", 1)
+        stored = await mine.add_message(Message.user("hello"), idempotency_key="a")
+        again = await theirs.add_message(Message.user("hello"), idempotency_key="a")
+        assert (again.id, again.sequence) == (stored.id, 1)
+        several = await mine.add_messages([Message.user("x"), Message.user("y")], idempotency_keys=["b", "c"])
+        repeated = await theirs.add_messages([Message.user("x"), Message.user("y")], idempotency_keys=["b", "c"])
+        assert [entry.id for entry in repeated] == [entry.id for entry in several]
+        assert texts((await other.get("telegram", 1)).messages()) == ["hello", "x", "y"]
+
+
+async def test_a_turn_that_is_saved_with_the_same_key_at_two_gateways_is_there_once_and_whole(
+    database: str, tmp_path: Path
+) -> None:
+    said = [Message.user("question"), Message.assistant("I think"), Message.assistant("answer")]
+    async with gateways(database, tmp_path) as (one, other):
+        mine, theirs = await one.get_or_create("telegram", 1), await other.get_or_create("telegram", 1)
+        assert len(await mine.save_turn(said, idempotency_key="key")) == 3
+        assert await theirs.save_turn(said, idempotency_key="key") == [], "it was saved before"
+        assert texts((await other.get("telegram", 1)).messages()) == texts(said)
+
+
+async def test_a_session_that_is_made_anew_behind_others_keeps_nobody_waiting(database: str, tmp_path: Path) -> None:
+    store = Unreadable(PostgreSQLStore(database))
+    async with SessionManager(tmp_path / "one", store=store) as one, gateways(database, tmp_path, 1) as (other,):
+        mine, bystander = await one.get_or_create("telegram", 1), await one.get_or_create("telegram", 2)
+        await (await other.get_or_create("telegram", 1)).add_message(Message.user("first"))
+        store.may_read = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(mine.add_message, Message.user("second"), name="overtaken")
+            await store.asked.wait()
+            await bystander.add_message(Message.user("meanwhile"))
+            assert len(mine.journal.log.pending) == 1
+            store.may_read.set()
+        assert texts(mine.messages()) == ["first", "second"]
+
+
+async def test_a_gateway_that_is_closed_while_it_waits_for_the_store_ends(database: str, tmp_path: Path) -> None:
+    store = Unreadable(PostgreSQLStore(database))
+    manager = SessionManager(tmp_path / "one", store=store, settings=SessionSettings(shutdown_timeout_s=0.5))
+    refused: list[StoreUnavailable] = []
+
+    async def say() -> None:
+        try:
+            await mine.add_message(Message.user("second"))
+        except StoreUnavailable as error:
+            refused.append(error)
+
+    async with gateways(database, tmp_path, 1) as (other,), anyio.create_task_group() as tasks:
+        await manager.__aenter__()
+        mine = await manager.get_or_create("telegram", 1)
+        await (await other.get_or_create("telegram", 1)).add_message(Message.user("first"))
+        store.may_read = anyio.Event()
+        tasks.start_soon(say, name="overtaken")
+        await store.asked.wait()
+        with pytest.raises(StoreUnavailable, match="1 messages"):
+            await manager.close()
+    assert len(refused) == 1
+
+
+class Unreadable(FaultyStore):
+    """A store that answers no question about a session for a while."""
+
+    may_read: anyio.Event | None = None
+
+    def __init__(self, store: PostgreSQLStore) -> None:
+        super().__init__(store)
+        self.asked = anyio.Event()
+
+    async def head(self, session_id: str) -> StoredHead | None:
+        if self.may_read is not None:
+            self.asked.set()
+            await self.may_read.wait()
+        return await super().head(session_id)
+
+
 async def time_runs_out(postgresql: PostgreSQLServer, database: str) -> None:
     over = "UPDATE sessions SET turn_until = clock_timestamp() - INTERVAL '1 second' WHERE turn_until IS NOT NULL"
     await postgresql.execute(over, urlsplit(database).path.strip("/"))
@@ -379,11 +523,11 @@ async def test_a_commit_that_is_cut_off_is_neither_lost_nor_doubled_though_other
         said: list[str] = []
 
         async def talk(manager: SessionManager, name: str) -> None:
-            session = await manager.get_or_create("telegram", 1)
             for number in range(15):
                 text = f"{name}-{number}"
                 while text not in said:
                     with suppress(StoreUnavailable):
+                        session = await manager.get_or_create("telegram", 1)
                         await session.add_message(Message.user(text), idempotency_key=text)
                         said.append(text)
                     await anyio.sleep(0.01)

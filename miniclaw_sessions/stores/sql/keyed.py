@@ -141,10 +141,14 @@ SECOND: ColumnElement[timedelta] = literal_column("INTERVAL '1 second'")
 
 
 def _turn_allows(given: Any) -> ColumnElement[bool]:
-    """Nothing was said of a turn, or it is held already, or nobody has it and the number is higher."""
+    """Nothing was said of a turn, or it is held still, or nobody has it and the number is higher.
+
+    What was given back is over: an append that is late must not prolong it, but may give it back once more.
+    """
+    is_held = or_(_SESSION.turn_until.is_not(None), given.seconds <= 0)
     return or_(
         given.fence.is_(None),
-        and_(_SESSION.fence == given.fence, _SESSION.turn_owner == given.owner),
+        and_(_SESSION.fence == given.fence, _SESSION.turn_owner == given.owner, is_held),
         and_(_SESSION.fence < given.fence, or_(_SESSION.turn_until.is_(None), _SESSION.turn_until < NOW)),
     )
 
@@ -207,6 +211,20 @@ def _go_on(keys: Keys, *, turns: bool) -> Statement:
     return _with_entries(changed, said, with_keys=keys is not Keys.NONE)
 
 
+def _claim() -> Statement:
+    """Take, prolong and give back turns of sessions that exist, wherever they end."""
+    said = _said({"session_id": _TEXT, "incarnation": _TEXT, **_TURN})
+    free = (
+        select(_SESSION.session_id, *(said.c[name] for name in _TURN))
+        .join_from(said, _SESSION, _SESSION.session_id == said.c.session_id)
+        .where(_SESSION.incarnation == said.c.incarnation, _turn_allows(said.c))
+        .with_for_update(of=_SESSION, skip_locked=True)
+        .cte("free")
+    )
+    changed = update(_SESSION).where(_SESSION.session_id == free.c.session_id)
+    return compiled(changed.values(_turn_columns(free.c, is_new=False)).returning(_SESSION.session_id))
+
+
 def _begin() -> Statement:
     """Append to sessions that do not exist yet; in order of session_id, for here two groups may wait for each other."""
     said = _said({**_KEYED, **_FIRST, **_TURN, **_WHO})
@@ -254,6 +272,9 @@ def _with_entries(changed: CTE, said: CTE, *, with_keys: bool) -> Statement:
 
 GO_ON = {(keys, turns): _go_on(keys, turns=turns) for keys in Keys for turns in (False, True)}
 """For sessions that exist: by what a group has of keys, and whether it says anything of turns."""
+
+CLAIM = _claim()
+"""For appends without entries, which say something of a turn."""
 
 BEGIN = _begin()
 """For sessions that do not exist yet."""

@@ -226,6 +226,9 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         going_on = [part for item in appends if (part := _going_on(item)) is not None]
         for session_id in await _apply(connection, _statement_for(going_on), going_on):
             del waiting[session_id]
+        claims = [Part(item, (), 0) for item in waiting.values() if item.turn is not None and not item.entries]
+        for session_id in await _apply(connection, keyed.CLAIM, claims):
+            del waiting[session_id]
         beginning = [part for item in waiting.values() if (part := _beginning(item)) is not None]
         for session_id in await _apply(connection, keyed.BEGIN, beginning):
             del waiting[session_id]
