@@ -122,7 +122,8 @@ def finish(process: subprocess.Popen[bytes], way: str, kills: int, began: float)
     """Let the command come to its end."""
     assert process.stdout is not None
     assert process.stderr is not None
-    output, errors = process.stdout.read(), process.stderr.read()
+    with process.stdout, process.stderr:
+        output, errors = process.stdout.read(), process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, errors.decode()
@@ -146,8 +147,8 @@ def moved(source: str, target: str, workspace: Path, *, sessions: int, kills: in
     return finish(move(source, target, workspace), way, done, began)
 
 
-def run(sessions: int, kills: int, begin: str) -> list[Run]:
-    """There and back, each way without a kill into one database, and with kills into another."""
+def run(sessions: int, kills: Sequence[int], begin: str) -> list[Run]:
+    """There and back, for each of these numbers of kills on either way, with a database of its own."""
     runs = []
     with tempfile.TemporaryDirectory(prefix="moving") as name, running_server() as server:
         home = Path(name) / "home"
@@ -156,7 +157,7 @@ def run(sessions: int, kills: int, begin: str) -> list[Run]:
         asyncio.run(fill(f"{begin}:", home, sessions))
         whole = asyncio.run(said(f"{begin}:", home))
         assert len(whole) == sessions
-        for times in dict.fromkeys([0, kills]):
+        for times in kills:
             url = server.url(asyncio.run(server.new_database()))
             back = Path(name) / f"back{times}"
             runs.append(moved(str(home), url, home, sessions=sessions, kills=times))
@@ -176,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
     size = sum(len(entry.encoded) for number in range(options.sessions) for entry in entries_of(number)) / 1e6
-    for one in run(options.sessions, options.kills, options.begin):
+    for one in run(options.sessions, [0, options.kills], options.begin):
         entries, written = one.report["entries"], one.report["written"]
         told = (
             f"{one.way}: {options.sessions:,} sessions, {entries:,} entries, {size:.0f} MB; {one.kills} kills; the "
