@@ -180,7 +180,8 @@ async def migrate(  # noqa: PLR0913, PLR0917 - one parameter per option
         raise typer.BadParameter("it is either --encrypt or --decrypt")
     loaded = invocation.local if source is None else invocation.loaded
     workspace = loaded.workspace.expanduser().absolute()
-    old, new = house(source or loaded.settings.sessions.store, workspace), house(to, workspace)
+    store = loaded.settings.sessions.store
+    old, new = house(source or store, workspace, store), house(to, workspace, store)
     if old.workspace == workspace and (problem := refused(loaded, create=False)) is not None:
         raise problem
     moved = await move(

@@ -54,7 +54,11 @@ class Source(Readable, Protocol):
     """What is copied: a store, or what is left of one."""
 
     def heads(self) -> AsyncIterator[StoredHead]:
-        """All its sessions, in order of session_id."""
+        """All its sessions that can be read, in order of session_id."""
+        ...
+
+    async def session_ids(self) -> list[str]:
+        """The ids of all its sessions, also of those that cannot be read."""
         ...
 
 
@@ -114,15 +118,19 @@ async def compare_stores(source: Source, target: Store) -> Copied:
         StoreError: one of them cannot be read.
     """
     plan = Copied()
+    named = set(await source.session_ids())
+    left = set(named)
     async for stored, there in _side_by_side(source.heads(), target.heads()):
+        left.discard("" if stored is None else stored.head.session_id)
         if stored is None:
-            plan.others += 1
+            plan.others += there is not None and there.head.session_id not in named
         elif difference := _difference(stored, there):
             plan.different.append(difference)
         elif there is None or there.last_sequence < stored.last_sequence:
             plan.sessions += 1
             plan.written += stored.last_sequence - (0 if there is None else there.last_sequence)
         plan.entries += 0 if stored is None else stored.last_sequence
+    plan.problems = [*(await _unreadable(source, left)).values()]
     return plan
 
 
@@ -218,6 +226,8 @@ class _Copy:
         self._others = 0
         self._written = 0
         self._meanwhile: set[str] = set()
+        self._named: set[str] = set()
+        self._unreadable: dict[str, str] = {}
         self._read: list[_Session] = []  # to the end, and not yet compared
 
     def report(self) -> Copied:
@@ -228,7 +238,10 @@ class _Copy:
             written=self._written,
             meanwhile=len(self._meanwhile),
             others=self._others,
-            problems=[problem for copy in self._copies.values() for problem in copy.problems],
+            problems=[
+                *(problem for copy in self._copies.values() for problem in copy.problems),
+                *self._unreadable.values(),
+            ],
             different=[self._different[session_id] for session_id in sorted(self._different)],
         )
 
@@ -249,11 +262,14 @@ class _Copy:
     ) -> None:
         """Go through both stores, and copy what is chosen."""
         self._others = 0
-        pieces = self._pieces(choose, on_progress)
+        self._named = set(await self._source.session_ids())
+        left = set(self._named)
+        pieces = self._pieces(choose, left, on_progress)
         async for batch in in_batches(pieces, _size_of, most=GROUP):
             await self._append(batch)
             await self._compare_all()
         await self._compare_all()
+        self._unreadable = await _unreadable(self._source, left)
 
     # --- which sessions ----------------------------------------------------------------------------------------------
 
@@ -280,11 +296,16 @@ class _Copy:
 
         The pages that were read of such a one may even be of two sessions.
         """
-        gone = dict.fromkeys(self._copies)
+        gone = set(self._copies)
+        replaced = set[str]()
         async for stored in self._source.heads():
             copy = self._copies.get(stored.head.session_id)
             if copy is not None and copy.incarnation == stored.head.incarnation:
-                del gone[stored.head.session_id]
+                gone.discard(stored.head.session_id)
+            elif copy is not None:
+                replaced.add(stored.head.session_id)
+        if gone - replaced:  # what cannot be read any more is still there
+            gone -= set(await self._source.session_ids()) - replaced
         for session_id in gone:
             there = await self._target.head(session_id)
             if there is not None and there.head.incarnation == self._copies[session_id].incarnation:
@@ -297,17 +318,22 @@ class _Copy:
     # --- reading, writing, comparing ---------------------------------------------------------------------------------
 
     async def _pieces(
-        self, choose: Callable[[StoredHead, StoredHead | None], _Session | None], on_progress: Callable[[int], None]
+        self,
+        choose: Callable[[StoredHead, StoredHead | None], _Session | None],
+        left: set[str],
+        on_progress: Callable[[int], None],
     ) -> AsyncIterator[_Piece]:
+        """What is to be written; the sessions that the source gives are taken out of `left`."""
         done = 0
         async for stored, there in _side_by_side(self._source.heads(), self._target.heads()):
             own = there
-            if there is not None and self._deletes_others and not _are_one(stored, there):
+            if there is not None and self._deletes_others and self._is_other(stored, there):
                 await self._target.delete(there.head.session_id)
                 own = None
             if stored is None:
-                self._others += own is not None
+                self._others += own is not None and own.head.session_id not in self._named
                 continue
+            left.discard(stored.head.session_id)
             session = choose(stored, own)
             if session is not None:
                 async for piece in self._entries(session):
@@ -318,6 +344,10 @@ class _Copy:
                     self._read.append(session)
             done += 1
             on_progress(done)
+
+    def _is_other(self, stored: StoredHead | None, there: StoredHead) -> bool:
+        """Whether the source certainly has not this session, but another one of its name, or none."""
+        return there.head.session_id not in self._named if stored is None else not _are_one(stored, there)
 
     async def _entries(self, session: _Session) -> AsyncIterator[_Piece]:
         """What the target lacks of a session; all that the source has is read."""
@@ -380,6 +410,15 @@ class _Copy:
                 break
             digest.feed(entry)
         return digest.value()
+
+
+async def _unreadable(source: Source, left: set[str]) -> dict[str, str]:
+    """Of the sessions that a source has named and not given, those that are not gone since: a sentence for each."""
+    still = left.intersection(await source.session_ids()) if left else ()
+    return {
+        session_id: f"session {session_id} cannot be read in the source, and is not in the copy; see `check`"
+        for session_id in sorted(still)
+    }
 
 
 def _are_one(stored: StoredHead | None, there: StoredHead) -> bool:

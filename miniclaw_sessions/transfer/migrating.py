@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,6 +34,7 @@ from miniclaw_sessions.stores.copying import Copied, Source, compare_stores, cop
 from miniclaw_sessions.stores.encrypted import encrypted
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.stores.shared import as_shared
+from miniclaw_sessions.stores.sql.files import is_open_elsewhere
 from miniclaw_sessions.transfer.archives import Beside, copy_archive, marker_of, write_marker_to
 from miniclaw_sessions.transfer.copying import Report, in_thread, refuse_cut_off_salvage
 from miniclaw_sessions.transfer.files import SESSIONS, Sealing, files_in
@@ -84,22 +86,27 @@ class Moved(msgspec.Struct, kw_only=True):
     is_dry: bool = False
 
 
-def house(text: str, workspace: Path) -> House:
+def house(text: str, workspace: Path, store: str = "") -> House:
     """What a URL or a directory means.
 
     Args:
         text: a store's URL, or the path of a workspace.
         workspace: the directory that `sqlite:`, `jsonl:` and `none:` are relative to.
+        store: the URL of that workspace's store, where that may lie elsewhere.
 
     Raises:
         ConfigError: it is none, or the directory has more than one store.
     """
     if ":" not in text.partition("/")[0]:
-        return _house_in(Path(text).expanduser().absolute(), text)
+        directory = Path(text).expanduser().absolute()
+        if store and directory == workspace and not stores_in(directory):
+            return House(text, store_place(store, workspace), workspace)
+        return _house_in(directory, text)
     place = store_place(text, workspace)
     if place.url is not None:
         return House(text, place)
-    if place.path is None or place == store_place(f"{place.kind}:", workspace):
+    own = [f"{place.kind}:", *([store] if store else [])]
+    if place.path is None or place in [store_place(url, workspace) for url in own]:
         return House(text, place, workspace)
     parent = place.path.parent
     is_a_workspace = place == store_place(f"{place.kind}:", parent) and is_ours(parent)
@@ -148,26 +155,28 @@ async def migrate(  # noqa: PLR0913 - both houses, and how to move
         DirectoryInUse: a process has the target.
         StoreError: the source cannot be read, or the target not be written.
     """
-    _refuse_senseless(source, target)
+    _refuse_senseless(source, target, change)
     async with AsyncExitStack() as stack:
         moved = Moved(source=source.url, target=target.url, copied=Copied(), is_dry=dry_run)
         moved.held_by = await in_thread(_prepare_source, source, stack)
         moved.is_shared = source.place.url is not None
-        if target.workspace is not None and not dry_run:
+        if not dry_run:
             await in_thread(_prepare_target, target, source, moved.held_by, stack)
         settings = settings or SessionSettings()
         given = await stack.enter_async_context(_opened(source, keys, settings))
         there = await stack.enter_async_context(_opened_target(target, settings, dry_run=dry_run))
-        view, written = await _sealed_as_wanted(given, there, keys, change)
+        here, beside = _beside(source, given), _beside(target, there)
+        was = await _how_sealed(given, here, keys)
+        _refuse_mixture(was, await _how_sealed(there, beside, None), keys, change)
+        view, written = _sealed_as_wanted(given, there, was, keys, change)
         if dry_run:
             moved.copied = await compare_stores(view, written)
             return moved
         total = len(await given.session_ids())
+        if delete_others and not total:
+            raise ConfigError(f"cannot migrate from {source.url}: it is empty, and everything would be deleted")
         report = partial(on_progress, "copying sessions")
         moved.copied = await copy_store(view, written, report, total=total, delete_others=delete_others)
-        if isinstance(given, SessionFiles):
-            moved.copied.problems += given.unreadable
-        here, beside = _beside(source, given), _beside(target, there)
         if here is not None and beside is not None and here != beside:
             on_progress("copying the archive", 0, None)
             sealing = None if keys is None or change is Change.NONE else _sealing(keys, change)
@@ -178,13 +187,18 @@ async def migrate(  # noqa: PLR0913 - both houses, and how to move
     return moved
 
 
-def _refuse_senseless(source: House, target: House) -> None:
+def _refuse_senseless(source: House, target: House, change: Change) -> None:
     if source.place == target.place:
         raise ConfigError(f"cannot migrate from {source.url} to {target.url}: name two different stores")
     if not target.place.durable:
         raise ConfigError(
             f"cannot migrate to {target.url}: it keeps no transcripts. To go on with the newest messages of each "
             "session only, set sessions.store to 'none:': the session files of the workspace have them"
+        )
+    if change is not Change.NONE and target.workspace is not None and source.workspace == target.workspace:
+        raise ConfigError(
+            f"cannot {change.name.lower()} on the way within {target.workspace}: its session files and its archive "
+            "would stay as they are; use `miniclaw-sessions rekey` first, or migrate to another directory"
         )
     if source.place.kind == "memory":
         raise ConfigError(f"cannot migrate from {source.url}: it is gone with the process that had it")
@@ -199,7 +213,7 @@ def _prepare_source(source: House, stack: AsyncExitStack) -> int | None:
     if workspace is None:
         if source.place.path is not None and not source.place.files():
             raise ConfigError(f"cannot migrate from {source.url}: there is no {source.place.path}")
-        return None
+        return 0 if source.place.is_in_use() else None
     recognize(workspace, create=source.place.kind == "none")
     held_by = None
     if os.access(workspace, os.W_OK):
@@ -217,17 +231,18 @@ def _prepare_source(source: House, stack: AsyncExitStack) -> int | None:
 
 
 def _prepare_target(target: House, source: House, held_by: int | None, stack: AsyncExitStack) -> None:
-    """Make the target's directory, and keep everybody out of it."""
-    workspace = target.workspace
-    assert workspace is not None  # noqa: S101 - there is one
-    if workspace == source.workspace:
-        if held_by is not None and target.place.is_in_use():  # by whoever holds the directory
-            raise DirectoryInUse(str(workspace), held_by or None)
-        return
-    recognize(workspace, create=True)
-    Directory(workspace).close()
-    stack.callback(DirectoryLock(workspace).release)
-    refuse_another_store(target.place, workspace)
+    """Make the target's directory, and keep everybody out of it.
+
+    A directory of transcripts has a lock of its own; a database beside those of a workspace that is held has not.
+    """
+    workspace, path = target.workspace, target.place.path
+    if workspace is not None and workspace != source.workspace:
+        recognize(workspace, create=True)
+        Directory(workspace).close()
+        stack.callback(DirectoryLock(workspace).release)
+        refuse_another_store(target.place, workspace)
+    if target.place.kind == "sqlite" and path is not None and path.exists() and is_open_elsewhere(path):
+        raise DirectoryInUse(str(workspace or path), held_by or None)
 
 
 @asynccontextmanager
@@ -265,37 +280,60 @@ def _sealing(keys: KeyRing, change: Change) -> Sealing:
     return Sealing(keys, keys if change is Change.ENCRYPT else None)
 
 
-async def _sealed_as_wanted(
-    given: Store | SessionFiles, there: Store, keys: KeyRing | None, change: Change
-) -> tuple[Source, Store]:
-    """Both sides, so that what comes out of the one goes into the other as it is wanted there.
+class _Sealed(NamedTuple):
+    """How a side is encrypted: None, it is not known; with which key, where that is known."""
+
+    is_sealed: bool | None
+    key: str = ""
+
+
+async def _how_sealed(store: Store | SessionFiles, beside: Beside | None, keys: KeyRing | None) -> _Sealed:
+    """What the side says of itself, or else the first entry that is found."""
+    if beside is not None and (marker := await marker_of(beside)) is not None:
+        return _Sealed(marker.key != "", marker.key)
+    if isinstance(store, SessionFiles):
+        return _Sealed(keys is not None)
+    async for stored in store.heads():
+        for entry in await store.read(stored.head.session_id, limit=1):
+            return _Sealed(is_sealed(entry.encoded))
+    return _Sealed(None)
+
+
+def _refuse_mixture(was: _Sealed, there: _Sealed, keys: KeyRing | None, change: Change) -> None:
+    """Refuse to bring among what the target has what is sealed otherwise: nobody could open both.
 
     Raises:
-        ConfigError: no key is given where one is needed, or the target has sessions that are sealed otherwise.
+        ConfigError: it would be so, or there is no key where one is needed.
     """
     if change is not Change.NONE and keys is None:
         raise ConfigError(f"cannot {change.name.lower()} without a key: name its file with --key-file")
-    was_sealed = keys is not None if isinstance(given, SessionFiles) else await _is_sealed(given)
-    will_be = was_sealed if change is Change.NONE else change is Change.ENCRYPT
-    is_there = await _is_sealed(there)
-    if is_there is not None and was_sealed is not None and is_there != will_be:
-        state, add = ("encrypted", "--encrypt") if is_there else ("not encrypted", "--decrypt")
+    will_be = was
+    if change is not Change.NONE:
+        will_be = _Sealed(
+            change is Change.ENCRYPT, keys.ids[0] if keys is not None and change is Change.ENCRYPT else ""
+        )
+    if there.is_sealed is None or will_be.is_sealed is None:
+        return
+    if there.is_sealed != will_be.is_sealed:
+        state, add = ("encrypted", "--encrypt") if there.is_sealed else ("not encrypted", "--decrypt")
         raise ConfigError(f"cannot migrate: what the target has is {state}, and this would not be; say {add}")
+    if there.key and will_be.key and there.key != will_be.key:
+        raise ConfigError(
+            f"cannot migrate: the target is encrypted with the key {there.key}, and this would be with {will_be.key}; "
+            "say --encrypt, with a --key-file that has the target's key first and the source's behind it"
+        )
+
+
+def _sealed_as_wanted(
+    given: Store | SessionFiles, there: Store, was: _Sealed, keys: KeyRing | None, change: Change
+) -> tuple[Source, Store]:
+    """Both sides, so that what comes out of the one goes into the other as it is wanted there."""
     if isinstance(given, SessionFiles):
+        will_be = was.is_sealed if change is Change.NONE else change is Change.ENCRYPT
         return given, encrypted(there, keys if will_be else None)
     if change is Change.NONE or keys is None:
         return given, there
-    return Opened(given, _sealing(keys, change)), encrypted(there, keys if will_be else None)
-
-
-async def _is_sealed(store: Store) -> bool | None:
-    """Whether it is encrypted, as it says itself or the first entry that is found; None: nothing tells."""
-    if store.shared and (marker := await marker_of(as_shared(store))) is not None:
-        return marker.key != ""
-    async for stored in store.heads():
-        for entry in await store.read(stored.head.session_id, limit=1):
-            return is_sealed(entry.encoded)
-    return None
+    return Opened(given, _sealing(keys, change)), encrypted(there, keys if change is Change.ENCRYPT else None)
 
 
 # --- beside the store ------------------------------------------------------------------------------------------------

@@ -164,6 +164,7 @@ class Opened:
     def __init__(self, store: Source, sealing: Sealing) -> None:
         self.wrong = 0
         self.heads = store.heads
+        self.session_ids = store.session_ids
         self._store = store
         self._sealing = sealing
 

@@ -18,13 +18,9 @@ class SessionFiles:
 
     A session's entries are those that recovery would give to a store that has lost it: the messages of the file's
     window, their summary, and the metadata. They are the same ones whenever the same file is read.
-
-    Attributes:
-        unreadable: the files that hold no session that can be read, one sentence each.
     """
 
     def __init__(self, snapshots: Snapshots) -> None:
-        self.unreadable: list[str] = []
         self._snapshots = snapshots
         self._newest: Append | None = None
 
@@ -34,12 +30,9 @@ class SessionFiles:
 
     async def heads(self) -> AsyncIterator[StoredHead]:
         """All sessions whose files can be read."""
-        self.unreadable = []
         for session_id in await self.session_ids():
             found = await self._load(session_id)
-            if found is None:
-                self.unreadable.append(f"the file of session {session_id} cannot be read as one")
-            else:
+            if found is not None:
                 yield StoredHead(found.head, found.entries[-1].sequence)
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:

@@ -23,7 +23,7 @@ from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.testing.stores import sample_entries, sample_head
 from miniclaw_sessions.transfer.backup import back_up_closed
 from miniclaw_sessions.transfer.migrating import Change, House, house, migrate
-from tests.persistence.encrypted_homes import BOTH, NEW_KEY, OLD_KEY, SECRET, Home
+from tests.persistence.encrypted_homes import BOTH, NEW, NEW_KEY, OLD, OLD_KEY, SECRET, Home
 
 pytestmark = pytest.mark.anyio
 
@@ -287,6 +287,30 @@ async def test_what_is_plain_does_not_come_among_what_is_encrypted(home: Home, t
     assert other.showing() == []
 
 
+async def test_the_encryption_is_not_changed_within_a_workspace_whose_files_would_stay_as_they_are(home: Home) -> None:
+    await home.fill(None)
+    before = home.contents()
+    with pytest.raises(ConfigError, match="use `miniclaw-sessions rekey` first"):
+        await migrate(house("sqlite:", home.workspace), house("jsonl:", home.workspace), OLD_KEY, change=Change.ENCRYPT)
+    assert home.contents() == before
+
+
+@pytest.mark.parametrize("keys", [None, NEW_KEY], ids=["plain", "with another key"])
+async def test_what_an_empty_workspace_says_of_its_encryption_holds(
+    keys: KeyRing | None, home: Home, tmp_path: Path
+) -> None:
+    await home.fill(keys)
+    other = Home(tmp_path / "other")
+    async with other.open(OLD_KEY):
+        pass  # it is marked as encrypted, and has nothing yet
+    source, target = house("sqlite:", home.workspace), house(str(other.workspace), tmp_path)
+    with pytest.raises(ConfigError, match="say --encrypt"):
+        await migrate(source, target)
+    rings = OLD_KEY if keys is None else KeyRing([OLD, NEW])
+    assert (await migrate(source, target, rings, change=Change.ENCRYPT)).copied.sessions == 3
+    assert await other.said(OLD_KEY) == await home.said(keys)
+
+
 # --- without transcripts ---------------------------------------------------------------------------------------------
 
 
@@ -307,6 +331,58 @@ async def test_session_files_alone_move_into_a_store(keys: KeyRing | None, tmp_p
     with pytest.raises(DirectoryInUse):  # its files say less than its daemon knows
         await migrate(source, house(str(tmp_path / "newer"), tmp_path), keys)
     lock.release()
+
+
+# --- what cannot be read ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"", b"no transcript\n"], ids=["empty", "no transcript"])
+async def test_a_session_that_cannot_be_read_is_told_and_its_good_copy_stays(content: bytes, tmp_path: Path) -> None:
+    home = Home(tmp_path / "w", "jsonl:")
+    await home.fill(None)
+    source, target = house("jsonl:", home.workspace), house(str(tmp_path / "new"), tmp_path)
+    await migrate(source, target)
+    whole = await everything(target)
+    (home.workspace / "transcripts" / "telegram_1.jsonl").write_bytes(content)
+    anew = house(f"{tmp_path}/anew", tmp_path)
+    for place, deletes in ((target, False), (target, True), (anew, False)):
+        for is_dry in (True, False):
+            moved = await migrate(source, place, dry_run=is_dry, delete_others=deletes)
+            assert [text.partition(", ")[0] for text in moved.copied.problems] == [
+                "session telegram_1 cannot be read in the source"
+            ]
+            assert (moved.copied.others, moved.copied.different) == (0, [])
+    assert await everything(target) == whole
+
+
+async def test_an_empty_source_is_no_reason_to_delete_everything(home: Home, tmp_path: Path) -> None:
+    await home.fill(None)
+    async with Home(tmp_path / "empty").open(None):
+        pass
+    before = await everything(house("sqlite:", home.workspace))
+    with pytest.raises(ConfigError, match="everything would be deleted"):
+        await migrate(house(str(tmp_path / "empty"), tmp_path), house("sqlite:", home.workspace), delete_others=True)
+    assert await everything(house("sqlite:", home.workspace)) == before
+
+
+# --- a store that lies elsewhere -------------------------------------------------------------------------------------
+
+
+async def test_a_store_that_lies_elsewhere_belongs_to_its_workspace(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/elsewhere/chats.db"
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    home = Home(tmp_path / "w", url)
+    await home.fill(None)
+    source, target = house(url, home.workspace, url), house(str(tmp_path / "new"), tmp_path)
+    assert house(str(home.workspace), home.workspace, url).place == source.place
+    async with home.open(None):
+        moved = await migrate(source, target)
+        assert (moved.held_by, moved.archived) == (os.getpid(), 1)
+        for named in (source, house(url, tmp_path / "another")):  # also where nobody knows whose it is
+            with pytest.raises(DirectoryInUse):
+                await migrate(target, named, delete_others=True)
+        assert (await migrate(house(url, tmp_path / "another"), target)).held_by == 0
+    assert (await migrate(source, target)).held_by is None
 
 
 # --- what is refused, and what comes after ---------------------------------------------------------------------------

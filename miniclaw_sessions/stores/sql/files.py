@@ -11,7 +11,7 @@ import re
 import sqlite3
 import stat
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -141,6 +141,24 @@ def version_in(connection: sqlite3.Connection, path: Path) -> str | None:
     if len(versions) != 1 or not re.fullmatch(r"\d{4}", version := versions.pop()):
         raise StoreCorrupt(f"cannot open {path}: it is damaged, it does not say which version of the schema it has")
     return version
+
+
+def is_open_elsewhere(path: Path) -> bool:
+    """Whether anybody has a database open, in this process or another; what a crash has left in its log is put right.
+
+    Raises:
+        sqlite3.Error: it cannot be looked at.
+    """
+    with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
+        try:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # everybody who has it open holds a shared lock
+            connection.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                return True
+            raise
+        connection.execute("ROLLBACK")
+    return False
 
 
 def connect(path: Path, *, writing: bool) -> sqlite3.Connection:

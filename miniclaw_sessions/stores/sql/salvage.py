@@ -145,6 +145,10 @@ class Salvage:
             self._where[head.session_id] = dict(sorted({**dict.fromkeys(expected), **found}.items()))
             self._heads[head.session_id] = head
 
+    async def session_ids(self) -> list[str]:
+        """The same, in order: of the others not even the name is left."""
+        return sorted(self._heads)
+
     async def heads(self) -> AsyncIterator[StoredHead]:
         """The sessions whose rows are whole."""
         for session_id in sorted(self._heads):
