@@ -126,6 +126,8 @@ async def compare_stores(source: Source, target: Store) -> Copied:
             plan.others += there is not None and there.head.session_id not in named
         elif difference := _difference(stored, there):
             plan.different.append(difference)
+        elif there is not None and not await _goes_on(source, target, stored, there):
+            plan.different.append(_not_the_same(stored.head.session_id))
         elif there is None or there.last_sequence < stored.last_sequence:
             plan.sessions += 1
             plan.written += stored.last_sequence - (0 if there is None else there.last_sequence)
@@ -188,6 +190,7 @@ class _Session:
         self.stored = stored
         self.there = there
         self.digest = Digest()
+        self.is_beginning = False
         self.entries = 0
         self.written = 0
         self.problems: list[str] = []
@@ -357,6 +360,8 @@ class _Copy:
             async for entry in read_all(self._source, session_id):
                 if entry.sequence > stored.last_sequence:
                     break
+                if session.there and entry.sequence > session.there and not await self._is_beginning(session):
+                    return
                 session.digest.feed(entry)
                 if is_damaged(entry.encoded):
                     session.problems.append(f"entry {entry.sequence} of session {session_id} is damaged")
@@ -369,6 +374,21 @@ class _Copy:
             session.problems.append(f"session {session_id}: {error}")
         if session.there is None and not session.written:
             yield _Piece(session, None)
+
+    async def _is_beginning(self, session: _Session) -> bool:
+        """Whether what the target has is what the source says first; nothing is to be written behind something else."""
+        head = session.stored.head
+        if session.is_beginning:
+            return True
+        if await self._digest_of_copy(head, session.there or 0) == session.digest.value():
+            session.is_beginning = True
+            return True
+        self._differs(head.session_id)
+        return False
+
+    def _differs(self, session_id: str) -> None:
+        self._copies.pop(session_id, None)
+        self._different[session_id] = _not_the_same(session_id)
 
     async def _append(self, batch: list[_Piece]) -> None:
         groups = [(session, list(pieces)) for session, pieces in groupby(batch, key=lambda piece: piece.session)]
@@ -398,10 +418,7 @@ class _Copy:
         if await self._digest_of_copy(head, last) == session.digest.value():
             self._copies[head.session_id] = _Kept(head.incarnation, last, session.entries, tuple(session.problems))
         else:
-            self._copies.pop(head.session_id, None)
-            self._different[head.session_id] = (
-                f"session {head.session_id} is not the same in the target: its checksum is another one"
-            )
+            self._differs(head.session_id)
 
     async def _digest_of_copy(self, head: SessionHead, last_sequence: int) -> bytes:
         digest = Digest()
@@ -438,6 +455,20 @@ def _difference(stored: StoredHead, there: StoredHead | None) -> str:
             f"{stored.last_sequence} in the source"
         )
     return ""
+
+
+def _not_the_same(session_id: str) -> str:
+    return f"session {session_id} is not the same in the target: its checksum is another one"
+
+
+async def _goes_on(source: Source, target: Store, stored: StoredHead, there: StoredHead) -> bool:
+    """Whether the target's newest entry is what the source has in its place."""
+    session_id, last = stored.head.session_id, there.last_sequence
+    if last == 0:
+        return True
+    pages = [await one.read(session_id, after=last - 1, limit=1) for one in (source, target)]
+    ours, theirs = ([(entry.sequence, entry.entry_id) for entry in page] for page in pages)
+    return ours == theirs
 
 
 def _size_of(piece: _Piece) -> int:

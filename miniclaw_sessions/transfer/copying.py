@@ -25,6 +25,7 @@ from miniclaw_sessions.stores import open_store, refuse_another_store, salvage_i
 from miniclaw_sessions.stores.base import StorePlace
 from miniclaw_sessions.stores.copying import Source, copy_store
 from miniclaw_sessions.stores.encrypted import encrypted
+from miniclaw_sessions.stores.sql.search_file import SearchFile
 from miniclaw_sessions.transfer.files import SESSIONS, SET_ASIDE, Sealing, copy_files, files_in
 
 CHUNK = 64
@@ -218,6 +219,8 @@ class Copy:
         """
         if place.is_in_use():
             raise ConfigError(f"another program has {place.path} open; end it, and run this again")
+        if place.kind == "sqlite" and place.path is not None:
+            SearchFile(place.path).remove()  # it is of the old one, and may say in plain words what is encrypted now
         if self.place.home is not None and place.home is not None and self.place.home.exists():
             if self.place.torn is not None and place.torn is not None:
                 _take_all(self.place.torn, place.torn)

@@ -179,11 +179,7 @@ async def migrate(  # noqa: PLR0913 - both houses, and how to move
         moved.copied = await copy_store(view, written, report, total=total, delete_others=delete_others)
         if here is not None and beside is not None and here != beside:
             on_progress("copying the archive", 0, None)
-            sealing = None if keys is None or change is Change.NONE else _sealing(keys, change)
-            moved.archived = await copy_archive(here, beside, sealing, moved.copied.problems)
-            await _copy_marker(here, beside, sealing)
-            if isinstance(here, Path) and isinstance(beside, Path):
-                await in_thread(_copy_losses, here, beside)
+            moved.archived = await _copy_rest(here, beside, keys, change, moved.copied.problems)
     return moved
 
 
@@ -341,6 +337,16 @@ def _sealed_as_wanted(
 
 def _beside(one: House, store: Store | SessionFiles) -> Beside | None:
     return one.workspace if isinstance(store, SessionFiles) or not store.shared else as_shared(store)
+
+
+async def _copy_rest(source: Beside, target: Beside, keys: KeyRing | None, change: Change, problems: list[str]) -> int:
+    """Copy the archive, what says how everything is encrypted, and the known losses; how many archived sessions."""
+    sealing = None if keys is None or change is Change.NONE else _sealing(keys, change)
+    archived = await copy_archive(source, target, sealing, problems)
+    await _copy_marker(source, target, sealing)
+    if isinstance(source, Path) and isinstance(target, Path):
+        await in_thread(_copy_losses, source, target)
+    return archived
 
 
 async def _copy_marker(source: Beside, target: Beside, sealing: Sealing | None) -> None:

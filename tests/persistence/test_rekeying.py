@@ -112,6 +112,18 @@ async def test_no_search_index_in_plain_words_outlives_encryption(tmp_path: Path
     assert list(home.workspace.glob("*-search*")) == []
 
 
+async def test_no_index_of_what_was_plain_outlives_the_rekey(tmp_path: Path) -> None:
+    home = Home(tmp_path / "w")
+    await home.fill(None)
+    index = home.workspace / "sessions.db-search"
+    async with home.open(None) as manager:
+        while await manager.store.index(1_000):
+            pass
+        assert index.stat().st_size > 0
+    await home.rekey(OLD_KEY)
+    assert list(home.workspace.glob(f"{index.name}*")) == []
+
+
 # --- wrong keys and damage -------------------------------------------------------------------------------------------
 
 

@@ -220,6 +220,26 @@ async def test_sessions_of_the_target_are_never_touched_and_told(home: Home, tmp
     assert await everything(target) == whole
 
 
+@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+async def test_nothing_is_written_behind_what_was_said_in_the_new_house_meanwhile(
+    keys: KeyRing | None, home: Home, tmp_path: Path
+) -> None:
+    new = Home(tmp_path / "new", "jsonl:")
+    source, target = house("sqlite:", home.workspace), house("jsonl:", new.workspace)
+    await home.fill(keys)
+    await migrate(source, target)
+    for one, count in ((new, 1), (home, 3)):
+        async with one.open(keys) as manager:
+            await one.say(manager, 1, count)
+    whole = await everything(target)
+    for is_dry in (True, False):
+        copied = (await migrate(source, target, dry_run=is_dry)).copied
+        (difference,) = copied.different
+        assert difference.startswith("session telegram_1 is not the same in the target")
+        assert copied.written == 0
+    assert await everything(target) == whole
+
+
 async def test_a_copy_that_is_not_what_was_read_is_told() -> None:
     """One byte, one id and one key of the target are others: only a checksum finds that."""
     source, target = MemoryStore(), MemoryStore()
