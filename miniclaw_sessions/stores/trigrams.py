@@ -39,27 +39,34 @@ def wanted(search: Search) -> list[tuple[str, ...]]:
 
     Empty: only short terms are searched for, or none; every entry may be one.
     """
-    parts = [(part,) for part in _wanted(search)]
+    parts = [(part,) for term in search.terms for part in parts_of(term)]
+    parts = list(dict.fromkeys([*parts, *((mark,) for mark in _wanted_marks(search))]))
     if search.session_ids is not None and len(search.session_ids) <= MAX_SESSIONS:
         return [*parts, tuple(_mark("session", session_id) for session_id in sorted(search.session_ids))]
     return [*parts]
 
 
 def indexed_numbers(key: SessionKey, found: Searched) -> list[int]:
-    """What is indexed of an entry as numbers: trigrams, marks but for the session's, and what short terms may be.
+    """What is indexed of an entry as numbers: the parts of its words, and its marks but for the session's.
 
-    Of one or two characters those are indexed of which one is not ASCII: a Chinese word has two.
+    A Chinese word has two characters, so what is not ASCII is indexed by pairs and alone; the rest by trigrams. What
+    has a space in it is left out: it is half of the index, and of use for phrases only.
     """
     text = folded(found.text)
-    short = {pair for pair in map("".join, pairwise(text)) if not pair.isascii()}
-    short.update(character for character in set(text) if not character.isascii())
-    return sorted(map(_number, {*trigrams(text), *short, *_marks(key, found)}))
+    alone = {character for character in set(text) if not character.isascii()}
+    return sorted(map(_number, {*_parts_of_words(text), *alone, *_marks(key, found)}))
 
 
 def wanted_numbers(search: Search) -> list[int]:
     """What the indexed numbers must have to be a hit; empty: every entry may be one."""
-    short = [term for term in search.terms if len(term) < LENGTH and not term.isascii()]
-    return sorted(map(_number, {*_wanted(search), *short}))
+    alone = [term for term in search.terms if len(term) == 1 and not term.isascii()]
+    parts = [part for term in search.terms for part in _parts_of_words(term)]
+    return sorted(map(_number, {*parts, *alone, *_wanted_marks(search)}))
+
+
+def _parts_of_words(text: str) -> set[str]:
+    pairs = {pair for pair in map("".join, pairwise(text)) if not pair.isascii() and " " not in pair}
+    return pairs | {part for part in trigrams(text) if part.isascii() and " " not in part}
 
 
 def _marks(key: SessionKey, found: Searched) -> list[str]:
@@ -69,14 +76,12 @@ def _marks(key: SessionKey, found: Searched) -> list[str]:
     return [_mark(kind, name) for kind, name in names]
 
 
-def _wanted(search: Search) -> list[str]:
-    """The trigrams of the terms, and the marks but for sessions'."""
-    parts = [part for term in search.terms for part in parts_of(term)]
+def _wanted_marks(search: Search) -> list[str]:
+    """The marks but for sessions'."""
     exact = (("channel", search.channel), ("role", search.role))
     compared = (("tool", search.tool), ("author", search.author))
-    parts += [_mark(kind, name) for kind, name in exact if name]
-    parts += [_mark(kind, folded(name)) for kind, name in compared if name]
-    return list(dict.fromkeys(parts))
+    marks = [_mark(kind, name) for kind, name in exact if name]
+    return [*marks, *(_mark(kind, folded(name)) for kind, name in compared if name)]
 
 
 def _number(part: str) -> int:
