@@ -73,21 +73,24 @@ def _size(place: Path) -> int:
 async def _searches(store: Store, messages: int, size: Callable[[], int]) -> list[Row]:
     async with store:
         said = await fill(store, messages)
-        started, spent = time.perf_counter(), time.process_time()
+        started, began = time.perf_counter(), time.process_time()
         while await store.index(1_000):
             pass
-        took, spent = time.perf_counter() - started, time.process_time() - spent
+        took, used = time.perf_counter() - started, time.process_time() - began
         ratio = size() / said
         rows = [
             Row("index against the text", "x", ratio, None, f"at most {SIZE_TARGET} x", ratio <= SIZE_TARGET),
             Row(f"to index {messages:,} messages", "s", took),
-            Row("its processor time for each", "us", spent / messages * 1e6),
+            Row("its processor time for each", "us", used / messages * 1e6),
         ]
         for name, (queries, filters) in QUERIES.items():
             times = [await _first_page(store, query, filters) for _ in range(ROUNDS) for query in queries]
-            p50, p99 = _quantile(times, 0.5), _quantile(times, 0.99)
-            rows.append(Row(f"first page, {name}, p50", "ms", p50, None, f"under {TARGET_MS:g}", p50 < TARGET_MS))
-            rows.append(Row(f"first page, {name}, p99", "ms", p99, None, f"under {TARGET_MS:g}", p99 < TARGET_MS))
+            walls, spent = ([one[part] for one in times] for part in (0, 1))
+            for quantile in (0.5, 0.99):
+                value = _quantile(walls, quantile)
+                what = f"first page, {name}, p{quantile * 100:g} (floor: processor time)"
+                floor = _quantile(spent, quantile)
+                rows.append(Row(what, "ms", value, floor, f"under {TARGET_MS:g}", value < TARGET_MS))
     return rows
 
 
@@ -126,11 +129,12 @@ def _entry(chat: int, sequence: int, text: str, second: int) -> StoredEntry:
     )
 
 
-async def _first_page(store: Store, query: str, filters: dict[str, Any]) -> float:
+async def _first_page(store: Store, query: str, filters: dict[str, Any]) -> tuple[float, float]:
+    """How long it takes, and how much processor time: others may use the machine as well."""
     search = Search.parse(query, **filters)
-    started = time.perf_counter()
+    started, spent = time.perf_counter(), time.process_time()
     await store.search(search)
-    return (time.perf_counter() - started) * 1e3
+    return (time.perf_counter() - started) * 1e3, (time.process_time() - spent) * 1e3
 
 
 def _quantile(values: Sequence[float], part: float) -> float:

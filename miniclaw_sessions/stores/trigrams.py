@@ -8,6 +8,7 @@ been said.
 
 from __future__ import annotations
 
+import re
 from hashlib import blake2b
 from itertools import pairwise
 from zlib import crc32
@@ -22,8 +23,8 @@ LENGTH = 3
 MAX_SESSIONS = 64
 """Whoever searches more sessions than this asks for all; the others are judged, and left out."""
 
-_SHORT = 6  # characters of a word of which all trigrams are asked for: of a longer one every third tells enough
-_MOST = 24
+_SHORT = 6  # characters of a term of which all trigrams are asked for: of a longer one every other tells enough
+_MOST = 16
 _PRIVATE, _BITS = 0xF0000, 15  # a plane of Unicode that is for private use
 _END = "\n"
 
@@ -53,20 +54,45 @@ def indexed_numbers(key: SessionKey, found: Searched) -> list[int]:
     has a space in it is left out: it is half of the index, and of use for phrases only.
     """
     text = folded(found.text)
-    alone = {character for character in set(text) if not character.isascii()}
-    return sorted(map(_number, {*_parts_of_words(text), *alone, *_marks(key, found)}))
+    alone = {_alone(character) for character in set(text) if not character.isascii()}
+    return sorted({*_numbers_of(text), *alone, *map(_number_of_mark, _marks(key, found))})
 
 
 def wanted_numbers(search: Search) -> list[int]:
     """What the indexed numbers must have to be a hit; empty: every entry may be one."""
-    alone = [term for term in search.terms if len(term) == 1 and not term.isascii()]
-    parts = [part for term in search.terms for part in _parts_of_words(term)]
-    return sorted(map(_number, {*parts, *alone, *_wanted_marks(search)}))
+    numbers = {_alone(term) for term in search.terms if len(term) == 1 and not term.isascii()}
+    for term in search.terms:
+        numbers |= _numbers_of(term)
+    return sorted(numbers.union(map(_number_of_mark, _wanted_marks(search))))
 
 
-def _parts_of_words(text: str) -> set[str]:
-    pairs = {pair for pair in map("".join, pairwise(text)) if not pair.isascii() and " " not in pair}
-    return pairs | {part for part in trigrams(text) if part.isascii() and " " not in part}
+def _numbers_of(text: str) -> set[int]:
+    """The trigrams of its ASCII, each a number of its own, and the pairs of everything else, which may share one."""
+    numbers: set[int] = set()
+    for word in set(text.split(" ")):
+        if word.isascii():
+            data = word.encode()
+            numbers.update([a << 14 | b << 7 | c for a, b, c in zip(data, data[1:], data[2:], strict=False)])
+        else:
+            numbers.update([_pair(a, b) for a, b in pairwise(word) if not (a.isascii() and b.isascii())])
+            for part in _NOT_ASCII.split(word):
+                numbers |= _numbers_of(part)
+    return numbers
+
+
+def _alone(character: str) -> int:
+    return 1 << 29 | ord(character)
+
+
+def _pair(first: str, second: str) -> int:
+    return 1 << 30 | (ord(first) * 65_599 + ord(second)) % (1 << 30)
+
+
+def _number_of_mark(mark: str) -> int:
+    return -1 - crc32(mark.encode()) % (1 << 31)
+
+
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 def _marks(key: SessionKey, found: Searched) -> list[str]:
@@ -84,11 +110,6 @@ def _wanted_marks(search: Search) -> list[str]:
     return [*marks, *(_mark(kind, folded(name)) for kind, name in compared if name)]
 
 
-def _number(part: str) -> int:
-    """A number of 32 bits for it; another one may have the same."""
-    return crc32(part.encode(errors="replace")) - (1 << 31)
-
-
 def short_term(search: Search) -> str | None:
     """The longest term that is too short to have a trigram, or None."""
     return max((term for term in search.terms if len(term) < LENGTH), key=len, default=None)
@@ -97,15 +118,9 @@ def short_term(search: Search) -> str | None:
 def parts_of(term: str) -> list[str]:
     """Trigrams that a text has if it has the term; of a long one enough to tell it from others."""
     last = len(term) - LENGTH
-    is_phrase = " " in term  # of words that may all be frequent, but not side by side
-    step = max(1 if is_phrase or len(term) <= _SHORT else LENGTH, -(-last // _MOST))
+    step = 1 if len(term) <= _SHORT else max(2, -(-last // _MOST))
     starts = [*range(0, last, step), last] if last >= 0 else []
     return list(dict.fromkeys(term[start : start + LENGTH] for start in starts))
-
-
-def trigrams(text: str) -> set[str]:
-    """All that a text has."""
-    return set(map("".join, zip(text, text[1:], text[2:], strict=False)))
 
 
 def _mark(kind: str, name: str) -> str:
