@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 
 from miniclaw_sessions.clock import Clock, sleep_unless
-from miniclaw_sessions.errors import StoreError
+from miniclaw_sessions.errors import named
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.stores.base import Store
 
@@ -63,10 +63,10 @@ class Indexing:
         started = self._clock.monotonic()
         try:
             indexed = await self._store.index(ENTRIES)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, the manager goes on
             self._failures += 1
             if self._failures == 1:
-                log.warning("the search index is behind", action="search.behind", error=str(error))
+                log.warning("the search index is behind", action="search.behind", error=named(error))
             return min(BEHIND_S * 2.0**self._failures, LONGEST_RETRY_S)
         self._failures = 0
         if indexed:

@@ -32,7 +32,8 @@ _END = "\n"
 def indexed_text(session_id: str, key: SessionKey, found: Searched) -> str:
     """What is indexed of an entry as one text: what was said, as it is compared, and all marks."""
     marks = [_mark("session", session_id), *_marks(key, found)]
-    return _END.join([folded(found.text), *marks])
+    text = _END.join([folded(found.text), *marks]).replace("\0", " ")  # where SQLite would take it to end
+    return text.encode(errors="replace").decode()
 
 
 def wanted(search: Search) -> list[tuple[str, ...]]:

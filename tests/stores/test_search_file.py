@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.encryption import KeyRing
-from miniclaw_sessions.errors import StoreFull, StoreUnavailable
+from miniclaw_sessions.errors import InvalidSearch, StoreFull, StoreUnavailable
 from miniclaw_sessions.history.search import Hit, Search
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, stored_entry
@@ -64,10 +64,9 @@ async def index_all(store: Store) -> None:
         pass
 
 
-async def found(store: Store, query: str, **filters: Any) -> list[tuple[str, int]]:
+async def found(store: Store, query: str, *, cursor: str | None = None, **filters: Any) -> list[tuple[str, int]]:
     """All hits of a search, page by page."""
     hits: list[Hit] = []
-    cursor = None
     while True:
         page = await store.search(Search.parse(query, cursor=cursor, **filters))
         hits += page.hits
@@ -91,7 +90,7 @@ _TEXTS = st.lists(st.lists(_WORDS, min_size=1, max_size=5).map("".join), min_siz
 async def test_an_index_in_any_state_finds_what_reading_finds(
     chats: list[list[str]], queries: list[str], indexed: int, *, in_one_chat: bool, tmp_path_factory: Any
 ) -> None:
-    filters = {"session_ids": frozenset({"telegram_0"})} if in_one_chat else {}
+    filters: dict[str, Any] = {"session_ids": frozenset({"telegram_0"})} if in_one_chat else {}
     database = tmp_path_factory.mktemp("search") / "sessions.db"
     async with SQLiteStore(database) as store, MemoryStore() as read:
         for chat, texts in enumerate(chats):
@@ -133,6 +132,30 @@ async def test_what_was_said_before_there_was_an_index_is_found_while_it_is_fill
         assert page.behind == 36
         await index_all(store)
         assert (await store.search(Search.parse("needle"))).behind == 0
+
+
+async def test_what_follows_a_nul_is_found_and_its_filters_hold(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, "before\0needle")
+        await index_all(store)
+        assert await found(store, "needle", role="user", channel="telegram") == [("telegram_1", 1)]
+
+
+@pytest.mark.parametrize("cursor", ["9" * 19, "9" * 40, "-1", "x", "²"])
+async def test_a_cursor_from_a_stranger_is_refused(path: Path, cursor: str) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, "a needle")
+        with pytest.raises(InvalidSearch):
+            await found(store, "needle", cursor=cursor)
+
+
+async def test_a_search_that_cannot_be_judged_does_not_condemn_the_database(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, "a needle")
+        with pytest.raises(TypeError):
+            await store.search(Search(terms=("needle",), before=datetime(2026, 1, 1)))  # noqa: DTZ001 - without a zone
+        assert not store.found_damaged()
+        assert len(await found(store, "needle")) == 1
 
 
 # --- made anew -------------------------------------------------------------------------------------------------------
@@ -306,18 +329,71 @@ def candidates(path: Path, term: str) -> Sequence[int]:
         return positions_with(index, [(part,) for part in parts_of(term)], 2**62, 10)
 
 
+async def test_what_is_deleted_is_taken_out_of_the_index_at_once(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, "a secret", "a needle", "not indexed")
+        await say(store, 2, 1, "a needle")
+        await store.index(3)
+        await say(store, 1, 4, "a late secret")
+        assert await store.delete("telegram_1")
+        assert candidates(path, "secret") == []
+        assert await found(store, "secret") == []
+        await index_all(store)
+        assert len(candidates(path, "needle")) == 1
+        assert await found(store, "needle") == [("telegram_2", 1)]
+        assert await store.check() == []
+        await say(store, 1, 1, "a needle again")
+        await index_all(store)
+        assert sorted(await found(store, "needle")) == [("telegram_1", 1), ("telegram_2", 1)]
+
+
+async def test_what_was_read_to_be_indexed_is_not_put_in_behind_its_deletion(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, deleted = anyio.Event(), anyio.Event()
+    async with SQLiteStore(path) as store:
+        await say(store, 2, 1, "a needle")
+        await index_all(store)
+        await say(store, 1, 1, "a secret")
+        aside = store._aside
+
+        async def late(change: Any, *arguments: Any) -> Any:
+            if change == store._search_file.add:
+                read.set()
+                await deleted.wait()
+            return await aside(change, *arguments)
+
+        monkeypatch.setattr(store, "_aside", late)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(store.index, 10, name="index")
+            await read.wait()
+            await store.delete("telegram_1")
+            deleted.set()
+        assert candidates(path, "secret") == []
+
+
+async def test_a_chat_that_is_too_long_to_be_taken_out_makes_the_index_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "MOST_TAKEN_OUT", 2)
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, "a secret", "a secret", "a secret")
+        await say(store, 2, 1, "a needle")
+        await index_all(store)
+        assert await store.delete("telegram_1")
+        assert not SearchFile(path).path.exists()
+        assert await found(store, "needle") == [("telegram_2", 1)]
+
+
 async def test_purge_leaves_nothing_of_what_was_deleted_in_the_index(path: Path) -> None:
     async with SQLiteStore(path) as store:
         await say(store, 1, 1, "a secret")
         await say(store, 2, 1, "a needle")
         await index_all(store)
         assert await store.delete("telegram_1")
-        assert await found(store, "secret") == []
-        assert len(candidates(path, "secret")) == 1
         assert await store.purge()
         assert list(path.parent.glob("*-search*")) == []
         await index_all(store)
-        assert candidates(path, "secret") == []
         assert await found(store, "needle") == [("telegram_2", 1)]
 
 

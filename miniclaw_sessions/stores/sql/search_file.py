@@ -4,7 +4,7 @@ Nothing in it is needed: it is only ever added to, or thrown away. So the databa
 of it, and damage, another version, a database that was put back from a backup, or a deletion that is to leave nothing
 behind have the same answer. It holds no text, only which trigrams (`trigrams`) are at which position of the log.
 `covered` says which positions are in it: the newest come first, what was there before follows backwards. Entries that
-were deleted stay in it as numbers that lead nowhere, for a position is never given out again.
+are deleted are taken out; SQLite may keep a trace of them in the file until it merges its segments, or it is made anew.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import NamedTuple
 from miniclaw_sessions.errors import ConfigError, StoreError, StoreUnavailable
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.stores.sql.failures import is_damage, store_error
-from miniclaw_sessions.stores.sql.files import connect, create_file, database_files
+from miniclaw_sessions.stores.sql.files import connect, create_file, database_files, identity
 
-FORMAT = 1
+FORMAT = 2
 """Another number makes every index anew."""
 
 _MAKE = (
@@ -65,12 +65,16 @@ class Lacking(NamedTuple):
     before: Covered
     entries: Sequence[Indexed]
     after: Covered
+    deletions: int
 
 
 class SearchFile:
     """The index beside one database. Its calls block; any thread may make them.
 
     Read only, it is asked as far as it goes, and nothing is made or brought on.
+
+    Attributes:
+        deletions: how often something was taken out; what was read before that is not put in behind it.
     """
 
     def __init__(self, database: Path, *, read_only: bool = False) -> None:
@@ -79,6 +83,7 @@ class SearchFile:
         self._lock = Lock()
         self._writer: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
+        self.deletions = 0
 
     def __repr__(self) -> str:
         return f"<SearchFile {self.path}>"
@@ -98,14 +103,38 @@ class SearchFile:
         Raises:
             StoreUnavailable, StoreFull: it cannot be written now.
         """
-        before, entries, after = lacking
+        before, entries, after, deletions = lacking
         with self._lock, self._failing():
-            if self._writer is not None and self._is_in_place() and before != after:
+            is_old = before == after or deletions != self.deletions
+            if self._writer is not None and self._is_in_place() and not is_old:
                 with self._writer as writer:
                     writer.execute("BEGIN IMMEDIATE")
                     if _covered(writer) == before:
                         _add(writer, entries, after)
         return len(entries)
+
+    def take_out(self, entries: Sequence[Indexed] | None) -> None:
+        """Take out entries that were deleted; where that cannot be, it is thrown away.
+
+        Args:
+            entries: in any order, with the text that they had; None: it is not known.
+        """
+        with self._lock, suppress(OSError, StoreError):
+            self.deletions += 1
+            if entries is None:
+                self._discard()
+            elif entries and self._writer is not None and self._is_in_place():
+                try:
+                    with self._writer as writer:
+                        writer.execute("BEGIN IMMEDIATE")
+                        newest, oldest = _covered(writer)
+                        indexed = [one for one in entries if one.text and oldest < one.position <= newest]
+                        writer.executemany(
+                            "INSERT INTO said (said, rowid, text) VALUES ('delete', ?, ?)",
+                            [(one.position, one.text) for one in sorted(indexed)],
+                        )
+                except sqlite3.Error:
+                    self._discard()
 
     @contextmanager
     def reading(self, database: sqlite3.Connection) -> Iterator[sqlite3.Connection | None]:
@@ -152,8 +181,7 @@ class SearchFile:
                 self._discard()
                 if not self._opens(database):
                     raise sqlite3.DatabaseError("a new search index contradicts its database")
-            status = self.path.stat()
-            self._identity = status.st_dev, status.st_ino
+            self._identity = identity(self.path)
         assert self._writer is not None  # noqa: S101 - for the type checker
         return self._writer
 
@@ -181,10 +209,7 @@ class SearchFile:
 
     def _is_in_place(self) -> bool:
         """Whether the open file is still the one that has its name."""
-        with suppress(OSError):
-            status = self.path.stat()
-            return self._identity == (status.st_dev, status.st_ino)
-        return False
+        return self._identity is not None and self._identity == identity(self.path)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

@@ -41,6 +41,9 @@ FEW = 1_000
 SAMPLE = 400
 """Of the newest entries a short term is looked for in so many first: where it is frequent, that is enough."""
 
+MOST_TAKEN_OUT = 5_000
+"""A session of more entries is not taken out of the index when it is deleted; the index is made anew."""
+
 _BATCH = 100
 _MOST_BYTES = 4 << 20  # are indexed at once
 _FIRST = 2**62
@@ -52,6 +55,11 @@ _ROWS = (
 )
 _BETWEEN = _ROWS + "WHERE e.position > ? AND e.position <= ? ORDER BY e.position DESC"
 _AFTER = _ROWS + "WHERE e.position > ? ORDER BY e.position"
+_IN_SESSION = (
+    "WHERE e.position IN (SELECT p.position FROM places AS p JOIN sessions AS t ON t.id = p.session "
+    "WHERE t.session_id = :session_id UNION SELECT n.position FROM entries AS n JOIN sessions AS t ON t.id = n.session "
+    "WHERE n.position > (SELECT up_to FROM placed) AND t.session_id = :session_id)"
+)
 _OF_SESSION = (
     "SELECT position FROM places WHERE session = :row "
     "UNION SELECT position FROM entries WHERE position > (SELECT up_to FROM placed) AND session = :row LIMIT :limit"
@@ -70,6 +78,7 @@ def lacking(database: sqlite3.Connection, file: SearchFile, limit: int) -> Lacki
         StoreUnavailable, StoreFull: the index cannot be written now.
         sqlite3.Error: the database cannot be read.
     """
+    deletions = file.deletions
     before = newest, oldest = file.covered(database)
     new = _indexed(database.execute(_AFTER, (newest,)), limit)
     if new:
@@ -78,7 +87,21 @@ def lacking(database: sqlite3.Connection, file: SearchFile, limit: int) -> Lacki
     if oldest and len(new) < limit:
         old = _indexed(database.execute(_BETWEEN, (0, oldest)), limit - len(new))
         oldest = old[-1].position - 1 if old else 0
-    return Lacking(before, [*new, *old], Covered(newest, oldest))
+    return Lacking(before, [*new, *old], Covered(newest, oldest), deletions)
+
+
+def said_in(database: sqlite3.Connection, file: SearchFile, session_id: str) -> list[Indexed] | None:
+    """What is indexed of a session, if there is an index; None: it is too much to be held.
+
+    Raises:
+        StoreUnavailable, StoreFull, sqlite3.Error: as for `lacking`.
+    """
+    if not file.path.exists():
+        return []
+    file.covered(database)
+    rows = database.execute(_ROWS + _IN_SESSION, {"session_id": session_id})
+    said = _indexed(rows, MOST_TAKEN_OUT)
+    return said if rows.fetchone() is None else None
 
 
 def _indexed(rows: Iterable[_Row], limit: int) -> list[Indexed]:
@@ -96,7 +119,7 @@ def _indexed(rows: Iterable[_Row], limit: int) -> list[Indexed]:
 def _text_of(stored: StoredEntry, session_id: str, channel: str, chat_id: str) -> str | None:
     try:
         found = searched(decode_stored(stored))
-    except InvalidMessage:
+    except (InvalidMessage, TypeError, ValueError):
         return None  # what is damaged says nothing
     return None if found is None else indexed_text(session_id, SessionKey(channel, chat_id), found)
 
@@ -115,6 +138,7 @@ def search(database: sqlite3.Connection, file: SearchFile, wanted_: Search, span
 
     Raises:
         sqlite3.Error: the database cannot be read.
+        SearchFailed: an entry could not be judged.
     """
     with file.reading(database) as index:
         try:
@@ -146,6 +170,10 @@ def _position(cursor: str | None, default: int) -> int:
     if not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= _DIGITS):
         raise InvalidSearch(NO_CURSOR)
     return int(cursor)
+
+
+class SearchFailed(Exception):
+    """An entry could not be judged; its cause says why."""
 
 
 class _IndexFailed(Exception):
@@ -200,7 +228,13 @@ class _Looking:
             entry = decode_stored(stored)
         except InvalidMessage:
             return None
-        return hit(self._search, session_id, key, msgspec.structs.replace(entry, sequence=row[1]))
+        try:
+            return hit(self._search, session_id, key, msgspec.structs.replace(entry, sequence=row[1]))
+        except (
+            TypeError,
+            ValueError,
+        ) as error:  # a mistake of ours, or of the search; the rows are as they were written
+            raise SearchFailed from error
 
     # --- which entries may fit, the newest first ---------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ from miniclaw_sessions.stores.sql.files import (
     fill_log,
     forget_damage,
     has_noted_damage,
+    identity,
     note_damage,
     schema_version,
     settle_log,
@@ -261,7 +262,12 @@ class SQLiteStore(Store):
         store is closed, or `purge`.
         """
         self._keys.forget(session_id)
-        return await self._write(self._delete, session_id)
+        said = None
+        with suppress(StoreError):
+            said = await self._read(lambda one: searching.said_in(driver_of(one), self._search_file, session_id))
+        was_there = await self._write(self._delete, session_id)
+        await self._aside(self._search_file.take_out, said)
+        return was_there
 
     async def purge(self) -> bool:
         """Move the -wal file's content to the database, in which what was deleted is overwritten, and empty it.
@@ -274,7 +280,10 @@ class SQLiteStore(Store):
     async def search(self, search: Search) -> Found:
         """Ask the search index, where it reaches; what was committed last comes first."""
         span = searching.Span.of(search)
-        return await self._read(lambda one: searching.search(driver_of(one), self._search_file, search, span))
+        try:
+            return await self._read(lambda one: searching.search(driver_of(one), self._search_file, search, span))
+        except searching.SearchFailed as failure:
+            raise failure.__cause__ or failure from None
 
     async def index(self, limit: int) -> int:
         """Bring on the file of the search index, beside the database."""
@@ -506,7 +515,7 @@ class SQLiteStore(Store):
             StoreUnavailable: one of them was deleted or replaced.
         """
         for path in self._files[: 2 if self._writer is not None else 1]:
-            found = _identity(path)
+            found = identity(path)
             if found is None or self._identities.setdefault(path, found) != found:
                 self._is_gone = True  # for good: another connection would make a second -wal file beside the lost one
         if self._is_gone:
@@ -584,15 +593,6 @@ def _nothing() -> None:
 
 def _is_named_rightly(stored: StoredHead) -> bool:
     return stored.head.key.session_id == stored.head.session_id
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file has this name; None: none has."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _not_open(path: Path) -> StoreUnavailable:
