@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,14 +23,14 @@ from miniclaw_sessions.api.shapes import (
     UsageReply,
 )
 from miniclaw_sessions.errors import AmbiguousName, SessionNotFound
-from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.protocol.messages import Usage
 from miniclaw_sessions.statistics import SessionSummary
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
     from miniclaw_sessions.session import Session
-    from miniclaw_sessions.stores.shared import ListPosition
+    from miniclaw_sessions.stores.shared import IdPart, ListPosition
 
 MAX_PAGE = 1000
 """Sessions in one reply."""
@@ -70,7 +70,7 @@ async def list_sessions(context: Context, request: ListSessions) -> Stream:
     """A page of sessions, the most recently used first. Creates and renews nothing."""
     page = await context.manager.list(
         channel=request.channel or None,
-        only=None if request.prefix is None else begins_with(request.prefix),
+        only=None if request.prefix is None else _id_part(request.prefix, at_beginning=True),
         limit=request.limit + 1,
         after=None if request.after is None else _parse_place(request.after),
     )
@@ -93,6 +93,10 @@ async def resolve(context: Context, request: Resolve) -> ResolvedReply:
         SessionNotFound: it means none.
         AmbiguousName: it means several.
     """
+    if is_session_id(request.name):
+        with suppress(SessionNotFound):
+            session = await context.find(request.name)
+            return ResolvedReply(session_id=session.session_id, title=session.title)
     rows = await _named(context, request.name) or await _titled(context, request.name)
     if not rows:
         raise SessionNotFound(request.name)
@@ -102,10 +106,10 @@ async def resolve(context: Context, request: Resolve) -> ResolvedReply:
 
 
 async def _named(context: Context, name: str) -> list[SessionSummary]:
-    """Those whose id is the text, or begins with it, or has it as a part; no more are loaded than are told of."""
-    part = name.casefold()
-    for matches in (name.__eq__, begins_with(name), lambda session_id: part in session_id.casefold()):
-        if rows := await context.manager.list(only=matches, limit=CANDIDATES + 1):
+    """Those whose id begins with the text, or has it as a part; no more are loaded than are told of."""
+    for at_beginning in (True, False):
+        rows = await context.manager.list(only=_id_part(name, at_beginning=at_beginning), limit=CANDIDATES + 1)
+        if rows:
             return rows
     return []
 
@@ -119,10 +123,10 @@ async def _titled(context: Context, part: str) -> list[SessionSummary]:
     return found
 
 
-def begins_with(prefix: str) -> Callable[[str], bool]:
-    """Whether an id begins so, in upper or lower case."""
-    wanted = prefix.casefold()
-    return lambda session_id: session_id.casefold().startswith(wanted)
+def _id_part(text: str, *, at_beginning: bool) -> IdPart:
+    from miniclaw_sessions.stores.shared import IdPart  # noqa: PLC0415 - a client has these shapes, and lists nothing
+
+    return IdPart(text, at_beginning)
 
 
 @operation("GET", ONE, OneSession, SessionReply)

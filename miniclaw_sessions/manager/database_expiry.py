@@ -37,9 +37,19 @@ class DatabaseExpiry(Expiry):
             for newest in await self._shared.newest(limit=1):
                 self._clock_guard.consider(newest.last_accessed)
             self._is_first_look = False
-        await self._registry.write_uses()
-        idle = await self._shared.idle(self._idle_s(at), limit=FORETOLD) if self._ttl else []
-        return await self._registry.count(), idle
+        return await self._registry.known.count(), await self._idle_now(self._idle_s(at))
+
+    async def _idle_now(self, idle_s: float) -> list[str]:
+        """What the database takes for idle, without what is used here and it does not know of yet."""
+        if not self._ttl:
+            return []
+        used = {position.session_id for position, _ in self._registry.known.unsaved_uses()}
+        return [one for one in await self._shared.idle(idle_s, limit=FORETOLD) if one not in used]
+
+    async def renewed(self, used_before: datetime) -> None:
+        """Let the others know at once of the use of a session that had been idle for long."""
+        if self._ttl and self._clock.now() - used_before > self._ttl / 2:
+            await self._registry.known.write_uses()
 
     async def _remove(self, idle: list[str]) -> list[str]:
         """Remove what is idle; of what another process is removing at the same time, nothing is said here."""
@@ -58,7 +68,7 @@ class DatabaseExpiry(Expiry):
                 gone += removed
             if len(gone) == before:
                 break
-            idle = await self._shared.idle(idle_s, limit=FORETOLD)
+            idle = await self._idle_now(idle_s)
         return gone
 
     def _idle_s(self, at: datetime) -> float:

@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import islice
 
-import msgspec
-
-from miniclaw_sessions.persistence.database import Database
+from miniclaw_sessions.persistence.database import Database, is_far_behind
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.session import Journal, Session
 from miniclaw_sessions.session.home import Home
-from miniclaw_sessions.stores.shared import ListPosition
+from miniclaw_sessions.stores.shared import IdPart, ListPosition
 
 PAGE = 500
 """How many positions are asked for at a time where it is not known how many are wanted."""
 
 LOADED_TOGETHER = 100
 """How many sessions come in one round trip."""
-
-_SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\%_"})
-
-
-class IdPart(msgspec.Struct, frozen=True):
-    """What is true of ids that begin with a text, or have it as a part, in upper or lower case.
-
-    A plain function of an id does as well; what a database can look for itself is not sent here to be judged.
-    """
-
-    text: str
-    at_beginning: bool = False
-
-    def __call__(self, session_id: str) -> bool:
-        """Whether it is true of this id."""
-        wanted, folded = self.text.casefold(), session_id.casefold()
-        return folded.startswith(wanted) if self.at_beginning else wanted in folded
-
-    @property
-    def pattern(self) -> str:
-        """The same for a database."""
-        return f"{'' if self.at_beginning else '%'}{self.text.lower().translate(_SPECIAL)}%"
 
 
 async def newest_in(  # noqa: PLR0913 - each can be left out
@@ -50,28 +25,53 @@ async def newest_in(  # noqa: PLR0913 - each can be left out
     behind: ListPosition | None = None,
     limit: int | None = None,
     offset: int = 0,
+    own: Sequence[tuple[ListPosition, str]] = (),
 ) -> list[ListPosition]:
-    """A part of all sessions, the most recently used first; see `Listing.newest`."""
+    """A part of all sessions, the most recently used first; see `Listing.newest`.
+
+    Args:
+        database: has them.
+        channel: only this channel's.
+        only: only those whose id this is true of.
+        behind: only those that stand behind this position.
+        limit: at most this many.
+        offset: after this many others.
+        own: those that were used here and of which the database does not know it yet, with their channel: they stand
+            where they belong for whoever asks here.
+    """
+    known = {one.session_id for one, _ in own}
+    found = [
+        one
+        for one, its in own
+        if channel in (None, its) and (only is None or only(one.session_id)) and (behind is None or one < behind)
+    ]
     pattern = only.pattern if isinstance(only, IdPart) else "%"
     wanted = None if limit is None else offset + limit
-    found: list[ListPosition] = []
-    while wanted is None or len(found) < wanted:
-        most = PAGE if wanted is None or (only is not None and pattern == "%") else min(PAGE, wanted - len(found))
+    theirs: list[ListPosition] = []
+    while wanted is None or len(theirs) < wanted:
+        most = PAGE if wanted is None or (only is not None and pattern == "%") else min(PAGE, wanted + len(known))
         page = await database.shared.newest(limit=most, channel=channel, pattern=pattern, behind=behind)
-        found += page if only is None else [one for one in page if only(one.session_id)]
+        theirs += [one for one in page if one.session_id not in known and (only is None or only(one.session_id))]
         if len(page) < most:
             break
         behind = page[-1]
-    return list(islice(found, offset, wanted))
+    return sorted([*found, *theirs], reverse=True)[offset:wanted]
 
 
 async def sessions_in(database: Database, session_ids: Sequence[str], home: Home) -> dict[str, Session]:
-    """Those of these sessions that there are, as they are stored; none of them is cached."""
+    """Those of these sessions that there are, as they are stored; none of them is cached.
+
+    What has no checkpoint, or an old one, gets one, so that the next list does not fold it from its entries again.
+    """
     found = {}
     for start in range(0, len(session_ids), LOADED_TOGETHER):
+        folded = []
         for one in await database.store.load(session_ids[start : start + LOADED_TOGETHER]):
             conversation = (await database.join(one)).conversation
+            if is_far_behind(one):
+                folded.append(conversation)
             if INCOMPLETE not in conversation.state.metadata:
                 journal = Journal(conversation, home, committed=conversation.state.last_sequence)
                 found[journal.session_id] = Session(journal)
+        await database.write_checkpoints(folded)
     return found

@@ -157,6 +157,9 @@ class Expiry(ABC):
                 at=at.isoformat(timespec="seconds").replace("+00:00", "Z"),
             )
 
+    async def renewed(self, used_before: datetime) -> None:  # noqa: B027 - where nobody else expires anything
+        """A session is used that was last used at a moment; whoever else may expire it must know."""
+
     @abstractmethod
     async def _idle(self, at: datetime) -> tuple[int, list[str]]:
         """How many sessions were looked at, and which of them will be idle for too long at that moment."""

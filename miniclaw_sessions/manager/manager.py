@@ -67,6 +67,9 @@ from miniclaw_sessions.stores.wrapping import WatchedStore
 
 DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
 
+FEW_RECENT = 10
+"""So many sessions are asked for at a time by who wants the one used last; it may just have been deleted."""
+
 LISTED_LOSSES = 20
 """At most this many sessions that have lost something are named by `health`."""
 
@@ -168,8 +171,7 @@ class SessionManager(SessionMaker, SessionFollower):
         self._require_open()
         if not isinstance(self._storage, Database):
             return await super()._newest(**part)
-        await self._registry.write_uses()
-        return await newest_in(self._storage, **part)
+        return await newest_in(self._storage, own=self._registry.known.unsaved_uses(), **part)
 
     async def _load_listed(self, session_ids: Sequence[str]) -> dict[str, Session]:
         self._require_open()
@@ -180,7 +182,7 @@ class SessionManager(SessionMaker, SessionFollower):
     async def count(self) -> int:
         """How many sessions there are; of a shared store it is asked, and `len` gives what was counted last."""
         self._require_open()
-        return await self._registry.count()
+        return await self._registry.known.count()
 
     # --- opening and closing -----------------------------------------------------------------------------------------
 
@@ -444,7 +446,9 @@ class SessionManager(SessionMaker, SessionFollower):
                 await self._restore_if_archived(key)
             given = {**(metadata or {}), **({} if agent_id is None else {"agent_id": agent_id})}
             journal = await self._registry.get_or_create(key, given)
+        used_before = journal.last_accessed
         journal.touch()
+        await self._expiry.renewed(used_before)
         return Session.of(journal)
 
     async def _missing(self, session_id: str) -> SessionNotFound:
@@ -503,14 +507,17 @@ class SessionManager(SessionMaker, SessionFollower):
             ManagerClosed: the manager is not open.
         """
         self._require_open()
-        for _, session_id in await self._newest(channel=channel, limit=None):
-            recent = await self._registry.load(session_id)
-            if (
-                recent is not None
-                and recent is self._registry.usable(session_id)
-                and channel in (None, recent.key.channel)
-            ):
-                return await self.get_or_create(recent.key.channel, recent.key.chat_id)
+        behind: ListPosition | None = None
+        while page := await self._newest(channel=channel, limit=FEW_RECENT, behind=behind):
+            for _, session_id in page:
+                recent = await self._registry.load(session_id)
+                if (
+                    recent is not None
+                    and recent is self._registry.usable(session_id)
+                    and channel in (None, recent.key.channel)
+                ):
+                    return await self.get_or_create(recent.key.channel, recent.key.chat_id)
+            behind = page[-1]
         raise SessionNotFound("" if channel is None else f"{channel}_...")
 
     async def delete(self, session_id: str) -> bool:

@@ -39,6 +39,8 @@ class TurnKeeper:
         self._clock = clock
         self._journals = journals
         self._lease_s = lease_s
+        self.making: set[Journal] = set()
+        """Sessions that are being imported or forked here: nobody takes them for abandoned while they are kept."""
         self._stop = anyio.Event()
 
     async def run(self) -> None:
@@ -52,11 +54,8 @@ class TurnKeeper:
 
     async def prolong(self) -> None:
         """Prolong all turns that this process has, and stop those that it has no more."""
-        held = [
-            (one, claim)
-            for one in self._journals()
-            if one.turn is not None and (claim := one.log.claim) is not None and claim.turn.seconds > 0
-        ]
+        kept = [*self.making, *(one for one in self._journals() if one.turn is not None)]
+        held = [(one, claim) for one in kept if (claim := one.log.claim) is not None and claim.turn.seconds > 0]
         if not held:
             return
         try:

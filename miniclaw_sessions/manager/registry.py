@@ -20,14 +20,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 import anyio
+import msgspec
 from anyio.lowlevel import checkpoint
 
-from miniclaw_sessions.clock import Clock, sleep_unless
+from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import is_no_space
 from miniclaw_sessions.errors import (
@@ -35,7 +36,6 @@ from miniclaw_sessions.errors import (
     SessionExists,
     SessionLimit,
     StoreConflict,
-    StoreError,
     StoreFull,
     StoreUnavailable,
 )
@@ -44,26 +44,25 @@ from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.background import Background
 from miniclaw_sessions.manager.cache import Listing, SessionCache
 from miniclaw_sessions.manager.following import Following
+from miniclaw_sessions.manager.known import Known
 from miniclaw_sessions.manager.ownership import TurnKeeper
 from miniclaw_sessions.manager.saving import Saving
-from miniclaw_sessions.persistence.committer import anew
+from miniclaw_sessions.persistence.committer import Claim, anew
 from miniclaw_sessions.persistence.recovery import Recovered, catch_up
 from miniclaw_sessions.persistence.storage import Storage
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Journal, Owner, Session
 from miniclaw_sessions.session.rebasing import rebase_of, refresh
-from miniclaw_sessions.stores.base import Append, Store
-from miniclaw_sessions.stores.shared import Use, as_shared
+from miniclaw_sessions.stores.base import Append, Store, TurnClaim
 
 LEARNED_AT_ONCE = 10_000
 """How many files' times are noted before others run."""
 
-COUNT_EVERY_S = 60.0
-"""How often the sessions of a shared store are counted; a million takes it a tenth of a second."""
+MAKING_S = 5.0
+"""So long a session is waited for that another process restores, imports or forks."""
 
-ABANDONED = timedelta(days=1)
-"""What another process began to import or to fork so long ago, and has not finished, was cut off."""
+_LOOK_EVERY_S = 0.1
 
 log = get_logger(__name__)
 
@@ -73,6 +72,7 @@ class SessionRegistry:
 
     Attributes:
         cache: which of them are in memory.
+        known: what is known of how many there are, and what others know of those used here.
         following: who follows which of them.
         evicted_of_gone: how many messages had left the windows of sessions that are gone.
         clock, committer, flusher, store, turn_lease_s, max_message_bytes, max_metadata_bytes, owner: what every journal
@@ -92,7 +92,7 @@ class SessionRegistry:
         self.cache = cache
         self.evicted_of_gone = 0
         self.store: Store = saving.store
-        self._shared = as_shared(saving.store) if saving.store.shared else None
+        self.known = Known(saving.store, cache, clock)
         self.committer = saving.committer
         self.flusher = saving.flusher
         self.clock = clock
@@ -111,7 +111,6 @@ class SessionRegistry:
         self._in_the_making = 0
         self._unfinished: dict[str, Journal] = {}  # what is left of them could not be removed yet
         self._closed = False
-        self._stop = anyio.Event()
 
     def __repr__(self) -> str:
         return f"<SessionRegistry {self.cache!r}, {len(self._reserved)} reserved>"
@@ -121,7 +120,7 @@ class SessionRegistry:
         self._closed = True
         self._keeper.close()
         self.following.close()
-        self._stop.set()
+        self.known.close()
 
     def require_open(self) -> None:
         """Raise ManagerClosed unless sessions are given out."""
@@ -133,7 +132,7 @@ class SessionRegistry:
         if self.store.shared:
             self._background.start(self._keeper.run, name="turns")
             self._background.start(self.following.run, name="followed sessions")
-            self._background.start(self._keep_counting, name="count")
+            self._background.start(self.known.run, name="count")
         for one in found.values():
             self._admit(self._journal_of(one.conversation, dirty=one.dirty))
         self.cache.learn_names(names)
@@ -194,6 +193,7 @@ class SessionRegistry:
             StoreError: the store cannot be read.
         """
         await self.look(session_id)
+        patient_until = self.clock.monotonic() + MAKING_S
         while self.cache.must_load(session_id):
             if session_id in self._reserved:
                 await self._wait_until_free(session_id)
@@ -202,6 +202,12 @@ class SessionRegistry:
             try:
                 await self._make_room()
                 journal = await self._load_now(session_id)
+            except _InTheMakingError:
+                self._release(session_id)
+                if self.clock.monotonic() >= patient_until:
+                    return None
+                await self.clock.sleep(_LOOK_EVERY_S)
+                continue
             except BaseException:
                 self._release(session_id)
                 raise
@@ -231,20 +237,6 @@ class SessionRegistry:
             self.cache.counted(len(self.cache) - 1)
             if (journal := self.cache.get(session_id)) is not None:
                 self._forget(journal)
-
-    async def write_uses(self) -> None:
-        """Let other processes know when sessions were used here; between checkpoints nobody else does.
-
-        Raises:
-            StoreUnavailable: the store cannot be written.
-        """
-        now = self.clock.now()
-        used = [(one, at) for one in self.cache.in_memory() if (at := one.unsaved_use) is not None]
-        if self._shared is not None and used:
-            uses = [Use(one.session_id, one.incarnation, max(0.0, (now - at).total_seconds())) for one, at in used]
-            await self._shared.used(uses)
-            for one, at in used:
-                one.use_saved(at)
 
     def _forget(self, journal: Journal) -> None:
         """Another process has deleted a session, or there is another one of its name: absence is deletion."""
@@ -287,8 +279,8 @@ class SessionRegistry:
             return None
         conversation = recovered.conversation
         conversation.state.last_accessed = self.cache.last_use(session_id, conversation.state.last_accessed)
-        if self.store.shared and self._may_be_in_the_making(conversation):
-            return None
+        if recovered.is_held and INCOMPLETE in conversation.state.metadata:
+            raise _InTheMakingError
         journal = self._journal_of(conversation, dirty=recovered.dirty)
         if INCOMPLETE in journal.conversation.state.metadata:
             self.cache.remove(session_id)
@@ -296,11 +288,6 @@ class SessionRegistry:
         self.cache.loads += 1
         self._admit(journal)
         return None
-
-    def _may_be_in_the_making(self, conversation: Conversation) -> bool:
-        """Whether another process may be importing or forking a session: that is no session yet."""
-        state = conversation.state
-        return INCOMPLETE in state.metadata and self.clock.now() - state.last_accessed < ABANDONED
 
     async def _reload(self, refused: Journal) -> Journal | None:
         """The store refused a session's entries: go on from what the store has, as a new object for the same key.
@@ -340,22 +327,6 @@ class SessionRegistry:
             journal.log.rebase, journal.log.must_exist = rebase_of(journal), True
         return journal
 
-    async def count(self) -> int:
-        """How many sessions there are; where names are not known here, the store counts them."""
-        if not self.cache.knows_names:
-            self.cache.counted(await self.store.count())
-        return len(self.cache)
-
-    async def _keep_counting(self) -> None:
-        """Know about how many sessions there are, and let `max_sessions` mean those of all processes."""
-        while True:
-            try:
-                await self.count()
-            except StoreError as error:
-                log.debug("sessions were not counted", action="session.not_counted", error=str(error))
-            if await sleep_unless(self.clock, COUNT_EVERY_S, self._stop):
-                return
-
     async def _make_shared(self, key: SessionKey, given: Mapping[str, Any]) -> Journal | None:
         """Make a session in the store that others write, too; None where somebody else was first, or is at it.
 
@@ -386,12 +357,18 @@ class SessionRegistry:
             raise
 
     async def _begin_with_others(self, journal: Journal) -> None:
-        if self.store.shared and not await self._begin(journal):
+        """Begin a session that takes a while, holding its turn: whose turn is over has been cut off."""
+        if not self.store.shared:
+            return
+        claim = Claim(TurnClaim(1, self.clock.new_id(), self.turn_lease_s))
+        if not await self._begin(journal, claim.turn):
             raise _exists(journal.session_id)
+        claim.is_held, journal.log.claim, journal.log.fence = True, claim, claim.turn.fence
+        self._keeper.making.add(journal)
 
-    async def _begin(self, journal: Journal) -> bool:
+    async def _begin(self, journal: Journal, turn: TurnClaim | None = None) -> bool:
         """Write down that there is a session now; False where there is another one of its name already."""
-        (outcome,) = await self.store.append([Append(journal.log.head, ())])
+        (outcome,) = await self.store.append([Append(journal.log.head, (), turn=turn)])
         if isinstance(outcome, StoreConflict):
             return False
         if outcome is not None:
@@ -402,7 +379,7 @@ class SessionRegistry:
     async def _count_again(self) -> None:
         """Where others make sessions, too, look how many there are before one is refused."""
         if len(self.cache) + self._in_the_making >= self._settings.max_sessions:
-            await self.count()
+            await self.known.count()
 
     def _new(self, key: SessionKey, *, dirty: bool = False, created_at: datetime | None = None) -> Journal:
         limit = self._settings.max_sessions
@@ -475,6 +452,8 @@ class SessionRegistry:
             await self._begin_with_others(journal)
             journal.note({INCOMPLETE: purpose})
             yield journal
+            if (claim := journal.log.claim) is not None:
+                claim.turn = msgspec.structs.replace(claim.turn, seconds=0.0)
             journal.note({INCOMPLETE: None})
             await journal.settle()
             await journal.saved()
@@ -486,6 +465,7 @@ class SessionRegistry:
             self._release(session_id)
         finally:
             self._in_the_making -= 1
+            self._keeper.making.discard(journal)
 
     # --- going -------------------------------------------------------------------------------------------------------
 
@@ -585,6 +565,10 @@ class SessionRegistry:
             await self._storage.checkpoints.remove(session_id)
             if await self.store.delete(session_id):
                 self.cache.counted(len(self.cache) - 1)
+
+
+class _InTheMakingError(Exception):
+    """Another process is putting the session together: it is none yet."""
 
 
 def _exists(session_id: str) -> SessionExists:

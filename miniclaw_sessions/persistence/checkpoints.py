@@ -8,6 +8,7 @@ and the session is folded from its entries.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from anyio import to_thread
@@ -19,6 +20,9 @@ from miniclaw_sessions.formats.snapshot import decode_snapshot, encode_snapshot
 from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.stores.base import Checkpoint
 from miniclaw_sessions.stores.shared import SharedStore
+
+LONG_AGO_S = 1e9
+"""A use so many seconds ago changes nothing of what is known of a session's uses."""
 
 
 class Written(NamedTuple):
@@ -50,9 +54,14 @@ class StoredCheckpoints:
         self._max_bytes = max_bytes
         self._encryption = encryption
 
-    async def write(self, snapshots: Sequence[Snapshot]) -> list[Written]:
-        """Write a group of them in one statement; what another process has written meanwhile stays if it is newer."""
-        checkpoints = await to_thread.run_sync(self._encoded, snapshots)
+    async def write(self, snapshots: Sequence[Snapshot], *, as_used: bool = True) -> list[Written]:
+        """Write a group of them in one statement; what another process has written meanwhile stays if it is newer.
+
+        Args:
+            snapshots: what is to be kept.
+            as_used: write down as well when the sessions were used.
+        """
+        checkpoints = await to_thread.run_sync(partial(self._encoded, snapshots, as_used=as_used))
         sound = [one for one in checkpoints if isinstance(one, Checkpoint)]
         failure: StoreError | None = None
         try:
@@ -84,10 +93,10 @@ class StoredCheckpoints:
         same = (checkpoint.incarnation, checkpoint.sequence)
         return snapshot if (snapshot.state.incarnation, snapshot.state.last_sequence) == same else None
 
-    def _encoded(self, snapshots: Sequence[Snapshot]) -> list[Checkpoint | SessionsError]:
-        return [self._one(snapshot) for snapshot in snapshots]
+    def _encoded(self, snapshots: Sequence[Snapshot], *, as_used: bool) -> list[Checkpoint | SessionsError]:
+        return [self._one(snapshot, as_used=as_used) for snapshot in snapshots]
 
-    def _one(self, snapshot: Snapshot) -> Checkpoint | SessionsError:
+    def _one(self, snapshot: Snapshot, *, as_used: bool) -> Checkpoint | SessionsError:
         state = snapshot.state
         try:
             encoded = encode_snapshot(snapshot, max_bytes=self._max_bytes)
@@ -95,5 +104,5 @@ class StoredCheckpoints:
             return error
         if self._encryption is not None:
             encoded = self._encryption.seal(encoded, of_snapshot(state.session_id))
-        used_s = max(0.0, (self._clock.now() - state.last_accessed).total_seconds())
+        used_s = max(0.0, (self._clock.now() - state.last_accessed).total_seconds()) if as_used else LONG_AGO_S
         return Checkpoint(state.session_id, state.incarnation, state.last_sequence, encoded, used_s)

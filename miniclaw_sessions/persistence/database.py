@@ -18,6 +18,7 @@ from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import KeyNeeded, NotEncrypted, StoreCorrupt, WrongKey
+from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.persistence.archive import ArchiveTable
 from miniclaw_sessions.persistence.checking import CheckReport, check_database
@@ -37,6 +38,11 @@ ENCRYPTION = "encryption"
 
 FAR_BEHIND = 16
 """So many entries behind its checkpoint a session is given a new one when it is loaded."""
+
+
+def is_far_behind(one: StoredSession) -> bool:
+    """Whether so much had to be read of a session that it should get a new checkpoint."""
+    return one.stored.last_sequence - (one.checkpoint.sequence if one.checkpoint else 0) >= FAR_BEHIND
 
 
 class Database:
@@ -134,8 +140,9 @@ class Database:
         for one in await self.store.load([session_id]):
             joined = await self.join(one)
             report.rebuilt += one.checkpoint is None
-            dirty = one.stored.last_sequence - (one.checkpoint.sequence if one.checkpoint else 0) >= FAR_BEHIND
-            return {session_id: Recovered(joined.conversation, dirty)}, report
+            turn = one.stored.turn
+            is_held = turn is not None and not turn.is_over
+            return {session_id: Recovered(joined.conversation, is_far_behind(one), is_held)}, report
         return {}, report
 
     async def join(self, one: StoredSession) -> Joined:
@@ -155,6 +162,13 @@ class Database:
     async def modified(self) -> list[tuple[str, float]]:
         """No session has a file."""
         return []
+
+    async def write_checkpoints(self, conversations: Sequence[Conversation]) -> None:
+        """Let nobody read as much again of sessions that were only looked at; where that cannot be, nothing is lost."""
+        if self._read_only or not conversations:
+            return
+        captured = [one.capture(one.state.last_sequence) for one in conversations]
+        await self.checkpoints.write([one for one in captured if one is not None], as_used=False)
 
     # --- upkeep ------------------------------------------------------------------------------------------------------
 

@@ -79,10 +79,17 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """One session as it was found; `dirty` says that its file is not what it should be."""
+    """One session as it was found.
+
+    Attributes:
+        conversation: what it leads to.
+        dirty: its file, or its checkpoint, is not what it should be.
+        is_held: another process has its turn.
+    """
 
     conversation: Conversation
     dirty: bool
+    is_held: bool = False
 
 
 class RecoveryReport(msgspec.Struct, kw_only=True):

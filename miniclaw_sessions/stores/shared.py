@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+import msgspec
+
 from miniclaw_sessions.stores.base import Checkpoint, SessionHead, Store, StoredEntry
 from miniclaw_sessions.stores.wrapping import innermost
 
@@ -21,6 +23,29 @@ class ListPosition(NamedTuple):
 
     last_accessed: datetime
     session_id: str
+
+
+_SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\%_"})
+
+
+class IdPart(msgspec.Struct, frozen=True):
+    """What is true of ids that begin with a text, or have it as a part, in upper or lower case.
+
+    A plain function of an id does as well; what a database can look for itself is not sent here to be judged.
+    """
+
+    text: str
+    at_beginning: bool = False
+
+    def __call__(self, session_id: str) -> bool:
+        """Whether it is true of this id."""
+        wanted, folded = self.text.casefold(), session_id.casefold()
+        return folded.startswith(wanted) if self.at_beginning else wanted in folded
+
+    @property
+    def pattern(self) -> str:
+        """The same for a database."""
+        return f"{'' if self.at_beginning else '%'}{self.text.lower().translate(_SPECIAL)}%"
 
 
 class Use(NamedTuple):

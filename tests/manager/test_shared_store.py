@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
+import asyncpg
 import pytest
 
 from miniclaw_sessions import Message, SessionManager, SessionSettings
@@ -27,7 +28,7 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
     WrongKey,
 )
-from miniclaw_sessions.manager import open_readonly
+from miniclaw_sessions.manager import open_readonly, registry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.shared import ListPosition
 from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
@@ -208,7 +209,10 @@ async def test_two_who_make_a_session_at_the_same_time_have_the_same_one(databas
         assert len(set(made)) == 1
 
 
-async def test_what_another_gateway_is_still_importing_is_no_session_and_is_left_alone(database: Database) -> None:
+async def test_what_another_gateway_is_still_importing_is_no_session_and_is_left_alone(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "MAKING_S", 0.0)
     async with database.managers() as (one, other):
         async with one._registry.new_journal(SessionKey("telegram", "1"), purpose="import") as journal:
             journal.append(Message.user("imported"))
@@ -219,6 +223,35 @@ async def test_what_another_gateway_is_still_importing_is_no_session_and_is_left
                 await other.get_or_create("telegram", 1)
             assert await other.list() == []
         assert texts((await other.get_or_create("telegram", 1)).messages()) == ["imported"]
+
+
+async def test_what_a_killed_gateway_has_left_unfinished_keeps_nobody_from_the_chat(database: Database) -> None:
+    making = "UPDATE sessions SET turn_until = clock_timestamp() - INTERVAL '1 second'"
+    async with database.managers() as (one, other):
+        with suppress(StoreConflict, SessionDeleted):
+            async with one._registry.new_journal(SessionKey("telegram", "1"), purpose="import") as journal:
+                journal.append(Message.user("half of it"))
+                await journal.saved()
+                one._registry._keeper.making.clear()  # as if it was killed here
+                await database.execute(making)
+                await say(other, 1, "hello")
+                journal.append(Message.user("a late word"))
+        assert texts((await other.get("telegram", 1)).messages()) == ["hello"]
+        assert texts((await one.get("telegram", 1)).messages()) == ["hello"]
+        assert (await one.check()).problems == []
+
+
+async def test_who_speaks_while_another_gateway_restores_the_chat_waits_for_it(database: Database) -> None:
+    async with database.managers() as (one, other):
+        async with (
+            anyio.create_task_group() as tasks,
+            one._registry.new_journal(SessionKey("telegram", "1"), purpose="import") as journal,
+        ):
+            journal.append(Message.user("restored"))
+            await journal.saved()
+            tasks.start_soon(say, other, 1, "hello", name="say")
+            await database.execute("SELECT pg_sleep(0.1)")
+        assert texts((await one.get("telegram", 1)).messages()) == ["restored", "hello"]
 
 
 # --- lists and counts ------------------------------------------------------------------------------------------------
@@ -240,8 +273,44 @@ async def test_lists_and_counts_are_those_of_the_database(database: Database) ->
         await other.get_or_create("telegram", 0)  # a use, of which one is not told by any commit
         assert (await other.continue_recent()).key.chat_id == "0"
         await one.get_or_create("telegram", 2)
-        await one.list()
-        assert (await other.continue_recent()).key.chat_id == "2"
+        assert [row.chat_id for row in await one.list(limit=2)] == ["2", "x_y"]
+        await one._registry.known.write_uses()  # as it does once a minute
+        assert [row.chat_id for row in await other.list(limit=2)] == ["2", "0"]
+
+
+async def test_a_list_can_be_read_though_nothing_can_be_written(database: Database) -> None:
+    async with database.managers(1) as (one,):
+        for chat in range(3):
+            await say(one, chat, "hello")
+        holder = await asyncpg.connect(database.url)
+        async with holder.transaction():
+            await holder.execute("LOCK TABLE sessions, checkpoints IN EXCLUSIVE MODE")  # as a standby is
+            assert [row.chat_id for row in await one.list()] == ["2", "1", "0"]
+            assert (await one.continue_recent()).key.chat_id == "2"
+            assert (await one.sweep(dry_run=True)).sessions == []
+        await holder.close()
+
+
+async def test_a_list_folds_a_session_without_a_checkpoint_only_once(database: Database) -> None:
+    async with database.managers(1) as (one,):
+        await say(one, 1, *(str(number) for number in range(40)))
+    await database.execute("DELETE FROM checkpoints")
+    before = await database.execute("SELECT used_at FROM sessions")
+    async with database.managers(1) as (other,):
+        assert [row.message_count for row in await other.list()] == [40]
+        assert await database.execute("SELECT sequence FROM checkpoints") == [(40,)]
+    assert await database.execute("SELECT used_at FROM sessions") == before
+
+
+async def test_sessions_that_left_the_memory_are_loaded_again(database: Database) -> None:
+    async with database.managers(1, max_cached=2) as (one,):
+        for chat in range(6):
+            await say(one, chat, "hello")
+            await one.flush()
+        assert one.statistics().cached <= 2
+        for chat in range(6):
+            assert texts((await one.get("telegram", chat)).messages()) == ["hello"]
+        assert await one.count() == 6
 
 
 async def test_the_limit_of_sessions_counts_those_of_all_gateways(database: Database) -> None:
@@ -298,7 +367,7 @@ async def test_a_session_whose_turn_runs_anywhere_or_that_is_used_is_not_swept(d
             await database.make_idle("telegram_1", "telegram_2", "telegram_3")
             await one.get_or_create("telegram", 2)
             assert (await other.sweep(dry_run=True)).sessions == ["telegram_2", "telegram_3"]
-            await one.list()  # by then its use is known
+            await one._registry.known.write_uses()  # as it does once a minute
             assert (await other.sweep()).sessions == ["telegram_3"]
             turn.append(Message.assistant("answer"))
         assert texts((await other.get("telegram", 1)).messages()) == ["hello", "question", "answer"]
