@@ -499,10 +499,14 @@ def is_shared_url(text: str) -> bool:
 
 
 def masked(value: Any) -> Any:
-    """The value, with passwords inside a URL masked."""
+    """The value, with passwords inside a URL masked: also one that is written as it is, with a slash or an @ in it."""
     if not isinstance(value, str):
         return value
-    value = re.sub(r"(://[^/@:\s]*):[^@/\s]*@", r"\1:***@", value)
+    scheme, separator, rest = value.partition("://")
+    user_info, _, where = rest.rpartition("@")
+    user, colon, _ = user_info.partition(":")
+    if separator and colon:
+        value = f"{scheme}://{user}:***@{where}"
     return re.sub(r"([?&]\w*password=)[^&\s]*", r"\1***", value)
 
 

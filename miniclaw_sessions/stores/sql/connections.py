@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
+import anyio
 import asyncpg
 
 from miniclaw_sessions.errors import ConfigError, StoreUnavailable
@@ -21,6 +22,9 @@ from miniclaw_sessions.stores.sql.server import (
     promise_of,
     store_error,
 )
+
+CLOSE_S = 5.0
+"""Seconds for what still runs at the end, and for good-byes."""
 
 T = TypeVar("T")
 
@@ -54,24 +58,61 @@ class Connections:
         """
         try:
             connecting = await self.place.connecting(read_only=self._read_only)
-            connection = await asyncpg.connect(**connecting)
+            connection = await self._connect(**connecting)
             try:
                 await self.see_promise(connection)
                 await prepare(connection)
             finally:
                 await connection.close()
-            self._writers = await _pool(self._settings.write_connections, connecting, init=self.see_promise)
-            self._readers = await _pool(self._settings.read_connections, connecting)
+            self._writers = await self._pool(self._settings.write_connections, connecting, init=self.see_promise)
+            self._readers = await self._pool(self._settings.read_connections, connecting)
         except (*FAILURES, asyncpg.ClientConfigurationError, ValueError) as error:
             await self.close()
             raise opening_error(error, self.place) from error
 
+    async def _pool(self, size: int, connecting: Mapping[str, Any], **options: Any) -> Any:
+        return await asyncpg.create_pool(
+            connect=self._connect,
+            **connecting,
+            **options,
+            min_size=0,
+            max_size=size,
+            reset=_leave_as_it_is,
+            max_inactive_connection_lifetime=0,
+        )
+
+    async def _connect(self, *_: Any, **connecting: Any) -> Any:
+        """A connection to whichever host takes changes: all are asked at once, so that none that hangs holds it up."""
+        found: list[Any] = []
+        failures: list[BaseException] = []
+
+        async def ask(dsn: str) -> None:
+            try:
+                connection = await asyncpg.connect(dsn, **connecting)
+            except (*FAILURES, asyncpg.ClientConfigurationError, ValueError) as error:
+                failures.append(error)
+                return
+            found.append(connection)
+            hosts.cancel_scope.cancel()
+
+        try:
+            async with anyio.create_task_group() as hosts:
+                for dsn in self.place.dsns:
+                    hosts.start_soon(ask, dsn, name="connect")
+        finally:
+            for connection in found[1:]:  # two that take changes: the first one counts
+                connection.terminate()
+        if found:
+            return found[0]
+        raise min(failures, key=lambda error: isinstance(error, asyncpg.TargetServerAttributeNotMatched))
+
     async def close(self) -> None:
-        """Wait for what runs, and disconnect."""
+        """Wait a moment for what runs, and disconnect; from a server that hangs, without its answer."""
         pools, self._writers, self._readers = (self._writers, self._readers), None, None
-        for pool in pools:
-            if pool is not None:
-                await pool.close()
+        async with anyio.create_task_group() as closing:
+            for pool in pools:
+                if pool is not None:
+                    closing.start_soon(_close, pool, name="disconnect")
 
     async def see_promise(self, connection: Any) -> None:
         """See what the server promises over a new connection: after a failover it is another one.
@@ -181,15 +222,10 @@ async def transaction(connection: Any) -> AsyncIterator[None]:
             raise
 
 
-async def _pool(size: int, connecting: Mapping[str, Any], **options: Any) -> Any:
-    return await asyncpg.create_pool(
-        **connecting,
-        **options,
-        min_size=0,
-        max_size=size,
-        reset=_leave_as_it_is,
-        max_inactive_connection_lifetime=0,
-    )
+async def _close(pool: Any) -> None:
+    with anyio.move_on_after(CLOSE_S), suppress(*FAILURES):
+        await pool.close()
+    pool.terminate()
 
 
 async def _leave_as_it_is(connection: Any) -> None:

@@ -34,6 +34,7 @@ from sqlalchemy import (
     any_,
     bindparam,
     case,
+    cast,
     column,
     delete,
     exists,
@@ -429,14 +430,22 @@ WRONG_KEYS = compiled(
     .outerjoin(_ENTRY, and_(_ENTRY.session_id == _KEY.session_id, _ENTRY.sequence == _KEY.sequence))
     .where(_ENTRY.idempotency_key.is_distinct_from(_KEY.idempotency_key))
 )
-_CATALOGUE = table("columns", *(column(one, _TEXT) for one in ("table_schema", "table_name", "column_name")))
-_CATALOGUE.schema = "information_schema"
+_CLASS = table("pg_class", *(column(one) for one in ("oid", "relname", "relkind", "relnamespace")))
+_COLUMN = table("pg_attribute", *(column(one) for one in ("attrelid", "attname", "attnum", "attisdropped")))
+_SCHEMA = table("pg_namespace", *(column(one) for one in ("oid", "nspname")))
 COLUMNS = compiled(
-    select(_CATALOGUE.c.table_name, _CATALOGUE.c.column_name).where(
-        _CATALOGUE.c.table_schema == func.current_schema(type_=_TEXT)
+    select(cast(_CLASS.c.relname, _TEXT), cast(_COLUMN.c.attname, _TEXT))
+    .select_from(
+        _CLASS.join(_SCHEMA, _SCHEMA.c.oid == _CLASS.c.relnamespace).join(_COLUMN, _COLUMN.c.attrelid == _CLASS.c.oid)
+    )
+    .where(
+        _SCHEMA.c.nspname == func.current_schema(),
+        _CLASS.c.relkind.in_([literal_column("'r'"), literal_column("'p'")]),
+        _COLUMN.c.attnum > literal_column("0"),
+        not_(_COLUMN.c.attisdropped),
     )
 )
-"""The tables that there are, and their columns."""
+"""The tables that there are, and their columns, also of those that our role may not use."""
 
 
 def stored_head(row: Sequence[Any]) -> StoredHead:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ CREDENTIAL = "postgresql_password"
 _DURABLE = ("on", "remote_apply")
 """What `synchronous_commit` must be, so that an answer means that server and standbys have written it down."""
 
+_PASSWORD = re.compile(r"[?&](?:ssl)?password=")
 _TLS_FILES = ("sslrootcert", "sslcert", "sslkey")
 
 _PROMISE = """SELECT current_setting('server_version'), current_setting('synchronous_commit'),
@@ -53,12 +54,12 @@ class Address(msgspec.Struct, frozen=True):
     """Where a server is, and how it is to be reached.
 
     Attributes:
-        dsn: for the driver, without what is ours.
+        dsns: one for each host, for the driver, without what is ours.
         shown: for people and logs: hosts and database.
         settings: those of the configuration, and what the URL says instead.
     """
 
-    dsn: str
+    dsns: tuple[str, ...]
     shown: str
     settings: PostgreSQLSettings
 
@@ -80,7 +81,6 @@ class Address(msgspec.Struct, frozen=True):
         settings = self.settings
         has_one = await to_thread.run_sync(self.password) is not None
         return {
-            "dsn": self.dsn,
             "timeout": settings.connect_timeout_s,
             "command_timeout": settings.statement_timeout_s + GRACE_S,
             "target_session_attrs": "any" if read_only else "read-write",
@@ -127,22 +127,43 @@ def address(url: str, settings: PostgreSQLSettings) -> Address:
         ConfigError: it carries a password, which would be shown with the configuration; names no database; or a
             setting in it is wrong.
     """
-    parts = urlsplit(url)
+    user_info, _, rest = url.partition("://")[2].rpartition("@")
+    if ":" in user_info or _PASSWORD.search(rest):
+        where = rest.partition("?")[0]
+        raise ConfigError(
+            f"the store postgresql://...@{where} has a password in its URL, where everybody reads it who sees the "
+            "configuration; put it into a file, and name that file in sessions.postgresql.password_file (an @ that "
+            "belongs to something else is written %40)"
+        )
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigError(f"the store postgresql://{rest.partition('?')[0]} is not a URL; see its brackets") from None
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     where = parts.netloc.rpartition("@")[2] or options.get("host", "this machine")
     shown = f"postgresql://{where}{parts.path}"
-    if ":" in parts.netloc.rpartition("@")[0] or {"password", "sslpassword"} & options.keys():
-        raise ConfigError(
-            f"the store {shown} has a password in its URL, where everybody reads it who sees the configuration; put it "
-            "into a file, and name that file in sessions.postgresql.password_file"
-        )
     if not parts.path.strip("/"):
         raise ConfigError(f"the store {shown} names no database; write postgresql://HOST/DATABASE")
     ours = {name: options.pop(name) for name in PostgreSQLSettings.__struct_fields__ if name in options}
     settings = postgresql_settings(settings, ours, shown)
     options |= _tls(settings)
-    dsn = urlunsplit((parts.scheme, parts.netloc, parts.path, urlencode(options, quote_via=quote), ""))
-    return Address(dsn, shown, settings)
+    user = f"{user_info}@" if user_info else ""
+    dsns = tuple(
+        urlunsplit((parts.scheme, f"{user}{host}", parts.path, urlencode(options | one, quote_via=quote), ""))
+        for host, one in _hosts(parts.netloc.rpartition("@")[2], options)
+    )
+    return Address(dsns, shown, settings)
+
+
+def _hosts(named: str, options: Mapping[str, str]) -> list[tuple[str, dict[str, str]]]:
+    """Each host of a URL by itself: as it stands before the path, and what the options say of it."""
+    if named:
+        return [(host, {}) for host in named.split(",")]
+    if not options.get("host"):
+        return [("", {})]
+    hosts, ports = options["host"].split(","), options.get("port", "").split(",")
+    ports = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
+    return [("", {"host": host, **({"port": port} if port else {})}) for host, port in zip(hosts, ports, strict=True)]
 
 
 def _tls(settings: PostgreSQLSettings) -> dict[str, str]:
