@@ -101,6 +101,8 @@ class Saving:
         problems = []
         if (failure := self.committer.failure or self.committer.lost) is not None:
             problems.append(f"messages are not acknowledged: {failure}")
+        elif self.store.unreachable is not None:
+            problems.append(f"the store cannot be used: {self.store.unreachable}")
         if self.store.damage is not None:
             problems.append(f"the store is damaged: {self.store.damage}")
         if self.flusher.problem is not None:

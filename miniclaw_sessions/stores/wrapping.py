@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
-from miniclaw_sessions.errors import StoreCorrupt, StoreError
+from miniclaw_sessions.errors import StoreCorrupt, StoreError, StoreUnavailable
 from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, StoredSession, StorePlace
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def innermost(store: Store) -> Store:
 
 
 class WatchedStore(WrappingStore):
-    """A store that remembers that it turned out to be damaged, for whoever asks how it is.
+    """A store that remembers that it is damaged or cannot be reached, for whoever asks how it is.
 
     Attributes:
         damage: what a call met last, unless a whole check found nothing since.
@@ -159,6 +159,12 @@ class WatchedStore(WrappingStore):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.damage: StoreCorrupt | None = None
+        self._unreachable: dict[bool, StoreUnavailable] = {}  # for appending, and for all else
+
+    @property
+    def unreachable(self) -> StoreUnavailable | None:
+        """Why the last call of a kind failed, where the store is a server's; files have nothing that comes and goes."""
+        return next(iter(self._unreachable.values()), None)
 
     async def _forward(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -166,6 +172,13 @@ class WatchedStore(WrappingStore):
         except StoreCorrupt as error:
             self.damage = error
             raise
+        except StoreUnavailable as error:
+            if self.shared:
+                self._unreachable[method == "append"] = error
+            raise
+        self._unreachable.pop(method == "append", None)
+        if method == "still_there":  # it looked whether all can be done
+            self._unreachable.clear()
         if method == "check" and not result:
             self.damage = None
         return result

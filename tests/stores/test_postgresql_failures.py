@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import os
 import signal
+import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import anyio
 import asyncpg
@@ -22,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.config import PostgreSQLSettings, SessionSettings
+from miniclaw_sessions.config import PostgreSQLSettings, SessionSettings, masked
 from miniclaw_sessions.errors import ConfigError, StoreUnavailable
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, Role
@@ -255,6 +256,57 @@ async def test_without_a_standby_the_start_says_what_is_at_risk(postgresql_url: 
     assert "if the disk of this server is lost, so are the messages" in record["event"]
 
 
+async def test_a_host_that_says_nothing_does_not_keep_us_from_the_next_one(
+    postgresql: PostgreSQLServer, postgresql_url: str, short_path: Path
+) -> None:
+    name = name_of(postgresql_url)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(short_path / ".s.PGSQL.5432"))
+        silent.listen(100)
+        hosts = quote(f"{short_path},{postgresql.directory}", safe="")
+        url = f"postgresql:///{name}?host={hosts}&user={OWNER}&connect_timeout_s=3600&acquire_timeout_s=3600"
+        async with PostgreSQLStore(url) as store:
+            assert await store.append(first_of(1)) == [None]
+            assert await store.read("telegram_1") == sample_entries(1, 1)
+
+
+async def test_a_role_that_may_not_even_see_tables_is_told_what_to_grant(
+    postgresql: PostgreSQLServer, postgresql_url: str, role: str
+) -> None:
+    name, url = name_of(postgresql_url), postgresql_url.replace(f"user={OWNER}", f"user={role}")
+    async with PostgreSQLStore(postgresql_url):
+        pass
+    await postgresql.execute(f"GRANT CREATE, USAGE ON SCHEMA public TO {role}", name)
+    with pytest.raises(ConfigError, match=f"GRANT DELETE, INSERT, SELECT, UPDATE ON sessions TO {role}"):
+        await PostgreSQLStore(url).__aenter__()
+    await postgresql.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}", name)
+    await postgresql.execute(f"REVOKE ALL ON properties FROM {role}", name)
+    with pytest.raises(ConfigError, match=f"GRANT DELETE, INSERT, SELECT, UPDATE ON properties TO {role}"):
+        await PostgreSQLStore(url).__aenter__()
+    await postgresql.execute(f"DROP OWNED BY {role}", name)
+
+
+async def test_health_says_which_privilege_was_taken_away_and_is_well_again_with_it(
+    postgresql: PostgreSQLServer, postgresql_url: str, role: str
+) -> None:
+    name, url = name_of(postgresql_url), postgresql_url.replace(f"user={OWNER}", f"user={role}")
+    async with PostgreSQLStore(postgresql_url):
+        pass
+    await postgresql.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}", name)
+    async with SessionManager(store=url, settings=SessionSettings(flush_interval_s=3600)) as manager:
+        await postgresql.execute(f"REVOKE INSERT ON sessions FROM {role}", name)
+        with pytest.raises(StoreUnavailable, match="let its owner run"):
+            await (await manager.get_or_create("telegram", 1)).add_message(Message.user("hello"))
+        assert "permission denied for table sessions" in str(manager.health().problems)
+        with suppress(StoreUnavailable):
+            await manager.flush()
+        assert f"GRANT INSERT ON sessions TO {role}" in str(manager.health().problems)
+        await postgresql.execute(f"GRANT INSERT ON sessions TO {role}", name)
+        await manager.flush()
+        assert manager.health().ok
+    await postgresql.execute(f"DROP OWNED BY {role}", name)
+
+
 # --- TLS -------------------------------------------------------------------------------------------------------------
 
 
@@ -370,3 +422,14 @@ async def test_a_password_is_in_no_error_log_or_health_of_a_manager(postgresql_u
             await SessionManager(tmp_path / "workspace", settings=settings).__aenter__()
     assert "sesame" not in f"{shown} {logged} {caught.value!r}"
     assert "postgresql://" in f"{logged}"
+
+
+@pytest.mark.parametrize("between", ["/", "@", "?", "#", " ", ":", "[", "&", "%"])
+def test_a_password_in_a_url_is_refused_and_masked_whatever_is_in_it(between: str) -> None:
+    url = f"postgresql://user:s3cr3t{between}Tail@localhost/database"
+    with pytest.raises(ConfigError, match="a password in its URL") as caught:
+        PostgreSQLStore(url)
+    for shown in (masked(url), str(caught.value)):
+        assert "s3cr3t" not in shown
+        assert "Tail" not in shown
+        assert "localhost/database" in shown

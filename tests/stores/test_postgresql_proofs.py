@@ -115,6 +115,25 @@ async def test_a_server_that_a_power_cut_would_harm_is_refused(setting: str) -> 
         assert any(f"{setting} is off" in one["event"] for one in logged if one.get("action") == "store.at_risk")
 
 
+async def test_a_store_is_closed_within_seconds_though_its_server_stands_still() -> None:
+    with running_server() as server:
+        settings = PostgreSQLSettings(statement_timeout_s=3600, acquire_timeout_s=3600)
+        backends: list[int] = []
+        try:
+            with anyio.fail_after(60):
+                async with PostgreSQLStore(server.url(), settings) as store:
+                    assert await store.append([Append(sample_head(), sample_entries(1, 1))]) == [None]
+                    assert await store.read("telegram_1") == sample_entries(1, 1)
+                    others = "WHERE query LIKE '%entries%' AND pid != pg_backend_pid()"
+                    backends += [pid for (pid,) in await server.execute(f"SELECT pid FROM pg_stat_activity {others}")]
+                    assert len(backends) > 1
+                    for pid in backends:
+                        os.kill(pid, signal.SIGSTOP)
+        finally:
+            for pid in backends:
+                os.kill(pid, signal.SIGCONT)
+
+
 async def test_a_daemon_says_in_its_health_that_the_server_is_gone_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
     with running_server() as server:
         url = server.url()

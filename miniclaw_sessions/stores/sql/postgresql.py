@@ -155,7 +155,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         place = self._place.shown
         if "alembic_version" not in columns or "entries" not in columns:
             raise ConfigError(f"cannot open {place} as a store: it has another program's tables; make a new database")
-        await require_privileges(connection, self._place, keyed.expected_columns().keys() & columns.keys())
+        await require_privileges(connection, self._place, keyed.expected_columns().keys() & columns)
         version = await connection.fetchval("SELECT version_num FROM alembic_version")
         if version is None:
             raise StoreCorrupt(
@@ -171,13 +171,18 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
                 raise StoreCorrupt(f"cannot open {place}: the table {name} has other columns than it was made with")
 
     async def still_there(self) -> None:
-        """Return if the server can be written and promises what it did.
+        """Return if the server can be written by our role, and promises what it did.
 
         Raises:
             StoreUnavailable: not now.
         """
+
+        async def look(connection: Any) -> None:
+            await self._connections.see_promise(connection)
+            await require_privileges(connection, self._place, keyed.expected_columns())
+
         try:
-            await self._writing("reach", self._connections.see_promise)
+            await self._writing("write to", look)
         except ConfigError as error:
             raise StoreUnavailable(str(error)) from error
 

@@ -41,7 +41,7 @@ _TLS_FILES = ("sslrootcert", "sslcert", "sslkey")
 
 _PROMISE = """SELECT current_setting('server_version'), current_setting('synchronous_commit'),
     current_setting('fsync', true), current_setting('full_page_writes', true),
-    current_setting('synchronous_standby_names', true),
+    current_setting('synchronous_standby_names', true), current_setting('transaction_read_only'),
     count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), count(*) FILTER (WHERE sync_state IS NULL)
     FROM pg_stat_replication"""
 
@@ -228,8 +228,11 @@ async def promise_of(connection: Any, place: Address) -> Promise:
 
     Raises:
         ConfigError: it acknowledges what a crash of it could lose, and the settings do not allow that.
+        asyncpg.ReadOnlySQLTransactionError: it takes no changes.
     """
-    version, waits_for, fsync, pages, names, standbys, hidden = await connection.fetchrow(_PROMISE)
+    version, waits_for, fsync, pages, names, read_only, standbys, hidden = await connection.fetchrow(_PROMISE)
+    if read_only == "on":
+        raise asyncpg.ReadOnlySQLTransactionError("it takes no changes")
     weak = [f"synchronous_commit is {waits_for}"] if waits_for not in _DURABLE else []
     weak += [f"{name} is off" for name, value in (("fsync", fsync), ("full_page_writes", pages)) if value == "off"]
     if weak and not place.settings.allow_unsafe_commits:
