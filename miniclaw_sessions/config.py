@@ -476,12 +476,7 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def postgresql_settings(settings: PostgreSQLSettings, options: Mapping[str, str], url: str) -> PostgreSQLSettings:
-    """The settings, with those that a store's URL states for itself.
-
-    Args:
-        settings: what holds unless the URL says otherwise.
-        options: of the URL, by the names of the settings.
-        url: as it may be shown.
+    """The settings, with the options of a store's URL, shown as `url`, in the place of those of the same name.
 
     Raises:
         ConfigError: one of them has a wrong value.

@@ -124,7 +124,7 @@ async def test_a_store_is_closed_within_seconds_though_its_server_stands_still()
                 async with PostgreSQLStore(server.url(), settings) as store:
                     assert await store.append([Append(sample_head(), sample_entries(1, 1))]) == [None]
                     assert await store.read("telegram_1") == sample_entries(1, 1)
-                    others = "WHERE query LIKE '%entries%' AND pid != pg_backend_pid()"
+                    others = "WHERE application_name = 'miniclaw-sessions'"
                     backends += [pid for (pid,) in await server.execute(f"SELECT pid FROM pg_stat_activity {others}")]
                     assert len(backends) > 1
                     for pid in backends:
