@@ -23,6 +23,7 @@ from miniclaw_sessions.errors import (
     SessionDeleted,
     TranscriptNotKept,
     TurnInProgress,
+    TurnTaken,
 )
 from miniclaw_sessions.history.branch import Branch, summary_messages
 from miniclaw_sessions.history.branches import BranchMap
@@ -396,14 +397,17 @@ class Journal:
         return self._without_text(stored.entry_id, stored.sequence)
 
     async def as_stored(self, entry: MessageEntry) -> MessageEntry:
-        """What is stored of a message that was acknowledged: another one, if another process was first with its key.
+        """What is stored of a message that was waited for: another one, if another process was first with its key.
 
         Raises:
+            TurnTaken: it belonged to a turn that another process has, and was given up with it.
             StoreUnavailable: the store cannot be read.
         """
         if self.log.rebase is not None and entry.idempotency_key is not None:
             known = await self.find_by_key(entry.idempotency_key)
-            if known is not None and known.id != entry.id:
+            if known is None:
+                raise TurnTaken(self.session_id)
+            if known.id != entry.id:
                 return known
         return self.placed(entry)
 

@@ -8,6 +8,7 @@ exclusive. `session.tree` is the transcript as a tree, in the words of document 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from datetime import datetime
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from weakref import ref
 import msgspec
 
 from miniclaw_sessions.clock import Clock, SystemClock
-from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.errors import InvalidMessage, TurnTaken
 from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.history.search import SearchPage
@@ -202,11 +203,13 @@ class Session:
         """
         committer, journal = self.journal.home.committer, self.journal
         committer.check_store()
-        entry = None if idempotency_key is None else await journal.find_by_key(idempotency_key)
-        entry = entry or journal.append(message, idempotency_key=idempotency_key)
-        # a repeated message that has left the window has no number any more: then everything is waited for
-        await committer.wait(journal.log, entry.sequence or journal.last_sequence)
-        return await journal.as_stored(entry)
+        while True:
+            entry = None if idempotency_key is None else await journal.find_by_key(idempotency_key)
+            entry = entry or journal.append(message, idempotency_key=idempotency_key)
+            # a repeated message that has left the window has no number any more: then everything is waited for
+            await committer.wait(journal.log, entry.sequence or journal.last_sequence)
+            with suppress(TurnTaken):  # it was a turn's question, that was given up: then it is said without a turn
+                return await journal.as_stored(entry)
 
     async def add_messages(
         self,

@@ -277,6 +277,9 @@ class Turn:
         """Let others have the turn; if that cannot be told now, its time runs out."""
         claim, self._claim = self._claim, None
         log = self._journal.log
+        if claim is not None and log.claim is claim and log.sending:  # what is on its way would take it, or prolong it
+            with suppress(SessionsError):
+                await self._journal.saved()
         if claim is not None and log.claim is claim and log.pending:  # what waits goes in this turn or not at all
             claim.turn = msgspec.structs.replace(claim.turn, seconds=0.0)
             return

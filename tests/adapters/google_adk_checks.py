@@ -250,7 +250,8 @@ async def test_everything_is_acknowledged_when_a_call_returns(
 ) -> None:
     made = await ours.create_session(**ADA, session_id="1", state={"user:a": 1, "b": 1})
     await ours.append_event(made, said("one", user__a=2, app__c=3, b=2))
-    assert [summary.dirty for summary in await manager.list()] == [True] * 3
+    if not manager.store.shared:
+        assert [summary.dirty for summary in await manager.list()] == [True] * 3, "nothing was flushed"
     for summary in await manager.list():
         session = await manager.find(summary.session_id)
         assert session.journal.committed_sequence == session.last_sequence > 0

@@ -21,6 +21,9 @@ ROUNDS = 2
 ALONE = {"langgraph", "a compaction", "a step back"}
 """langgraph itself lets nobody else run a thread meanwhile (`test_four_workers`); the others speak no word."""
 
+REFUSED = {"google-adk": "StaleSessionError"}
+"""Frameworks that refuse who has not read what another one said meanwhile, and with which error."""
+
 __all__ = ["launchers"]
 
 
@@ -53,7 +56,11 @@ async def test_what_each_says_at_the_same_time_is_there_once(
                 **conversation.files,
             }
             running.append(launchers[framework].start(orders, log=tmp_path / f"{number}.log"))
-        assert [process.wait() for process in running] == [0, 0], f"see the logs in {tmp_path}"
+        ended = [
+            process.wait() == 0 or (tmp_path / f"{number}.log").read_text().count(REFUSED.get(framework, "nothing"))
+            for number, process in enumerate(running)
+        ]
+        assert all(ended), f"see the logs in {tmp_path}"
     for number, conversation in enumerate(conversations):
         notes = (tmp_path / f"{number}" / "account").read_text().splitlines()
         assert any("acknowledged" in json.loads(note) for note in notes)

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -362,6 +363,59 @@ class GivingBack(FaultyStore):
             over = msgspec.structs.replace(given.turn, seconds=0.0)
             assert await super().append([msgspec.structs.replace(given, turn=over)]) == [None]
         return outcomes
+
+
+async def test_a_turn_that_is_cancelled_while_its_question_is_on_its_way_is_given_back(
+    database: str, tmp_path: Path
+) -> None:
+    store = FaultyStore(PostgreSQLStore(database))
+    async with SessionManager(tmp_path / "one", store=store) as one:
+        session = await one.get_or_create("telegram", 1)
+        await session.add_message(Message.user("first"))
+        hold, asking = store.hold(), anyio.CancelScope()
+
+        async def ask() -> None:
+            with asking:
+                async with session.turn(Message.user("question")):
+                    pass
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, name="ask")
+            await hold.reached.wait()
+            asking.cancel()
+            await anyio.lowlevel.checkpoint()
+            store.heal()
+        stored = await store.head(session.session_id)
+        assert stored is not None
+        assert stored.turn is not None
+        assert stored.turn.is_over, "nobody has it, and nobody could take it"
+
+
+async def test_what_was_given_up_with_a_turn_is_not_acknowledged_to_whoever_else_waits_for_it(
+    database: str, tmp_path: Path
+) -> None:
+    store = FaultyStore(PostgreSQLStore(database))
+    async with SessionManager(tmp_path / "one", store=store) as one, gateways(database, tmp_path, 1) as (other,):
+        session = await one.get_or_create("telegram", 1)
+        await session.add_message(Message.user("first"))
+        turn = TurnClaim(7, "other", 30.0)
+        await other.store.append([Append(session.journal.log.head, (), turn=turn, must_exist=True)])
+        hold, asking = store.hold(), anyio.CancelScope()
+
+        async def ask() -> None:
+            with asking:
+                async with session.turn(Message.user("question"), idempotency_key="key"):
+                    pass
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, name="ask")
+            await hold.reached.wait()
+            async with anyio.create_task_group() as others:
+                others.start_soon(partial(session.add_message, idempotency_key="key"), Message.user("question"))
+                await anyio.lowlevel.checkpoint()
+                store.heal()
+            asking.cancel()
+        assert texts((await other.get_or_create("telegram", 1)).messages()) == ["first", "question"]
 
 
 async def test_all_turns_are_prolonged_in_one_statement(
