@@ -152,7 +152,7 @@ async def test_a_cursor_from_a_stranger_is_refused(path: Path, cursor: str) -> N
 async def test_a_search_that_cannot_be_judged_does_not_condemn_the_database(path: Path) -> None:
     async with SQLiteStore(path) as store:
         await say(store, 1, 1, "a needle")
-        with pytest.raises(TypeError):
+        with pytest.raises(searching.SearchFailed):
             await store.search(Search(terms=("needle",), before=datetime(2026, 1, 1)))  # noqa: DTZ001 - without a zone
         assert not store.found_damaged()
         assert len(await found(store, "needle")) == 1
@@ -385,15 +385,32 @@ async def test_a_chat_that_is_too_long_to_be_taken_out_makes_the_index_anew(
         assert await found(store, "needle") == [("telegram_2", 1)]
 
 
-async def test_purge_leaves_nothing_of_what_was_deleted_in_the_index(path: Path) -> None:
+async def test_purge_leaves_no_trace_of_what_was_deleted_in_the_index(path: Path) -> None:
+    def traces() -> list[str]:
+        return [file.name for file in path.parent.glob("*-search*") if b"qxz" in file.read_bytes()]
+
+    async with SQLiteStore(path) as store:
+        await say(store, 1, 1, "qxz")
+        await say(store, 2, 1, "a needle")
+        await index_all(store)
+        assert traces()
+        assert await store.delete("telegram_1")
+        assert await store.purge()
+        assert traces() == []
+        page = await store.search(Search.parse("needle"))
+        assert ([hit.session_id for hit in page.hits], page.behind) == (["telegram_2"], 0)
+
+
+async def test_a_deletion_that_was_cut_off_makes_the_index_anew(path: Path) -> None:
     async with SQLiteStore(path) as store:
         await say(store, 1, 1, "a secret")
         await say(store, 2, 1, "a needle")
         await index_all(store)
-        assert await store.delete("telegram_1")
-        assert await store.purge()
-        assert list(path.parent.glob("*-search*")) == []
+        store._search_file.begin_to_take_out("telegram_1")
+        await store._write(store._delete, "telegram_1")
+    async with SQLiteStore(path) as store:
         await index_all(store)
+        assert candidates(path, "secret") == []
         assert await found(store, "needle") == [("telegram_2", 1)]
 
 

@@ -21,9 +21,9 @@ async def say(store: PostgreSQLStore, chat: int, first: int, last: int, text: st
     assert await store.append([Append(sample_head(chat), sample_entries(first, last, text=text))]) == [None]
 
 
-async def index_all(store: PostgreSQLStore) -> int:
+async def index_all(store: PostgreSQLStore, step: int = 50) -> int:
     count = 0
-    while indexed := await store.index(50):
+    while indexed := await store.index(step):
         count += indexed
     return count
 
@@ -89,6 +89,16 @@ async def test_deleting_while_it_is_indexed_leaves_nothing_in_the_index(postgres
         assert await found(one, "secret") == []
     for table in ("search", "searched"):
         assert await rows_of(postgresql_url, f"SELECT count(*) FROM {table}") == [(0,)]
+
+
+async def test_old_sessions_that_a_step_does_not_reach_are_indexed_by_the_next_ones(postgresql_url: str) -> None:
+    async with PostgreSQLStore(postgresql_url) as store:
+        for chat in range(30):
+            await say(store, chat, 1, 10, "a needle")
+    await rows_of(postgresql_url, "UPDATE sessions SET used_at = used_at - INTERVAL '3 days'")
+    async with PostgreSQLStore(postgresql_url) as store:
+        assert await index_all(store, 20) == 300
+        assert len(await found(store, "needle")) == 300
 
 
 async def test_a_session_whose_row_is_locked_is_indexed_later_and_delays_nobody(postgresql_url: str) -> None:

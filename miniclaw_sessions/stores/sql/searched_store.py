@@ -81,13 +81,17 @@ class SearchedStore(SharedStore):
         if not self._lacking:
             return 0
         tried = {session_id: self._lacking.pop(session_id) for session_id in sorted(list(self._lacking)[:limit])}
-        indexed, left = 0, list(tried)
+        indexed, unreached, locked = 0, list(tried), list[str]()
         try:
             with CancelScope(shield=True):
-                indexed, left = await self._beside("index", lambda one: self._index(one, list(tried), limit))
+                indexed, unreached, locked = await self._beside(
+                    "index", lambda one: self._index(one, list(tried), limit)
+                )
         finally:
-            again = {session_id: tried[session_id] + 1 for session_id in left if tried[session_id] < _TRIES}
-            self._lacking = again | self._lacking
+            again = {session_id: tried[session_id] + 1 for session_id in locked if tried[session_id] < _TRIES}
+            if len(again) < len(locked):  # they were deleted, or are found when all are looked for
+                self._found_all = False
+            self._lacking = dict.fromkeys(unreached, 0) | again | self._lacking
         return max(indexed, len(again))
 
     async def _look(self) -> None:
@@ -101,8 +105,8 @@ class SearchedStore(SharedStore):
         self._lacking = {session_id: 0 for session_id, _ in rows} | self._lacking
         self._found_all, self._looked_at = len(rows) < _MOST_SESSIONS, began
 
-    async def _index(self, connection: Any, session_ids: Sequence[str], limit: int) -> tuple[int, list[str]]:
-        """How many entries were indexed, and which sessions may have more, or are being changed by somebody else."""
+    async def _index(self, connection: Any, session_ids: Sequence[str], limit: int) -> tuple[int, list[str], list[str]]:
+        """How many entries were indexed, which sessions may have more, and which somebody else is changing."""
         await _execute(connection, keyed_search.BEGIN, session_ids=session_ids)
         async with transaction(connection):
             ends = dict(await _execute(connection, keyed_search.LOCKED, session_ids=session_ids))
@@ -120,8 +124,8 @@ class SearchedStore(SharedStore):
         self._behind = max(0, self._behind - len(rows))
         is_cut = len(rows) == limit or sum(len(row[3]) for row in rows) >= _MOST_BYTES
         reached = rows[-1][0] if is_cut else None  # it may have more, and those behind it were not reached
-        left = [one for one in session_ids if one not in ends or (reached is not None and one >= reached)]
-        return len(rows), left
+        unreached = [one for one in ends if reached is not None and one >= reached]
+        return len(rows), unreached, [one for one in session_ids if one not in ends]
 
     async def drop_index(self) -> None:
         """Empty the tables of the index."""

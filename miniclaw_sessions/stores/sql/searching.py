@@ -99,6 +99,7 @@ def said_in(database: sqlite3.Connection, file: SearchFile, session_id: str) -> 
     if not file.path.exists():
         return []
     file.covered(database)
+    file.begin_to_take_out(session_id)
     rows = database.execute(_ROWS + _IN_SESSION, {"session_id": session_id})
     said = _indexed(rows, MOST_TAKEN_OUT)
     return said if rows.fetchone() is None else None
@@ -219,6 +220,8 @@ class _Looking:
         return Found(hits=tuple(ordered), cursor=cursor, behind=behind)
 
     def _hit(self, row: _Row) -> Hit | None:
+        if len(row) == 1:
+            return None
         session_id, channel, chat_id = row[7:]
         key = SessionKey(channel, chat_id)
         stored = entry_of_row(*row[1:7])
@@ -295,7 +298,9 @@ class _Looking:
         for start in range(0, len(positions), _BATCH):
             batch = positions[start : start + _BATCH]
             marks = ", ".join("?" * len(batch))
-            yield from self._database.execute(f"{_ROWS} WHERE e.position IN ({marks}) ORDER BY e.position DESC", batch)
+            rows = {row[0]: row for row in self._database.execute(f"{_ROWS} WHERE e.position IN ({marks})", batch)}
+            for position in batch:
+                yield rows.get(position, (position,))  # an entry that is gone has cost a look as well
 
     def _few_positions(self) -> list[int] | None:
         """Where the entries are of the sessions that are searched, the newest first, if those are few."""

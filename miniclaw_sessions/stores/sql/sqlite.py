@@ -16,7 +16,7 @@ from threading import BoundedSemaphore
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
-from anyio import CancelScope, CapacityLimiter, to_thread
+from anyio import CancelScope, CapacityLimiter, Semaphore, to_thread
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
@@ -51,8 +51,8 @@ from miniclaw_sessions.stores.sql.search_file import SearchFile
 from miniclaw_sessions.stores.sql.statements import Known, driver_of
 from miniclaw_sessions.stores.thread import SerialThread
 
-READERS = 4
-"""How many reads may run at once."""
+READERS, SEARCHES = 4, 2
+"""How many reads may run at once, and how many of them may be searches."""
 
 MAX_KNOWN_POSITIONS = 100_000
 """Of so many sessions the store remembers where they stand, about 200 bytes each; then it begins anew."""
@@ -99,6 +99,7 @@ class SQLiteStore(Store):
         self._reader_turns: CapacityLimiter | None = None
         # A caller that asyncio cancels leaves its thread running and gives its turn back; this keeps count even then.
         self._reading = BoundedSemaphore(READERS)
+        self._searches = Semaphore(SEARCHES)
 
     def __repr__(self) -> str:
         return f"<SQLiteStore {self._path}>"
@@ -266,24 +267,22 @@ class SQLiteStore(Store):
         with suppress(StoreError):
             said = await self._read(lambda one: searching.said_in(driver_of(one), self._search_file, session_id))
         was_there = await self._write(self._delete, session_id)
-        await self._aside(self._search_file.take_out, said)
+        await self._aside(self._search_file.take_out, session_id, said)
         return was_there
 
     async def purge(self) -> bool:
         """Move the -wal file's content to the database, in which what was deleted is overwritten, and empty it.
 
-        False if somebody reads an older state all the time. The search index is made anew.
+        False if somebody reads an older state all the time. The search index is written anew.
         """
-        await self.drop_index()
+        await self._aside(self._search_file.purge)
         return await self._write(self._purge)
 
     async def search(self, search: Search) -> Found:
         """Ask the search index, where it reaches; what was committed last comes first."""
         span = searching.Span.of(search)
-        try:
+        async with self._searches:
             return await self._read(lambda one: searching.search(driver_of(one), self._search_file, search, span))
-        except searching.SearchFailed as failure:
-            raise failure.__cause__ or failure from None
 
     async def index(self, limit: int) -> int:
         """Bring on the file of the search index, beside the database."""
