@@ -137,7 +137,6 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
         tools: what was called, or has answered.
         score: how well it fits, from 0 to 1: whole words count more than parts, what was said more than what tools
             returned.
-        snippet: the place in its text, on one line.
     """
 
     session_id: str
@@ -150,7 +149,6 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     author: str | None = None
     tools: tuple[str, ...] = ()
     score: float
-    snippet: tuple[Piece, ...] = ()
 
     @property
     def place(self) -> Place:
@@ -183,10 +181,12 @@ class SearchResult(Hit, frozen=True, kw_only=True):
     """A hit in its session.
 
     Attributes:
+        snippet: the place in its text, on one line.
         title: what the session is called now.
         current: whether the conversation goes on from it, or it is on a branch that was left.
     """
 
+    snippet: tuple[Piece, ...] = ()
     title: str | None = None
     current: bool = True
 

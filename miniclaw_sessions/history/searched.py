@@ -1,6 +1,7 @@
 """What of an entry is searched, whether it is what a search wants, and how that is shown. All stores ask here.
 
-An index only names entries that may be meant; `hit` decides, so that every store finds the same.
+An index only names entries that may be meant; `hit` decides, so that every store finds the same. What is long is folded
+in pieces, and only as far as it must be read.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ BY_A_TOOL = 0.4
 """How much less counts what no one said: what a tool was given and what it returned, and what sums up."""
 
 _SAID = frozenset({Role.USER, Role.ASSISTANT, Role.SYSTEM})
+_PIECE, _SEEK = 16_000, 500  # characters of a text that are folded at once
 _OCCURRENCES = 100  # are looked at for a whole word
 _BLOCK, _OVERLAP, _MAX_BLOCKS = 2_000, 500, 500
 _BEFORE = 50  # characters of a snippet before what was found
@@ -129,29 +131,8 @@ def hit(search: Search, session_id: str, key: SessionKey, entry: Entry) -> Hit |
         entry: with its sequence.
     """
     found = searched(entry)
-    return None if found is None or not fits(search, found) else as_hit(search, session_id, key, entry, found)
-
-
-def fits(search: Search, found: Searched) -> bool:
-    """Whether it is what is searched for, whichever session it is in."""
-    if search.role not in (None, found.role):
-        return False
-    if (search.after is not None and found.said_at < search.after) or (
-        search.before is not None and found.said_at >= search.before
-    ):
-        return False
-    if not (_is_one_of(search.tool, found.tools) and _is_one_of(search.author, found.authors)):
-        return False
-    text = folded(found.text)
-    return all(term in text for term in search.terms) and not any(term in text for term in search.excluded)
-
-
-def _is_one_of(wanted: str | None, names: Iterable[str]) -> bool:
-    return wanted is None or folded(wanted) in map(folded, names)
-
-
-def as_hit(search: Search, session_id: str, key: SessionKey, entry: Entry, found: Searched) -> Hit:
-    """An entry that `fits`, as a hit."""
+    if found is None or (fits := score(search, found)) is None:
+        return None
     return Hit(
         session_id=session_id,
         channel=key.channel,
@@ -162,16 +143,64 @@ def as_hit(search: Search, session_id: str, key: SessionKey, entry: Entry, found
         role=found.role,
         author=next(iter(found.authors), None),
         tools=found.tools,
-        score=score(search, found),
-        snippet=snippet(found.text, search.terms),
+        score=fits,
     )
 
 
-def score(search: Search, found: Searched) -> float:
-    """How well an entry that fits does so, from 0 to 1; it depends on nothing but the two."""
-    said, text = folded(found.said), folded(found.text)
-    quality = [_quality(said, term) or BY_A_TOOL * _quality(text, term) for term in search.terms]
+def score(search: Search, found: Searched) -> float | None:
+    """How well it fits, from 0 to 1, whichever session it is in; None: it is not what is searched for."""
+    if search.role not in (None, found.role) or not (
+        _is_one_of(search.tool, found.tools) and _is_one_of(search.author, found.authors)
+    ):
+        return None
+    if (search.after is not None and found.said_at < search.after) or (
+        search.before is not None and found.said_at >= search.before
+    ):
+        return None
+    quality = _qualities(found.text, search.terms, search.excluded)
+    if quality is None:
+        return None
+    if found.said != found.text:
+        said = found.said and _qualities(found.said, search.terms, (), demands_all=False)
+        quality = [max(BY_A_TOOL * one, own) for one, own in zip(quality, said or [0.0] * len(quality), strict=True)]
     return round(sum(quality) / len(quality), 3) if quality else WHOLE_WORD
+
+
+def _is_one_of(wanted: str | None, names: Iterable[str]) -> bool:
+    return wanted is None or folded(wanted) in map(folded, names)
+
+
+def _qualities(
+    text: str, terms: Sequence[str], excluded: Sequence[str], *, demands_all: bool = True
+) -> list[float] | None:
+    """How well a text has each term, as far as it must be read; None: it lacks one, or has what is excluded."""
+    found = [0.0] * len(terms)
+    for form in _forms(text, max(map(len, (*terms, *excluded)), default=0)):
+        if any(term in form for term in excluded):
+            return None
+        found = [max(best, _quality(form, term)) for best, term in zip(found, terms, strict=True)]
+        if not excluded and all(found):
+            return found
+    return found if all(found) or not demands_all else None
+
+
+def _forms(text: str, longest: int) -> Iterator[str]:
+    """A text as it is compared, in pieces; whatever is not longer than `longest` is within one of them."""
+    before = ""
+    start = 0
+    while start < len(text):
+        end = _end_of_piece(text, start + _PIECE)
+        glue = " " if before and text[start - 1].isspace() else ""
+        form = f"{before}{glue}{folded(text[start:end])}"
+        yield form
+        before, start = form[-longest:] if longest else "", end
+
+
+def _end_of_piece(text: str, end: int) -> int:
+    """Where a piece ends that may go up to a place: behind a white space, so that no letter loses its accent."""
+    if end >= len(text):
+        return len(text)
+    return next((place for place in range(end, end - _SEEK, -1) if text[place - 1].isspace()), end)
 
 
 def _quality(text: str, term: str) -> float:

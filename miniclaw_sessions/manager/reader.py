@@ -217,8 +217,12 @@ class SessionReader(ABC):
         store = self._transcripts()
         if store.keeps_entries:
             return await store.search(search)
-        journals = [await self._journal(session_id) for _, session_id in await self._newest(limit=None)]
-        return search_windows(search, [journal for journal in journals if journal is not None])
+        return await search_windows(search, self._journals())
+
+    async def _journals(self) -> AsyncIterator[Journal]:
+        for _, session_id in await self._newest(limit=None):
+            if (journal := await self._journal(session_id)) is not None:
+                yield journal
 
     async def export(self, session_id: str, form: Format) -> AsyncIterator[bytes]:
         """A session in any format, piece by piece: its whole tree, or its branch where the format has no tree.

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
+from anyio import to_thread
 
-from miniclaw_sessions.errors import InvalidSearch
+from miniclaw_sessions.errors import InvalidMessage, InvalidSearch
 from miniclaw_sessions.history.branches import BranchMap
 from miniclaw_sessions.history.search import (
     MAX_HITS,
@@ -28,9 +30,10 @@ from miniclaw_sessions.history.search import (
     SearchPage,
     SearchResult,
 )
+from miniclaw_sessions.history.searched import searched, snippet
 from miniclaw_sessions.protocol.messages import Instant
 from miniclaw_sessions.session.journal import Journal
-from miniclaw_sessions.stores.base import stored_entry
+from miniclaw_sessions.stores.base import decode_stored, stored_entry
 from miniclaw_sessions.stores.reading import PAGE
 from miniclaw_sessions.stores.scanning import Newest
 
@@ -42,6 +45,9 @@ MAX_WINDOWS = 10
 
 MAX_RESULTS = 100
 """Results of a page."""
+
+LONG_TEXT = 20_000
+"""What has so many characters is looked through in a thread."""
 
 Branch = Literal["all", "current"]
 Order = Literal["best", "newest"]
@@ -87,7 +93,7 @@ async def search_page(  # noqa: PLR0913 - each but the first three can be left o
         StoreError: a store or a session cannot be read.
     """
     _check(search, branch, order)
-    position, shown = _position_of(search.cursor), _Shown(find, branch)
+    position, shown = _position_of(search.cursor), _Shown(find, branch, search.terms)
     results: list[SearchResult] = []
     found = Found()
     for _ in range(MAX_WINDOWS):
@@ -151,9 +157,10 @@ def _position_of(cursor: str | None) -> _Position:
 class _Shown:
     """Which hits may be seen, and how their sessions are called."""
 
-    def __init__(self, find: Callable[[str], Awaitable[Journal | None]], branch: Branch) -> None:
+    def __init__(self, find: Callable[[str], Awaitable[Journal | None]], branch: Branch, terms: Sequence[str]) -> None:
         self._find = find
         self._branch = branch
+        self._terms = terms
         self._known: dict[str, tuple[Journal, BranchMap, list[tuple[int, int]]] | None] = {}
 
     async def result(self, hit: Hit) -> SearchResult | None:
@@ -169,8 +176,28 @@ class _Shown:
         is_current = any(first <= hit.sequence <= last for first, last in path)
         if hit.role != TITLE and not is_current and (self._branch == "current" or hit.sequence < branches.cleared_at):
             return None
+        text = await self._text(journal, hit)
+        if text is None:
+            return None
+        make = partial(snippet, text, self._terms)
+        pieces = make() if len(text) < LONG_TEXT else await to_thread.run_sync(make)
         title = journal.conversation.state.metadata.get("title")
-        return SearchResult(**msgspec.structs.asdict(hit), title=title, current=is_current)
+        return SearchResult(**msgspec.structs.asdict(hit), snippet=pieces, title=title, current=is_current)
+
+    @staticmethod
+    async def _text(journal: Journal, hit: Hit) -> str | None:
+        """What was said there; None: it is not there any more."""
+        stored = (await journal.reader.read_at([hit.sequence])).get(hit.sequence)
+        if stored is None or stored.entry_id != hit.entry_id:
+            kept = (one for one in journal.conversation.window if one.id == hit.entry_id)
+            stored = next(map(stored_entry, kept), None)  # all there is, where the store keeps nothing
+        if stored is None:
+            return None
+        try:
+            found = searched(decode_stored(stored))
+        except InvalidMessage:
+            return None
+        return None if found is None else found.text
 
     async def _look_up(self, session_id: str) -> tuple[Journal, BranchMap, list[tuple[int, int]]] | None:
         journal = await self._find(session_id)
@@ -212,15 +239,20 @@ async def search_session(
 
     async def look(search: Search) -> Found:
         store = journal.home.store
-        return await store.search(search) if store.keeps_entries else search_windows(search, [journal])
+        return await (store.search(search) if store.keeps_entries else search_windows(search, _only(journal)))
 
     return await search_page(search, look=look, find=find, branch=branch, order=order, now=journal.home.clock.now())
 
 
-def search_windows(search: Search, journals: Sequence[Journal]) -> Found:
-    """What is in memory, where the store keeps no transcripts."""
+async def search_windows(search: Search, journals: AsyncIterator[Journal]) -> Found:
+    """What is in memory, where the store keeps no transcripts; one session after the other."""
     newest = Newest(search)
-    for journal in journals:
+    async for journal in journals:
         if search.covers(journal.session_id, journal.key):
-            newest.look_at(journal.session_id, journal.key, [stored_entry(one) for one in journal.conversation.window])
+            page = [stored_entry(entry) for entry in journal.conversation.window]
+            await to_thread.run_sync(newest.look_at, journal.session_id, journal.key, page)
     return newest.found("the store keeps no transcripts: only what is in memory was searched")
+
+
+async def _only(journal: Journal) -> AsyncIterator[Journal]:
+    yield journal

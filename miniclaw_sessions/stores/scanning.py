@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.search import Found, Hit, Place, Search, cursor_of, place_of
-from miniclaw_sessions.history.searched import as_hit, fits, searched
+from miniclaw_sessions.history.searched import hit
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.base import Store, StoredEntry, StoredHead, decode_stored
 from miniclaw_sessions.stores.reading import PAGE
@@ -79,27 +78,23 @@ class Newest:
             if not may_fit(stored.encoded, self._words):
                 continue
             try:
-                entry = decode_stored(stored)
+                entry = msgspec.structs.replace(decode_stored(stored), sequence=stored.sequence)
             except InvalidMessage:
                 continue  # what is damaged says nothing
-            found = searched(entry)
-            if found is None:
-                continue
-            place = (found.said_at, session_id, stored.sequence)
-            if self._is_between(place) and fits(self._search, found):
-                entry = msgspec.structs.replace(entry, sequence=stored.sequence)
-                self._take(place, partial(as_hit, self._search, session_id, key, entry, found))
+            found = hit(self._search, session_id, key, entry)
+            if found is not None and self._is_between(found.place):
+                self._take(found)
 
     def _is_between(self, place: Place) -> bool:
         return (self._below is None or place < self._below) and (self._last is None or place >= self._last)
 
-    def _take(self, place: Place, make: Callable[[], Hit]) -> None:
+    def _take(self, found: Hit) -> None:
         if len(self._hits) < self._search.limit:
-            heapq.heappush(self._hits, (place, make()))
+            heapq.heappush(self._hits, (found.place, found))
             return
         self._left_out = True
-        if place > self._hits[0][0]:
-            heapq.heapreplace(self._hits, (place, make()))
+        if found.place > self._hits[0][0]:
+            heapq.heapreplace(self._hits, (found.place, found))
 
     def found(self, note: str = NO_INDEX) -> Found:
         """The page."""

@@ -8,6 +8,7 @@ import anyio
 import orjson
 import pytest
 
+from miniclaw_sessions.agent import history_tool as history_tool_module
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.history_tool import MAX_RESULTS, RESULT_LENGTH, history_tool
 from miniclaw_sessions.config import Settings, load_settings
@@ -15,7 +16,7 @@ from miniclaw_sessions.errors import AgentError
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.providers.configured import open_agent
-from miniclaw_sessions.session import Session
+from miniclaw_sessions.session import Session, searching
 from miniclaw_sessions.testing.provider import ScriptedProvider
 
 pytestmark = pytest.mark.anyio
@@ -107,6 +108,33 @@ async def test_a_wrong_call_is_explained_to_the_model(
     assert told in provider.contexts[-1][-1].text
     assert "drop table" not in caplog.text
     assert "xxx" not in caplog.text
+
+
+async def test_a_query_may_be_a_time_or_what_must_not_occur(session: Session) -> None:
+    await session.add_message(Message.user("rome"))
+    await session.add_message(Message.user("paris"))
+    found = (await looked_up(session, None, query="", after="2020-01-01")).text
+    assert "rome" in found
+    found = (await looked_up(session, None, query="-rome", role="user")).text
+    assert "paris" in found
+
+
+async def test_a_page_without_results_is_not_the_end(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await session.add_message(Message.user("rome one"))
+    await session.add_message(Message.user("the needle of rome"))
+    for number in range(60):
+        await session.tree.branch(first.id)
+        await session.add_message(Message.user(f"rome {number}, no needle, on a branch that is left"))
+    await session.tree.branch((await session.search('"the needle"')).results[0].entry_id)
+    monkeypatch.setattr(searching, "WINDOW", 2)
+    monkeypatch.setattr(searching, "MAX_WINDOWS", 2)
+    assert (await session.search("rome", branch="current")).results == ()
+    with monkeypatch.context() as patch:
+        patch.setattr(history_tool_module, "MAX_PAGES", 1)
+        text = (await looked_up(session, None, query="rome")).text
+    assert "not everything was looked through" in text
+    assert "\n\nnext: " in text
+    assert "the needle of rome" in (await looked_up(session, None, query="needle")).text
 
 
 async def test_two_chats_that_ask_at_once_each_search_their_own(manager: SessionManager) -> None:

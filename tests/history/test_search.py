@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import InvalidSearch
+from miniclaw_sessions.history import searched as judging
 from miniclaw_sessions.history.search import Piece, Search, cursor_of, folded, place_of
-from miniclaw_sessions.history.searched import SNIPPET, fits, score, searched, snippet
+from miniclaw_sessions.history.searched import SNIPPET, score, searched, snippet
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall
 
@@ -24,9 +25,9 @@ def of(message: Message) -> MessageEntry:
 def score_of(query: str, message: Message) -> float:
     found = searched(of(message))
     assert found is not None
-    search = Search.parse(query)
-    assert fits(search, found)
-    return score(search, found)
+    fits = score(Search.parse(query), found)
+    assert fits is not None
+    return fits
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_folding_twice_is_folding_once(text: str) -> None:
     assert folded(folded(text)) == folded(text)
 
 
-@given(st.datetimes(timezones=st.just(UTC)), st.integers(0, 2**63), st.text(alphabet="abc_.~%1", min_size=1))
+@given(st.datetimes(timezones=st.just(UTC)), st.integers(0, 2**63 - 1), st.text(alphabet="abc_.~%1", min_size=1))
 def test_a_place_comes_back_from_its_cursor(said_at: datetime, sequence: int, session_id: str) -> None:
     assert place_of(cursor_of((said_at, session_id, sequence))) == (said_at, session_id, sequence)
 
@@ -138,8 +139,21 @@ def test_every_part_of_a_text_finds_it(text: str) -> None:
     assert found is not None
     for word in text.split():
         if term := folded(word):
-            assert fits(Search(terms=(term,)), found)
+            assert score(Search(terms=(term,)), found) is not None
             assert any(piece.match for piece in snippet(text[:200], (term,))) or len(text) > 200
+
+
+@given(st.text(alphabet="abÄ' \n"), st.text(alphabet="abä ", min_size=1, max_size=5), st.integers(1, 9))
+def test_what_is_read_in_pieces_fits_as_what_is_read_at_once(text: str, wanted: str, size: int) -> None:
+    found = searched(of(Message.user(text)))
+    assert found is not None
+    for search in (Search(terms=(folded(wanted) or "a",)), Search(terms=("a",), excluded=(folded(wanted) or "b",))):
+        expected = all(term in folded(text) for term in search.terms)
+        expected = expected and not any(term in folded(text) for term in search.excluded)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(judging, "_PIECE", size)
+            patch.setattr(judging, "_SEEK", size)
+            assert (score(search, found) is not None) == expected
 
 
 def test_a_message_is_searched_with_its_calls_and_without_its_thinking() -> None:
