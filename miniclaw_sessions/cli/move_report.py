@@ -17,7 +17,9 @@ def as_document(moved: Moved) -> dict[str, object]:
     """For programs."""
     rest = msgspec.structs.asdict(moved)
     ends = {"from": rest.pop("source"), "to": rest.pop("target")}
-    return {**ends, **msgspec.structs.asdict(rest.pop("copied")), **rest}
+    copied = msgspec.structs.asdict(rest.pop("copied"))
+    del copied["alike"]
+    return {**ends, **copied, **rest}
 
 
 def sentences(moved: Moved) -> Iterator[tuple[str, str]]:

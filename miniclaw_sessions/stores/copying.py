@@ -15,7 +15,7 @@ batches.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from itertools import groupby
 from struct import pack
 from typing import NamedTuple, Protocol, TypeVar
@@ -62,6 +62,14 @@ class Source(Readable, Protocol):
         ...
 
 
+class Alike(msgspec.Struct, frozen=True, gc=False):
+    """A session that source and target have alike: which one, up to which sequence, and whether some of it is new."""
+
+    incarnation: str
+    last_sequence: int
+    is_new: bool
+
+
 class Copied(msgspec.Struct, kw_only=True):
     """What became of a copy.
 
@@ -74,6 +82,7 @@ class Copied(msgspec.Struct, kw_only=True):
         others: how many sessions only the target has.
         problems: what is damaged in the source, one sentence each.
         different: sessions that the target has otherwise, one sentence each; they were left as they are.
+        alike: the sessions that both have alike, by their ids.
     """
 
     sessions: int = 0
@@ -83,15 +92,17 @@ class Copied(msgspec.Struct, kw_only=True):
     others: int = 0
     problems: list[str] = msgspec.field(default_factory=list)
     different: list[str] = msgspec.field(default_factory=list)
+    alike: dict[str, Alike] = msgspec.field(default_factory=dict)
 
 
-async def copy_store(
+async def copy_store(  # noqa: PLR0913 - both stores, and how to copy
     source: Source,
     target: Store,
     on_progress: OnProgress = lambda *_: None,
     *,
     total: int | None = None,
     delete_others: bool = False,
+    before_deletion: Callable[[str], Awaitable[object]] | None = None,
 ) -> Copied:
     """Copy every session, and compare. The source may go on being used; what changes in it meanwhile is followed.
 
@@ -101,12 +112,13 @@ async def copy_store(
         on_progress: told how it advances.
         total: how many sessions there are, if that is known.
         delete_others: leave no session in the target that is not one of the source.
+        before_deletion: called with the id of a session that is about to be deleted from the target.
 
     Raises:
         StoreError: the source cannot be read, or the target not be written. What the target has by then stays in it,
             and the same call goes on from there.
     """
-    copy = _Copy(source, target, delete_others=delete_others)
+    copy = _Copy(source, target, delete_others=delete_others, before_deletion=before_deletion or _nothing)
     await copy.run(lambda done: on_progress(done, total))
     return copy.report()
 
@@ -211,8 +223,7 @@ class _Piece(NamedTuple):
 class _Kept(NamedTuple):
     """What is known of a session that was copied."""
 
-    incarnation: str
-    last_sequence: int
+    alike: Alike
     entries: int
     problems: tuple[str, ...]
 
@@ -220,10 +231,18 @@ class _Kept(NamedTuple):
 class _Copy:
     """One run of it: a pass over all sessions, and further ones over what changed meanwhile."""
 
-    def __init__(self, source: Source, target: Store, *, delete_others: bool) -> None:
+    def __init__(
+        self,
+        source: Source,
+        target: Store,
+        *,
+        delete_others: bool,
+        before_deletion: Callable[[str], Awaitable[object]],
+    ) -> None:
         self._source = source
         self._target = target
         self._deletes_others = delete_others
+        self._before_deletion = before_deletion
         self._copies: dict[str, _Kept] = {}
         self._different: dict[str, str] = {}
         self._others = 0
@@ -246,6 +265,7 @@ class _Copy:
                 *self._unreadable.values(),
             ],
             different=[self._different[session_id] for session_id in sorted(self._different)],
+            alike={session_id: copy.alike for session_id, copy in self._copies.items()},
         )
 
     async def run(self, on_progress: Callable[[int], None]) -> None:
@@ -289,7 +309,7 @@ class _Copy:
         if session_id in self._different:
             return None
         copy = self._copies.get(session_id)
-        if copy is not None and copy.last_sequence >= stored.last_sequence:
+        if copy is not None and copy.alike.last_sequence >= stored.last_sequence:
             return None
         self._meanwhile.add(session_id)
         return self._first(stored, there)
@@ -303,7 +323,7 @@ class _Copy:
         replaced = set[str]()
         async for stored in self._source.heads():
             copy = self._copies.get(stored.head.session_id)
-            if copy is not None and copy.incarnation == stored.head.incarnation:
+            if copy is not None and copy.alike.incarnation == stored.head.incarnation:
                 gone.discard(stored.head.session_id)
             elif copy is not None:
                 replaced.add(stored.head.session_id)
@@ -311,12 +331,16 @@ class _Copy:
             gone -= set(await self._source.session_ids()) - replaced
         for session_id in gone:
             there = await self._target.head(session_id)
-            if there is not None and there.head.incarnation == self._copies[session_id].incarnation:
-                await self._target.delete(session_id)
+            if there is not None and there.head.incarnation == self._copies[session_id].alike.incarnation:
+                await self._delete(session_id)
             del self._copies[session_id]
             self._different.pop(session_id, None)
             self._meanwhile.add(session_id)
         return bool(gone)
+
+    async def _delete(self, session_id: str) -> None:
+        await self._before_deletion(session_id)
+        await self._target.delete(session_id)
 
     # --- reading, writing, comparing ---------------------------------------------------------------------------------
 
@@ -331,7 +355,7 @@ class _Copy:
         async for stored, there in _side_by_side(self._source.heads(), self._target.heads()):
             own = there
             if there is not None and self._deletes_others and self._is_other(stored, there):
-                await self._target.delete(there.head.session_id)
+                await self._delete(there.head.session_id)
                 own = None
             if stored is None:
                 self._others += own is not None and own.head.session_id not in self._named
@@ -416,7 +440,10 @@ class _Copy:
         if head.session_id in self._different:
             return
         if await self._digest_of_copy(head, last) == session.digest.value():
-            self._copies[head.session_id] = _Kept(head.incarnation, last, session.entries, tuple(session.problems))
+            known = self._copies.get(head.session_id)
+            is_new = not session.is_there or (known is not None and known.alike.is_new)
+            alike = Alike(head.incarnation, last, is_new)
+            self._copies[head.session_id] = _Kept(alike, session.entries, tuple(session.problems))
         else:
             self._differs(head.session_id)
 
@@ -427,6 +454,10 @@ class _Copy:
                 break
             digest.feed(entry)
         return digest.value()
+
+
+async def _nothing(session_id: str) -> None:
+    """Do nothing about it."""
 
 
 async def _unreadable(source: Source, left: set[str]) -> dict[str, str]:

@@ -79,8 +79,13 @@ class SharedStore(Store):
         """
 
     @abstractmethod
-    async def used(self, uses: Sequence[Use]) -> None:
-        """Write down that sessions were used; one that is not there, or is another incarnation, is left out."""
+    async def used(self, uses: Sequence[Use], *, backwards: bool = False) -> None:
+        """Write down that sessions were used; one that is not there, or is another incarnation, is left out.
+
+        Args:
+            uses: when each was used last.
+            backwards: also in the place of a later time, as of a session that has just been copied from elsewhere.
+        """
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -23,19 +23,22 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import Directory, DirectoryLock
 from miniclaw_sessions.encryption import KeyRing, is_sealed
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, NotAWorkspace
+from miniclaw_sessions.persistence.checkpoints import StoredCheckpoints
 from miniclaw_sessions.persistence.losses import Losses
 from miniclaw_sessions.persistence.marker import check_marker
 from miniclaw_sessions.persistence.own_task import in_own_task
 from miniclaw_sessions.persistence.recognition import is_ours, recognize
+from miniclaw_sessions.persistence.snapshots import largest_snapshot
 from miniclaw_sessions.persistence.workspace import open_snapshots
 from miniclaw_sessions.stores import open_store, refuse_another_store, store_place, stores_in
 from miniclaw_sessions.stores.base import Store, StorePlace
 from miniclaw_sessions.stores.copying import Copied, Source, compare_stores, copy_store
 from miniclaw_sessions.stores.encrypted import encrypted
 from miniclaw_sessions.stores.memory import MemoryStore
-from miniclaw_sessions.stores.shared import as_shared
+from miniclaw_sessions.stores.shared import SharedStore, as_shared
 from miniclaw_sessions.stores.sql.files import is_open_elsewhere
 from miniclaw_sessions.transfer.archives import Beside, copy_archive, marker_of, write_marker_to
+from miniclaw_sessions.transfer.checkpoints import InFiles, InRows, Side, carry
 from miniclaw_sessions.transfer.copying import Report, in_thread, refuse_cut_off_salvage
 from miniclaw_sessions.transfer.files import SESSIONS, Sealing, files_in
 from miniclaw_sessions.transfer.rekeying import Opened
@@ -134,9 +137,7 @@ async def migrate(  # noqa: PLR0913 - both houses, and how to move
     settings: SessionSettings | None = None,
     on_progress: Report = lambda *_: None,
 ) -> Moved:
-    """Copy every session into another store; the source stays as it is, and may be used meanwhile.
-
-    Cut off, it is run again. What the target has already is compared, and not written again.
+    """Copy every session into another store; the source stays as it is, and may be in use. Cut off, run it again.
 
     Args:
         source: from where; a daemon may have it.
@@ -156,15 +157,10 @@ async def migrate(  # noqa: PLR0913 - both houses, and how to move
         StoreError: the source cannot be read, or the target not be written.
     """
     _refuse_senseless(source, target, change)
+    settings = settings or SessionSettings()
     async with AsyncExitStack() as stack:
         moved = Moved(source=source.url, target=target.url, copied=Copied(), is_dry=dry_run)
-        moved.held_by = await in_thread(_prepare_source, source, stack)
-        moved.is_shared = source.place.url is not None
-        if not dry_run:
-            await in_thread(_prepare_target, target, source, moved.held_by, stack)
-        settings = settings or SessionSettings()
-        given = await stack.enter_async_context(_opened(source, keys, settings))
-        there = await stack.enter_async_context(_opened_target(target, settings, dry_run=dry_run))
+        given, there = await _open_both(moved, source, target, keys, settings, stack)
         here, beside = _beside(source, given), _beside(target, there)
         was = await _how_sealed(given, here, keys)
         _refuse_mixture(was, await _how_sealed(there, beside, None), keys, change)
@@ -176,11 +172,30 @@ async def migrate(  # noqa: PLR0913 - both houses, and how to move
         if delete_others and not total:
             raise ConfigError(f"cannot migrate from {source.url}: it is empty, and everything would be deleted")
         report = partial(on_progress, "copying sessions")
-        moved.copied = await copy_store(view, written, report, total=total, delete_others=delete_others)
-        if here is not None and beside is not None and here != beside:
-            on_progress("copying the archive", 0, None)
-            moved.archived = await _copy_rest(here, beside, keys, change, moved.copied.problems)
+        copy = partial(copy_store, view, written, report, total=total, delete_others=delete_others)
+        if here is None or beside is None or here == beside:
+            moved.copied = await copy()
+            return moved
+        opens, seals = _keys_of(was, keys, change)
+        ours = await stack.enter_async_context(_checkpoints_of(here, opens, settings, read_only=True))
+        theirs = await stack.enter_async_context(_checkpoints_of(beside, seals, settings))
+        moved.copied = await copy(before_deletion=theirs.forget)
+        on_progress("copying what is beside them", 0, None)
+        moved.archived = await _copy_rest(here, beside, keys, change, moved.copied.problems)
+        if not isinstance(given, SessionFiles):  # of which the files are all there is
+            await carry(ours, theirs, moved.copied.alike)
     return moved
+
+
+async def _open_both(  # noqa: PLR0913, PLR0917 - both houses, and how to open them
+    moved: Moved, source: House, target: House, keys: KeyRing | None, settings: SessionSettings, stack: AsyncExitStack
+) -> tuple[Store | SessionFiles, Store]:
+    moved.held_by = await in_thread(_prepare_source, source, stack)
+    moved.is_shared = source.place.url is not None
+    if not moved.is_dry:
+        await in_thread(_prepare_target, target, source, moved.held_by, stack)
+    given = await stack.enter_async_context(_opened(source, keys, settings))
+    return given, await stack.enter_async_context(_opened_target(target, settings, dry_run=moved.is_dry))
 
 
 def _refuse_senseless(source: House, target: House, change: Change) -> None:
@@ -320,6 +335,12 @@ def _refuse_mixture(was: _Sealed, there: _Sealed, keys: KeyRing | None, change: 
         )
 
 
+def _keys_of(was: _Sealed, keys: KeyRing | None, change: Change) -> tuple[KeyRing | None, KeyRing | None]:
+    """What the source is opened with, and the target sealed with; None where nothing is sealed, or no key is held."""
+    opens = None if was.is_sealed is False else keys
+    return opens, opens if change is Change.NONE else keys if change is Change.ENCRYPT else None
+
+
 def _sealed_as_wanted(
     given: Store | SessionFiles, there: Store, was: _Sealed, keys: KeyRing | None, change: Change
 ) -> tuple[Source, Store]:
@@ -347,6 +368,20 @@ async def _copy_rest(source: Beside, target: Beside, keys: KeyRing | None, chang
     if isinstance(source, Path) and isinstance(target, Path):
         await in_thread(_copy_losses, source, target)
     return archived
+
+
+@asynccontextmanager
+async def _checkpoints_of(
+    beside: Beside, keys: KeyRing | None, settings: SessionSettings, *, read_only: bool = False
+) -> AsyncIterator[Side]:
+    clock = SystemClock()
+    if isinstance(beside, SharedStore):
+        most = largest_snapshot(settings)
+        yield InRows(beside, StoredCheckpoints(beside, clock=clock, max_bytes=most, encryption=keys), clock)
+        return
+    opening = partial(open_snapshots, clock=clock, encryption=keys, read_only=read_only)
+    with closing(await in_thread(opening, beside, settings)) as snapshots:
+        yield InFiles(snapshots, clock)
 
 
 async def _copy_marker(source: Beside, target: Beside, sealing: Sealing | None) -> None:

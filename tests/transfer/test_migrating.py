@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from miniclaw_sessions.stores.sql.sqlite import SQLiteStore
 from miniclaw_sessions.testing.stores import sample_entries, sample_head
 from miniclaw_sessions.transfer.backup import back_up_closed
 from miniclaw_sessions.transfer.migrating import Change, House, house, migrate
-from tests.persistence.encrypted_homes import BOTH, NEW, NEW_KEY, OLD, OLD_KEY, SECRET, Home
+from tests.persistence.encrypted_homes import BOTH, DAY, NEW, NEW_KEY, OLD, OLD_KEY, SECRET, Home
 
 pytestmark = pytest.mark.anyio
 
@@ -139,6 +140,45 @@ async def test_a_move_that_is_cut_off_goes_on_where_it_was(
     moved = await migrate(source, target)
     assert moved.copied.written == ENTRIES - 2 * (failing - 1)
     assert await everything(target) == await everything(source)
+
+
+async def used_and_begun(home: Home, keys: KeyRing | None, *names: str) -> tuple[dict[str, datetime], int]:
+    """When each session was used last, as its list says; and how many were put together from their entries."""
+    async with home.open(keys) as manager:
+        found = {row.session_id: row.last_accessed for row in await manager.list()}
+        return {name: found[name] for name in names}, manager.recovery.rebuilt
+
+
+@pytest.mark.parametrize("keys", [None, OLD_KEY], ids=["plain", "encrypted"])
+async def test_when_sessions_were_used_and_what_they_lead_to_goes_along(
+    keys: KeyRing | None, home: Home, tmp_path: Path
+) -> None:
+    async with home.open(keys) as manager:
+        for number in (1, 2):
+            await home.say(manager, number)
+        await home.clock.advance(20 * DAY)
+        await manager.get_or_create("telegram", 1)  # read, and nothing said
+    before, _ = await used_and_begun(home, keys, "telegram_1", "telegram_2")
+    assert before["telegram_1"] - before["telegram_2"] > timedelta(days=19)
+    new = Home(tmp_path / "new", "jsonl:")
+    new.clock = home.clock
+    await migrate(house("sqlite:", home.workspace), house("jsonl:", new.workspace), keys)
+    after, rebuilt = await used_and_begun(new, keys, "telegram_1", "telegram_2")
+    assert after == before
+    assert rebuilt == 0
+
+
+async def test_what_is_deleted_from_the_target_does_not_come_back_from_its_file(home: Home, tmp_path: Path) -> None:
+    await home.fill(None)
+    new = Home(tmp_path / "new")
+    source, target = house("sqlite:", home.workspace), house("sqlite:", new.workspace)
+    await migrate(source, target)
+    assert new.file(1).exists()
+    async with home.open(None) as manager:
+        await manager.delete("telegram_1")
+    moved = await migrate(source, target, delete_others=True)
+    assert (moved.copied.others, new.file(1).exists()) == (0, False)
+    assert sorted(await new.said(None)) == ["telegram_0", "telegram_2"]
 
 
 # --- used meanwhile --------------------------------------------------------------------------------------------------

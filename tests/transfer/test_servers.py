@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, KeyNeeded, StoreError, StoreUnavailable, WrongKey
 from miniclaw_sessions.stores.base import Append
 from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
+from miniclaw_sessions.testing import FakeClock
 from miniclaw_sessions.transfer.backup import back_up, back_up_closed, restore, verify_backup
 from miniclaw_sessions.transfer.migrating import Change, house, migrate
 from tests.command_line import Cli
@@ -84,6 +86,28 @@ async def test_a_workspace_moves_to_a_server_and_back_with_its_archive_and_its_e
         async with one.open(keys) as manager:
             assert await archived(manager) == EXPIRED
     assert keys is None or back.showing() == []
+
+
+@KEYS
+async def test_when_sessions_were_used_and_their_checkpoints_go_to_a_server_and_back(
+    keys: KeyRing | None, server: Server, tmp_path: Path
+) -> None:
+    """Of the server's own clock only days can be asked: it is not ours."""
+    home, back = Home(tmp_path / "w"), Home(tmp_path / "back")
+    for one, days in ((1, 20), (2, 3)):
+        home.clock = FakeClock(datetime.now(UTC) - timedelta(days=days))
+        async with home.open(keys) as manager:
+            await home.say(manager, one)
+    await migrate(house("sqlite:", home.workspace), house(server.settings.store, tmp_path), keys)
+    async with PostgreSQLStore(server.settings.store) as store:
+        assert [one.session_id for one in await store.newest(limit=9)] == ["telegram_2", "telegram_1"]
+        loaded = await store.load(["telegram_1", "telegram_2"])
+    assert [(one.checkpoint is not None, list(one.entries)) for one in loaded] == [(True, []), (True, [])]
+    assert [round((datetime.now(UTC) - one.used_at) / timedelta(days=1)) for one in loaded] == [20, 3]
+    await migrate(house(server.settings.store, tmp_path), house("sqlite:", back.workspace), keys)
+    async with back.open(keys) as manager:
+        ages = [round((datetime.now(UTC) - row.last_accessed) / timedelta(days=1)) for row in await manager.list()]
+        assert (sorted(ages), manager.recovery.rebuilt) == ([3, 20], 0)
 
 
 @pytest.mark.proof

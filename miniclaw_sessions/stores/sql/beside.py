@@ -145,7 +145,7 @@ def _given(types: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
     return func.unnest(*arrays).table_valued(*columns, name="given").render_derived(name="given")
 
 
-def _checkpointing(*, with_state: bool) -> keyed.Statement:
+def _checkpointing(*, with_state: bool, backwards: bool = False) -> keyed.Statement:
     given = _given({**_USE, **(_STATE if with_state else {})})
     held = (
         select(_SESSION.session_id, *(one for one in given.c if one.name != "session_id"))
@@ -161,7 +161,7 @@ def _checkpointing(*, with_state: bool) -> keyed.Statement:
     used_at = _NOW - held.c.used_s * _SECOND
     used = (
         update(_SESSION)
-        .where(_SESSION.session_id == held.c.session_id, _SESSION.used_at < used_at)
+        .where(_SESSION.session_id == held.c.session_id, true() if backwards else _SESSION.used_at < used_at)
         .values({_SESSION.used_at: used_at})
         .returning(_SESSION.session_id)
         .cte("used")
@@ -182,8 +182,8 @@ def _checkpointing(*, with_state: bool) -> keyed.Statement:
 WRITE_CHECKPOINTS = _checkpointing(with_state=True)
 """Keep checkpoints that go further than what is there, of sessions that are there."""
 
-USED = _checkpointing(with_state=False)
-"""Write down when sessions were used."""
+USED = {backwards: _checkpointing(with_state=False, backwards=backwards) for backwards in (False, True)}
+"""Write down when sessions were used; also where a later time is written down, if that is said."""
 
 CHECKPOINTS = keyed.compiled(
     select(

@@ -55,9 +55,9 @@ class BesideTranscripts(SharedStore):
         )
         return [ListPosition(*row) for row in rows]
 
-    async def used(self, uses: Sequence[Use]) -> None:
+    async def used(self, uses: Sequence[Use], *, backwards: bool = False) -> None:
         """Write down that sessions were used."""
-        await self._change("write to", beside.USED, **beside.values_of_uses(uses))
+        await self._change("write to", beside.USED[backwards], **beside.values_of_uses(uses))
 
     async def write_checkpoints(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Keep checkpoints that go further than those that are there."""
