@@ -32,7 +32,7 @@ from miniclaw_sessions.stores.sql.search_file import (
 )
 from miniclaw_sessions.stores.trigrams import indexed_text, short_term, wanted
 
-MOST_LOOKED_AT = 1_000
+MOST_LOOKED_AT = 500
 """Entries that are looked into for one page; what is behind them is the next page's."""
 
 FEW = 1_000
