@@ -296,8 +296,9 @@ class NotEncrypted(KeyMismatch):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"{what} is not encrypted, though a key is set. Nothing was changed: if it is yours, stop whatever uses "
-            "the workspace and run `miniclaw-sessions rekey`, which encrypts everything; otherwise move it away"
+            f"{what} is not encrypted, though a key is set. Nothing was changed: if it is yours, stop whatever uses it "
+            "and run `miniclaw-sessions rekey`, which encrypts everything, or `migrate --encrypt` to a new database "
+            "where it is on a server; otherwise move it away"
         )
 
 

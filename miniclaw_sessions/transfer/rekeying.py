@@ -92,7 +92,7 @@ class Rekey:
                 them are still to be salvaged.
         """
         if self._place.durable and self._place.path is None:
-            raise ConfigError(f"{self._url} has no files that could be rekeyed; migrate to `sqlite:`, and rekey that")
+            raise ConfigError(f"{self._url} has no files that could be rekeyed; `migrate --encrypt` to a new one")
         try:
             async with held(self._workspace, self._url, create=True):
                 await in_thread(self._finish_swap)
