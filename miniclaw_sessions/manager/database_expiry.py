@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.manager.expiry import Expiry
+from miniclaw_sessions.manager.expiry import JUMP, Expiry
 from miniclaw_sessions.manager.registry import SessionRegistry
 from miniclaw_sessions.persistence.database import Database
+from miniclaw_sessions.stores.shared import SharedStore
 
 FORETOLD = 10_000
 """So many idle sessions are listed at the most."""
@@ -19,6 +20,16 @@ TOGETHER = 100
 """So many are removed in one transaction."""
 
 log = get_logger(__name__)
+
+
+async def doubt_of(shared: SharedStore, clock: Clock) -> str | None:
+    """Why the server's clock is not to be believed, or None: of two clocks that differ, one is wrong."""
+    difference = await shared.now() - clock.now()
+    if abs(difference) <= JUMP:
+        return None
+    return (
+        f"the server's clock and this machine's differ by {difference.total_seconds():.0f} seconds; mend the wrong one"
+    )
 
 
 class DatabaseExpiry(Expiry):
@@ -38,6 +49,13 @@ class DatabaseExpiry(Expiry):
                 self._clock_guard.consider(newest.last_accessed)
             self._is_first_look = False
         return await self._registry.known.count(), await self._idle_now(self._idle_s(at))
+
+    async def _doubt(self) -> str | None:
+        return self._clock_guard.doubt() or await doubt_of(self._shared, self._clock)
+
+    def _forgive(self, jump: timedelta, *, before: datetime) -> None:  # noqa: ARG002 - as where uses are kept here
+        """Uses are dated by the server, which may have jumped as well: people get a while to come back."""
+        self._clock_guard.distrust()
 
     async def _idle_now(self, idle_s: float) -> list[str]:
         """What the database takes for idle, without what is used here and it does not know of yet."""

@@ -103,9 +103,12 @@ class Expiry(ABC):
         expected, jump = self._clock_guard.jump()
         if jump:
             log.warning("the clock jumped; no session ages by it", action="clock.jumped", seconds=jump.total_seconds())
-            for journal in list(self._cache.in_memory()):
-                journal.forgive(jump, before=expected)
-            self._cache.forgive(jump, before=expected)
+            self._forgive(jump, before=expected)
+
+    def _forgive(self, jump: timedelta, *, before: datetime) -> None:
+        for journal in list(self._cache.in_memory()):
+            journal.forgive(jump, before=before)
+        self._cache.forgive(jump, before=before)
 
     async def sweep(self, *, dry_run: bool = False) -> SweepReport:
         """Expire idle sessions now; never one with an open turn, and none while the clock is in doubt.
@@ -116,7 +119,7 @@ class Expiry(ABC):
         """
         self.forgive_jump()
         scanned, idle = await self._idle(self._clock.now())
-        if doubt := self._clock_guard.doubt():
+        if doubt := await self._doubt():
             if not dry_run:
                 log.warning("expiry is put off", action="sweep.postponed", reason=doubt)
             return SweepReport(dry_run=dry_run, sessions=idle if dry_run else [], postponed=doubt)
@@ -156,6 +159,10 @@ class Expiry(ABC):
                 sessions=idle,
                 at=at.isoformat(timespec="seconds").replace("+00:00", "Z"),
             )
+
+    async def _doubt(self) -> str | None:
+        """Why nothing should expire now, or None."""
+        return self._clock_guard.doubt()
 
     async def renewed(self, used_before: datetime) -> None:  # noqa: B027 - where nobody else expires anything
         """A session is used that was last used at a moment; whoever else may expire it must know."""
@@ -238,13 +245,20 @@ class ClockGuard:
         self._started_at = self._wall = clock.now()
         self._trusted_from = self._monotonic = clock.monotonic()
         self._patient_until = self._monotonic + patience_s
+        self._patience_s = patience_s
+        self._reason = "no session was used for more than a day before the start: the clock may be wrong"
         if newest_access is not None:
             self.consider(newest_access)
 
     def consider(self, newest_access: datetime) -> None:
         """Take note that a session was last used then, and none later, before the start."""
         if abs(self._started_at - newest_access) > LONG_SILENCE:
-            self._trusted_from = self._patient_until
+            self._trusted_from = max(self._trusted_from, self._patient_until)
+
+    def distrust(self) -> None:
+        """The clock jumped: believe it only after a while."""
+        self._trusted_from = self._clock.monotonic() + self._patience_s
+        self._reason = "the clock jumped: it may be wrong"
 
     def jump(self) -> tuple[datetime, timedelta]:
         """By how much the wall clock ran ahead of the monotonic one since the last call, and where it should be.
@@ -259,7 +273,7 @@ class ClockGuard:
     def doubt(self) -> str | None:
         """Why nothing should expire now, or None."""
         if self._clock.monotonic() < self._trusted_from:
-            return "no session was used for more than a day before the start: the clock may be wrong"
+            return self._reason
         return None
 
 

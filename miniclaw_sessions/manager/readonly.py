@@ -23,7 +23,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, NotAWorkspace, ReadOnlyWorkspace
 from miniclaw_sessions.manager.cache import Listing, SessionCache
-from miniclaw_sessions.manager.database_expiry import FORETOLD
+from miniclaw_sessions.manager.database_expiry import FORETOLD, doubt_of
 from miniclaw_sessions.manager.database_lists import newest_in, sessions_in
 from miniclaw_sessions.manager.expiry import ClockGuard, SweepReport, is_idle
 from miniclaw_sessions.manager.reader import SessionReader
@@ -339,7 +339,8 @@ class ReadOnlyDatabase(ReadOnlySessions):
         )
         idle_s = self.settings.ttl_days * 86_400
         idle = await self._database.shared.idle(idle_s, limit=FORETOLD) if idle_s else []
-        return SweepReport(scanned=await self.store.count(), sessions=idle, dry_run=True, postponed=guard.doubt())
+        doubt = guard.doubt() or await doubt_of(self._database.shared, self.clock)
+        return SweepReport(scanned=await self.store.count(), sessions=idle, dry_run=True, postponed=doubt)
 
     async def _journal(self, session_id: str) -> Journal | None:
         found = await sessions_in(self._database, [session_id], self)

@@ -100,6 +100,10 @@ class SharedStore(Store):
     async def checkpoints(self, session_ids: Sequence[str]) -> list[Checkpoint]:
         """The sound ones of these sessions, of whatever incarnation."""
 
+    @abstractmethod
+    async def now(self) -> datetime:
+        """The time of the clock by which sessions are idle."""
+
     # --- expiry ------------------------------------------------------------------------------------------------------
 
     @abstractmethod

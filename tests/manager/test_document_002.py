@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 
@@ -31,7 +31,8 @@ class Database:
 
     def __init__(self, url: str, directory: Path) -> None:
         self.url = url
-        self.clock = FakeClock()
+        self._is_on_a_server = url.startswith("postgresql:")
+        self.clock = FakeClock(datetime.now(UTC)) if self._is_on_a_server else FakeClock()
         self._directory = directory
         self._numbers = count(1)
 
@@ -44,9 +45,10 @@ class Database:
         shutil.rmtree(workspace, ignore_errors=True)  # which a shared store does not make
 
     async def pass_time(self, seconds: float) -> None:
-        """Let all sessions be as idle as if so much time had passed, also by the clock of a server."""
-        await self.clock.advance(seconds)
-        if self.url.startswith("postgresql:"):
+        """Let all sessions be as idle as if so much time had passed, by the clock that counts for them."""
+        if not self._is_on_a_server:
+            await self.clock.advance(seconds)
+        else:
             connection = await asyncpg.connect(self.url)
             await connection.execute("UPDATE sessions SET used_at = used_at - $1::float * INTERVAL '1 s'", seconds)
             await connection.close()

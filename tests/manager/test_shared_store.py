@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +33,7 @@ from miniclaw_sessions.manager import open_readonly, registry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.shared import ListPosition
 from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
+from miniclaw_sessions.testing import FakeClock
 from tests.command_line import Cli
 from tests.postgresql import PostgreSQLServer
 
@@ -371,6 +373,40 @@ async def test_a_session_whose_turn_runs_anywhere_or_that_is_used_is_not_swept(d
             assert (await other.sweep()).sessions == ["telegram_3"]
             turn.append(Message.assistant("answer"))
         assert texts((await other.get("telegram", 1)).messages()) == ["hello", "question", "answer"]
+
+
+async def test_where_two_clocks_differ_nothing_expires(database: Database) -> None:
+    clock = FakeClock(datetime.now(UTC) + timedelta(days=31))
+    async with database.managers(1) as (one,), SessionManager(database.url, clock=clock) as other:
+        await say(one, 1, "hello")
+        await one.flush()
+        await database.make_idle("telegram_1")
+        report = await other.sweep()
+        assert report.expired == 0
+        assert report.postponed is not None
+        assert "differ" in report.postponed
+        assert (await other.sweep(dry_run=True)).sessions == ["telegram_1"]
+        assert (await one.sweep()).sessions == ["telegram_1"]
+
+
+async def test_after_a_jump_of_both_clocks_people_get_a_while_to_come_back(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock(datetime.now(UTC))
+    async with SessionManager(database.url, clock=clock) as manager:
+        await say(manager, 1, "hello")
+        await manager.flush()
+        await database.make_idle("telegram_1")
+        clock.jump(31 * 86_400)
+        ahead = clock.now()
+
+        async def now(self: PostgreSQLStore) -> datetime:
+            del self
+            return ahead
+
+        monkeypatch.setattr(PostgreSQLStore, "now", now)
+        assert "jumped" in str((await manager.sweep()).postponed)
+        assert await manager.count() == 1
 
 
 async def test_a_chat_that_speaks_again_goes_on_with_what_the_archive_has(database: Database) -> None:

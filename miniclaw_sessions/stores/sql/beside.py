@@ -242,6 +242,8 @@ NEWEST = keyed.compiled(
     .limit(_LIMIT)
 )
 
+CLOCK = keyed.compiled(select(_NOW))
+
 # --- expiry ----------------------------------------------------------------------------------------------------------
 
 _IS_IDLE = and_(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from datetime import datetime
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from anyio import CancelScope
 
@@ -66,6 +67,11 @@ class BesideTranscripts(SharedStore):
     async def checkpoints(self, session_ids: Sequence[str]) -> list[Checkpoint]:
         """The sound ones of these sessions."""
         return beside.sound_checkpoints(await self._fetch(beside.CHECKPOINTS, session_ids=list(session_ids)))
+
+    async def now(self) -> datetime:
+        """The server's clock."""
+        ((now,),) = await self._fetch(beside.CLOCK)
+        return cast("datetime", now)
 
     async def idle(self, idle_s: float, *, limit: int) -> list[str]:
         """Sessions that nobody has used for so long, the idlest first."""
