@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.database import Database, is_far_behind
 from miniclaw_sessions.protocol.entries import INCOMPLETE
 from miniclaw_sessions.session import Journal, Session
@@ -58,20 +59,24 @@ async def newest_in(  # noqa: PLR0913 - each can be left out
     return sorted([*found, *theirs], reverse=True)[offset:wanted]
 
 
-async def sessions_in(database: Database, session_ids: Sequence[str], home: Home) -> dict[str, Session]:
+async def sessions_in(
+    database: Database, session_ids: Sequence[str], home: Home, folded: list[Conversation] | None = None
+) -> dict[str, Session]:
     """Those of these sessions that there are, as they are stored; none of them is cached.
 
-    What has no checkpoint, or an old one, gets one, so that the next list does not fold it from its entries again.
+    Args:
+        database: has them.
+        session_ids: which.
+        home: the home of their journals.
+        folded: gets those that have no checkpoint, or an old one, and were folded from their entries.
     """
     found = {}
     for start in range(0, len(session_ids), LOADED_TOGETHER):
-        folded = []
         for one in await database.store.load(session_ids[start : start + LOADED_TOGETHER]):
             conversation = (await database.join(one)).conversation
-            if is_far_behind(one):
+            if folded is not None and is_far_behind(one):
                 folded.append(conversation)
             if INCOMPLETE not in conversation.state.metadata:
                 journal = Journal(conversation, home, committed=conversation.state.last_sequence)
                 found[journal.session_id] = Session(journal)
-        await database.write_checkpoints(folded)
     return found

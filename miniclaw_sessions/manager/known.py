@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import datetime
+from typing import Any
 
 import anyio
 
@@ -17,6 +19,9 @@ from miniclaw_sessions.stores.shared import ListPosition, Use, as_shared
 COUNT_EVERY_S = 60.0
 """How often the sessions of a shared store are counted; a million takes it a tenth of a second."""
 
+MOST_LATER = 10
+"""So many steps may wait; what they would write is a cache."""
+
 log = get_logger(__name__)
 
 
@@ -27,25 +32,36 @@ class Known:
         self._store = store
         self._cache = cache
         self._clock = clock
-        self._stop = anyio.Event()
+        self._wake = anyio.Event()
+        self._closed = False
+        self._later: list[Callable[[], Awaitable[Any]]] = []
 
     async def run(self) -> None:
         """Count and tell now and then until `close`; never raises for what the store does.
 
         So `max_sessions` means the sessions of all processes, and what is used by one is not idle for another.
         """
-        while True:
+        while not self._closed:
+            steps, self._later = [*self._later, self.count, self.write_uses], []
             try:
-                await self.count()
-                await self.write_uses()
+                for step in steps:
+                    await step()
             except StoreError as error:
                 log.debug("sessions were not counted", action="session.not_counted", error=str(error))
-            if await sleep_unless(self._clock, COUNT_EVERY_S, self._stop):
-                return
+            await sleep_unless(self._clock, COUNT_EVERY_S, self._wake)
+            if not self._closed:
+                self._wake = anyio.Event()
 
     def close(self) -> None:
         """Make `run` return."""
-        self._stop.set()
+        self._closed = True
+        self._wake.set()
+
+    def soon(self, step: Callable[[], Awaitable[Any]]) -> None:
+        """Let something be written that nobody waits for, unless much of that waits already."""
+        if len(self._later) < MOST_LATER:
+            self._later.append(step)
+            self._wake.set()
 
     async def count(self) -> int:
         """How many sessions there are; where names are not known here, the store counts them."""

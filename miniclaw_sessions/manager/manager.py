@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +38,9 @@ from miniclaw_sessions.errors import (
     SessionExpired,
     SessionNotFound,
     StoreError,
+    StoreUnavailable,
 )
+from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.background import Background
 from miniclaw_sessions.manager.cache import Listing, SessionCache
@@ -177,7 +180,11 @@ class SessionManager(SessionMaker, SessionFollower):
         self._require_open()
         if not isinstance(self._storage, Database):
             return await super()._load_listed(session_ids)
-        return await sessions_in(self._storage, session_ids, self._registry)
+        folded: list[Conversation] = []
+        found = await sessions_in(self._storage, session_ids, self._registry, folded)
+        if folded:  # once is enough; a list waits for nothing that is written
+            self._registry.known.soon(partial(self._storage.write_checkpoints, folded))
+        return found
 
     async def count(self) -> int:
         """How many sessions there are; of a shared store it is asked, and `len` gives what was counted last."""
@@ -531,6 +538,10 @@ class SessionManager(SessionMaker, SessionFollower):
         """
         self._require_open()
         journal = await self._registry.load(session_id)
+        if journal is None and await self._registry.is_in_the_making(session_id):
+            raise StoreUnavailable(
+                f"session {session_id!r} is being imported, forked or restored by another process; delete it afterwards"
+            )
         if journal is None:
             return await self._archive.forget(session_id) > 0
         async with journal.between_turns():

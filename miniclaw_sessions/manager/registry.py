@@ -179,6 +179,10 @@ class SessionRegistry:
         """Whether there is a session of this id, loaded or not."""
         return session_id in self.cache if self.cache.knows_names else await self.load(session_id) is not None
 
+    async def is_in_the_making(self, session_id: str) -> bool:
+        """Whether a session that `load` did not find is there, because another process is putting it together."""
+        return self.store.shared and await self.store.head(session_id) is not None
+
     def usable(self, session_id: str) -> Journal | None:
         """The live session, unless it is being deleted or the store has refused it."""
         journal = self.cache.get(session_id)

@@ -165,8 +165,6 @@ class Database:
 
     async def write_checkpoints(self, conversations: Sequence[Conversation]) -> None:
         """Let nobody read as much again of sessions that were only looked at; where that cannot be, nothing is lost."""
-        if self._read_only or not conversations:
-            return
         captured = [one.capture(one.state.last_sequence) for one in conversations]
         await self.checkpoints.write([one for one in captured if one is not None], as_used=False)
 

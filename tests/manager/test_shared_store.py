@@ -32,6 +32,7 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.manager import open_readonly, registry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.shared import ListPosition
+from miniclaw_sessions.stores.sql import beside
 from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
 from miniclaw_sessions.testing import FakeClock
 from tests.command_line import Cli
@@ -129,7 +130,8 @@ async def test_a_session_is_loaded_from_its_checkpoint_in_one_round_trip(
 
             async def counted(self: PostgreSQLStore, statement: Any, **values: Any) -> list[Any]:
                 rows = await fetch(self, statement, **values)
-                asked.append(len(rows))
+                if statement is not beside.COUNT:  # which a task of its own asks for
+                    asked.append(len(rows))
                 return rows
 
             monkeypatch.setattr(PostgreSQLStore, "_fetch", counted)
@@ -223,6 +225,8 @@ async def test_what_another_gateway_is_still_importing_is_no_session_and_is_left
                 await other.get("telegram", 1)
             with pytest.raises(SessionExists):
                 await other.get_or_create("telegram", 1)
+            with pytest.raises(StoreUnavailable):  # or else it would be there afterwards
+                await other.delete("telegram_1")
             assert await other.list() == []
         assert texts((await other.get_or_create("telegram", 1)).messages()) == ["imported"]
 
@@ -300,7 +304,8 @@ async def test_a_list_folds_a_session_without_a_checkpoint_only_once(database: D
     before = await database.execute("SELECT used_at FROM sessions")
     async with database.managers(1) as (other,):
         assert [row.message_count for row in await other.list()] == [40]
-        assert await database.execute("SELECT sequence FROM checkpoints") == [(40,)]
+        while await database.execute("SELECT sequence FROM checkpoints") != [(40,)]:
+            await database.execute("SELECT pg_sleep(0.01)")
     assert await database.execute("SELECT used_at FROM sessions") == before
 
 
