@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,8 @@ class AgnoOnPostgreSQL(Adapter):
 
     async def append(self, session: str, number: int) -> None:
         if session not in self._known:
-            await self._db.upsert_session(AgentSession(session_id=session, agent_id=AGENT, session_data={}))
+            begun = AgentSession(session_id=session, agent_id=AGENT, session_data={}, created_at=int(time.time()))
+            await self._db.upsert_session(begun)
             self._known.add(session)
         message = Message(role="user" if is_from_user(number) else "assistant", content=text_of(number))
         run = RunOutput(
