@@ -209,7 +209,7 @@ class Session:
             # a repeated message that has left the window has no number any more: then everything is waited for
             await committer.wait(journal.log, entry.sequence or journal.last_sequence)
             with suppress(TurnTaken):  # it was a turn's question, that was given up: then it is said without a turn
-                return await journal.as_stored(entry)
+                return entry if journal.log.rebase is None else await journal.as_stored(entry)
 
     async def add_messages(
         self,

@@ -433,3 +433,12 @@ def test_a_password_in_a_url_is_refused_and_masked_whatever_is_in_it(between: st
         assert "s3cr3t" not in shown
         assert "Tail" not in shown
         assert "localhost/database" in shown
+
+
+async def test_whoever_only_indexes_a_session_is_in_no_appends_way(
+    postgresql: PostgreSQLServer, postgresql_url: str
+) -> None:
+    async with PostgreSQLStore(postgresql_url) as store:
+        assert await store.append(first_of(1)) == [None]
+        async with transaction(postgresql, postgresql_url, "SELECT * FROM sessions FOR KEY SHARE"):
+            assert await store.append(first_of(1, sequence=2)) == [None]

@@ -184,7 +184,7 @@ async def test_every_statement_on_the_path_of_a_message_goes_by_a_key_among_a_hu
         await connection.execute(MANY)
         await connection.execute("VACUUM ANALYZE")
         await connection.execute("SET plan_cache_mode = force_generic_plan")  # whatever the parameters are
-        hot = [*keyed.GO_ON.values(), keyed.BEGIN, keyed.VERSIONS, keyed.LOCKED_HEAD, keyed.LOCKED_HEAD_NOW]
+        hot = [*keyed.GO_ON.values(), keyed.BEGIN, keyed.VERSIONS, keyed.LOCKED_HEAD, keyed.LOCKED_FOR_DELETION]
         hot += [keyed.OLDEST_FIRST, keyed.NEWEST_FIRST, keyed.WITH_KEY, keyed.IDS_BETWEEN, *keyed.DELETE]
         hot += [
             beside.LOAD,

@@ -193,7 +193,7 @@ def _go_on(keys: Keys, *, turns: bool) -> Statement:
         select(_SESSION.session_id, *(said.c[name] for name in ("expected", "last", *claim)))
         .join_from(said, _SESSION, _SESSION.session_id == said.c.session_id)
         .where(*may)
-        .with_for_update(of=_SESSION, skip_locked=True)
+        .with_for_update(of=_SESSION, key_share=True, skip_locked=True)  # who only indexes it is in nobody's way
         .cte("free")
     )
     used_lately = _SESSION.used_at > NOW - literal(USED_RESOLUTION / timedelta(seconds=1), Float()) * SECOND
@@ -219,7 +219,7 @@ def _claim() -> Statement:
         select(_SESSION.session_id, *(said.c[name] for name in _TURN))
         .join_from(said, _SESSION, _SESSION.session_id == said.c.session_id)
         .where(_SESSION.incarnation == said.c.incarnation, _turn_allows(said.c))
-        .with_for_update(of=_SESSION, skip_locked=True)
+        .with_for_update(of=_SESSION, key_share=True, skip_locked=True)  # who only indexes it is in nobody's way
         .cte("free")
     )
     changed = update(_SESSION).where(_SESSION.session_id == free.c.session_id)
@@ -357,8 +357,10 @@ HEAD_COLUMNS = (
 
 _HEADS = select(*HEAD_COLUMNS)
 VERSIONS = compiled(_HEADS.where(_SESSION.session_id == any_(bindparam("session_ids", type_=ARRAY(_TEXT)))))
-LOCKED_HEAD = compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID).with_for_update())
-LOCKED_HEAD_NOW = compiled(_HEADS.where(_SESSION.session_id == _SESSION_ID).with_for_update(nowait=True))
+_HEAD = _HEADS.where(_SESSION.session_id == _SESSION_ID)
+LOCKED_HEAD = compiled(_HEAD.with_for_update(key_share=True))
+LOCKED_HEAD_NOW = compiled(_HEAD.with_for_update(key_share=True, nowait=True))
+LOCKED_FOR_DELETION = compiled(_HEAD.with_for_update())
 HEADS_AFTER = compiled(
     _HEADS.where(_SESSION.session_id > bindparam("after", type_=_TEXT)).order_by(_SESSION.session_id).limit(PAGE)
 )

@@ -507,7 +507,7 @@ def _mended(session_id: str, entry: StoredEntry) -> dict[str, Any]:
 
 async def _delete(connection: Any, session_id: str) -> bool:
     async with transaction(connection):
-        if await connection.fetchrow(keyed.LOCKED_HEAD.text, session_id) is None:
+        if await connection.fetchrow(keyed.LOCKED_FOR_DELETION.text, session_id) is None:
             return False
         for statement in keyed.DELETE:
             await connection.execute(statement.text, session_id)
