@@ -81,6 +81,7 @@ class SessionLog:
         held: how many of them were there before, but are not acknowledged yet, because others before them wait.
         rebase: what to do when others were first; None: they never are.
         fixed: the ids of entries that were accepted for their very place, and are not moved.
+        overtaken: the ids of those that were given up because others were first; whoever waits for them is told so.
         claim: the turn that is open, or asked for; None: none, or nobody else could have it.
         fence: the highest number of a turn that is known.
         must_exist: whether the session was made before anything was accepted for it; no append makes it then.
@@ -88,7 +89,7 @@ class SessionLog:
 
     __slots__ = (
         *("_sent_turn", "_waiting", "accepted", "claim", "committed", "failure", "fence", "fixed", "head", "held"),
-        *("must_exist", "rebase", "rejected", "sending", "settled"),
+        *("must_exist", "overtaken", "rebase", "rejected", "sending", "settled"),
     )
 
     def __init__(self, head: SessionHead, committed: int = 0) -> None:
@@ -97,6 +98,7 @@ class SessionLog:
         self.accepted = self.settled = self.held = 0
         self.rebase: Rebase | None = None
         self.fixed: frozenset[str] = frozenset()
+        self.overtaken: frozenset[str] = frozenset()
         self.claim: Claim | None = None
         self.fence = 0
         self.must_exist = False
@@ -328,7 +330,8 @@ class Committer:
                 raise anew(session.rejected)
             if (failure := self.failure or session.failure) is not None:
                 raise anew(failure, _STILL_THERE if self.accepting else "")
-            on_its_way = session.sending is not None and number <= session.settled + len(session.sending)
+            settled = session.settled + session.held
+            on_its_way = session.sending is not None and number <= settled + len(session.sending)
             await (self._this_round if on_its_way else self._next_round).wait()
 
     async def drain(self) -> None:

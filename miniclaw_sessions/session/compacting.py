@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from miniclaw_sessions.errors import SessionDeleted, UnsafeCompaction
+from miniclaw_sessions.errors import LeafMoved, SessionDeleted, UnsafeCompaction
 from miniclaw_sessions.history.branch import Branch, told
 from miniclaw_sessions.history.compaction import (
     SummaryPlan,
@@ -133,6 +133,8 @@ async def _append(  # noqa: PLR0913 - the parts of one compaction
             reason=reason,
             messages=(*plan.instructions, *(m for m in summary if m.role is not Role.COMPACTION_SUMMARY)),
         )
+    except LeafMoved:  # in another process; the plan may be good still
+        return await _append(journal, planned_on, plan, summary, count=count, reason=reason)
     except UnsafeCompaction as error:
         return _unchanged(journal, plan, CompactionStatus.ABORTED, str(error))
     except SessionDeleted:
@@ -159,7 +161,7 @@ async def append_compaction(journal: Journal, first_kept: Callable[[Branch], str
         fields: those of the entry.
 
     Raises:
-        UnsafeCompaction, StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: see
+        UnsafeCompaction, LeafMoved, StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: see
             `SessionTree.append_compaction`.
     """
     leaf_id: object = object()
@@ -172,7 +174,7 @@ async def append_compaction(journal: Journal, first_kept: Callable[[Branch], str
     place = next((entry.sequence for entry in branch.entries if entry.id == kept_id), None)
     unit = Unit(journal)
     entry = unit.add(Compaction, first_kept_entry_id=kept_id, first_kept_sequence=place, **fields)
-    await unit.save()
+    await unit.save(if_sequence=journal.last_sequence)  # behind what others say, it would stand for that as well
     return entry.id
 
 

@@ -41,13 +41,11 @@ async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
     """Let what waits go on behind what is stored; what is stored already waits no longer.
 
     Raises:
-        StoreConflict: the session was deleted, an entry was accepted for this very place and no other, or nothing that
-            is stored explains why it was refused: it never will be taken.
+        StoreConflict: the session was deleted, or nothing that is stored explains why it was refused: it never will be
+            taken.
         StoreUnavailable: the store cannot be read; nothing has changed.
     """
     log, store = journal.log, journal.home.store
-    if any(entry.entry_id in log.fixed for entry in log.pending):
-        raise StoreConflict(f"{conflict}; what was sent demanded this very place, so it was not moved") from conflict
     while True:
         stored = await _stored_head(store, log)
         if stored is None:
@@ -62,6 +60,10 @@ async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
             known |= lost
         elif stored.last_sequence == log.committed and not known and not _asks_for_turn(log):
             raise conflict
+        overtaken: frozenset[str] = frozenset()
+        if stored.last_sequence != log.committed:  # what was accepted for this very place and no other is given up
+            overtaken = log.fixed.intersection(entry.id for entry in entries) - known
+            known |= overtaken
         conversation = await _as_stored(journal, stored)
         moved = behind(conversation, entries, known)
         committed = conversation.state.last_sequence
@@ -72,6 +74,7 @@ async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
         if len(log.pending) == len(pending):  # else something was accepted meanwhile
             journal.go_on_with(conversation, moved)
             _settle_turn(log, is_mine=is_mine, lost=lost)
+            log.fixed, log.overtaken = log.fixed - overtaken, log.overtaken | overtaken
             return log.replace(stored.head, waiting, committed=committed)
 
 

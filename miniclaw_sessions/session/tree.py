@@ -125,6 +125,7 @@ class SessionTree:
             EntryNotFound: the session has no such entry.
             UnsafeCompaction: the entry is not on the current branch, the cut would part a call from its result, or a
                 call is still unanswered (document 003, section 8.2).
+            LeafMoved: another process has said something meanwhile, which the summary would stand for, too.
             StoreFull, StoreUnavailable, InvalidMessage, UnsavedLimit, SessionDeleted: as for `Session.add_message`.
         """
         self._journal.require_transcript("what a compaction replaces")

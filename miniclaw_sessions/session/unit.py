@@ -200,4 +200,10 @@ class Unit:
         if self._entries:
             self.accept(if_leaf=if_leaf, if_sequence=if_sequence)
         await self.journal.saved()
+        log = self.journal.log
+        if given_up := log.overtaken.intersection(entry.id for entry in self.entries):
+            log.overtaken -= given_up
+            raise LeafMoved(
+                f"session {self.journal.session_id} went on in another process meanwhile; look at it and try again"
+            )
         return self.entries

@@ -539,11 +539,55 @@ async def test_what_demands_its_place_is_refused_where_others_were_first(databas
         await mine.add_message(Message.user("one"))
         theirs = await other.get_or_create("telegram", 1)
         await mine.add_message(Message.user("two"))
-        with pytest.raises((StoreConflict, LeafMoved)):
+        with pytest.raises(LeafMoved):
             await theirs.add_messages([Message.user("only behind one")], if_sequence=1)
         again = await other.get_or_create("telegram", 1)
+        assert again is theirs, "whoever has it goes on"
         assert texts(again.messages()) == ["one", "two"]
         await again.add_messages([Message.user("three")], if_sequence=2)
+
+
+async def test_what_demands_its_place_takes_nobody_along_when_it_is_refused(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        mine = await one.get_or_create("telegram", 1)
+        await mine.add_message(Message.user("one"))
+        await (await other.get_or_create("telegram", 1)).add_message(Message.user("two"))
+        refused: list[LeafMoved] = []
+
+        async def demand() -> None:
+            try:
+                await mine.add_messages([Message.user("only behind one")], if_sequence=1)
+            except LeafMoved as error:
+                refused.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(demand, name="demanding")
+            tasks.start_soon(mine.add_message, Message.user("three"), name="content")
+        assert len(refused) == 1
+        await mine.add_message(Message.user("four"))
+        assert texts((await other.get_or_create("telegram", 1)).messages()) == ["one", "two", "three", "four"]
+
+
+async def test_a_summary_stands_for_nothing_that_another_gateway_said_meanwhile(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        mine = await one.get_or_create("telegram", 1)
+        for text in ("one", "two"):
+            await mine.add_message(Message.user(text))
+        theirs = await other.get_or_create("telegram", 1)
+        await theirs.add_message(Message.user("my address"))
+        with pytest.raises(LeafMoved):
+            await mine.tree.append_compaction("they counted", None)
+        await theirs.add_message(Message.user("my other address"))
+
+        async def summarize(messages: Sequence[Message]) -> str:
+            assert "my other address" not in texts(list(messages))
+            return "they spoke"
+
+        outcome = await mine.compact(summarize, keep_tokens=0)
+        assert outcome.status == "done"
+        for manager in (one, other):
+            said = texts((await manager.get_or_create("telegram", 1)).messages())
+            assert said[-1] == "my other address"
 
 
 async def test_a_chat_that_another_gateway_deleted_is_gone_and_does_not_come_back(
