@@ -276,12 +276,16 @@ async def _opened(
 
 @asynccontextmanager
 async def _opened_target(target: House, settings: SessionSettings, *, dry_run: bool) -> AsyncIterator[Store]:
-    if dry_run and target.place.url is None and not await in_thread(target.place.files):
-        yield MemoryStore()  # it is not there yet
-        return
     place, workspace = target.place, target.workspace or Path()
-    async with open_store(place, workspace, postgresql=settings.postgresql, read_only=dry_run) as store:
-        yield store
+    store = open_store(place, workspace, postgresql=settings.postgresql, read_only=dry_run)
+    async with AsyncExitStack() as stack:
+        if dry_run and place.url is None and not await in_thread(place.files):
+            store = MemoryStore()  # it is not there yet
+        try:
+            opened = await stack.enter_async_context(store)
+        except NotAWorkspace:  # nor are its tables
+            opened = MemoryStore()
+        yield opened
 
 
 # --- encryption ------------------------------------------------------------------------------------------------------

@@ -204,6 +204,8 @@ async def test_the_commands_back_a_database_up_and_put_it_back(cli: Cli, another
         assert (made.status, made.document["sessions"], made.document["entries"]) == (0, 3, 21)
         restored = cli("restore", str(tmp_path / "backup"), "--json")
         assert (restored.status, restored.document["entries"]) == (0, 21)  # it has all of it already
+        planned = cli("migrate", "--to", another.settings.store, "--dry-run")
+        assert "3 sessions would be copied" in planned.out
         moved = cli("migrate", "--to", another.settings.store, "--json")
         assert (moved.status, moved.document["written"]) == (0, 21)
         moved = cli("migrate", "--to", str(tmp_path / "new"))
