@@ -134,6 +134,7 @@ class Copy:
             WrongKey: a file needs a key that is not held.
             OSError: a file cannot be read or written.
         """
+        await in_thread(lambda: Directory(self.path / SESSIONS).close())  # a workspace without sessions is one, too
         incarnations = {} if source is None else await _incarnations(source)
         if workspace is not None:
             self.report.resealed_snapshots = await self._copy_files(workspace / SESSIONS, sealing, on_progress)

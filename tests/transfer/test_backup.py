@@ -18,6 +18,7 @@ from miniclaw_sessions import Message
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, DirectoryInUse, StoreError
+from miniclaw_sessions.manager import open_readonly
 from miniclaw_sessions.persistence.backups import MOST, known_backups, note_backup
 from miniclaw_sessions.persistence.losses import Loss, Losses
 from miniclaw_sessions.stores.base import Append, Store
@@ -357,3 +358,19 @@ async def test_whoever_is_cancelled_while_a_thread_takes_the_lock_leaves_it_free
         await cancelled.run(back_up_closed(home.workspace, home.settings, backup / str(step)))
         assert cancelled.is_reached
         await home.said(None)
+
+
+@pytest.mark.parametrize("store", ["none:", "jsonl:", "sqlite:"])
+async def test_the_backup_of_a_workspace_without_sessions_is_one_like_any_other(
+    store: str, tmp_path: Path, backup: Path
+) -> None:
+    home = Home(tmp_path / "w", store)
+    async with home.open(None):
+        pass
+    made = await back_up_closed(home.workspace, home.settings, backup)
+    other = Home(tmp_path / "restored", made.store)
+    await restore(backup, other.workspace, other.settings)
+    for place in (backup, other.workspace):
+        async with open_readonly(place, settings=other.settings) as sessions:
+            assert await sessions.list() == []
+    assert (await verify_backup(backup)).problems == []
