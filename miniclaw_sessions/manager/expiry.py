@@ -74,6 +74,7 @@ class Expiry(ABC):
         self._ttl = timedelta(days=settings.ttl_days)
         self._clock = clock
         self._stop = anyio.Event()
+        self._sweeping = anyio.Lock()
         self._is_to_be_purged = False
         newest = max((journal.last_accessed for journal in self._cache.in_memory()), default=None)
         self._clock_guard = ClockGuard(clock, newest_access=newest, patience_s=settings.sweep_interval_s)
@@ -113,10 +114,16 @@ class Expiry(ABC):
     async def sweep(self, *, dry_run: bool = False) -> SweepReport:
         """Expire idle sessions now; never one with an open turn, and none while the clock is in doubt.
 
+        One that another sweep of this process is removing is gone, too, when this returns; that one counts it.
+
         Args:
             dry_run: only list them. One that is on disk only is listed by the time of its file, and may turn out to
                 have been used since.
         """
+        async with self._sweeping:
+            return await self._sweep(dry_run=dry_run)
+
+    async def _sweep(self, *, dry_run: bool) -> SweepReport:
         self.forgive_jump()
         scanned, idle = await self._idle(self._clock.now())
         if doubt := await self._doubt():

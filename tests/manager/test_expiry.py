@@ -111,6 +111,15 @@ async def test_zero_turns_expiry_off(home: Home) -> None:
         assert (await manager.sweep()).expired == 0
 
 
+async def test_a_sweep_returns_when_what_another_one_was_removing_is_gone(home: Home) -> None:
+    async with home.open(sweep_interval_s=DAY) as manager:
+        await say(manager)
+        await home.clock.advance(31 * DAY)  # in the course of which a background sweep has begun to archive it
+        await manager.sweep()
+        assert len(manager) == 0
+        assert manager.statistics().expired == 1
+
+
 async def test_a_session_in_a_turn_never_expires(home: Home) -> None:
     async with home.open() as manager:
         session = await say(manager)
