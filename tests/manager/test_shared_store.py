@@ -82,8 +82,7 @@ def files_in(directory: Path) -> list[Path]:
 
 async def say(manager: SessionManager, chat: int | str, *said: str) -> None:
     session = await manager.get_or_create("telegram", chat)
-    for text in said:
-        await session.add_message(Message.user(text))
+    await session.add_messages([Message.user(text) for text in said])
 
 
 # --- no directory ----------------------------------------------------------------------------------------------------
@@ -338,12 +337,12 @@ async def test_the_limit_of_sessions_counts_those_of_all_gateways(database: Data
 
 async def test_sweeps_of_several_gateways_remove_and_archive_each_session_once(database: Database) -> None:
     async with database.managers(3, restore_archived=False) as managers:
-        for chat in range(30):
+        for chat in range(12):
             await say(managers[chat % 3], chat, "hello")
         await say(managers[0], "busy", "hello")
         for manager in managers:
             await manager.flush()
-        await database.make_idle(*(f"telegram_{chat}" for chat in range(30)))
+        await database.make_idle(*(f"telegram_{chat}" for chat in range(12)))
         gone: list[str] = []
 
         async def sweep(manager: SessionManager) -> None:
@@ -352,7 +351,7 @@ async def test_sweeps_of_several_gateways_remove_and_archive_each_session_once(d
         async with anyio.create_task_group() as tasks:
             for number, manager in enumerate(managers):
                 tasks.start_soon(sweep, manager, name=f"sweep {number}")
-        assert sorted(gone) == sorted(f"telegram_{chat}" for chat in range(30))
+        assert sorted(gone) == sorted(f"telegram_{chat}" for chat in range(12))
         archived = await database.execute("SELECT session_id, count(*) FROM archive GROUP BY session_id")
         assert sorted(archived) == sorted((session_id, 1) for session_id in gone)
         for manager in managers:
