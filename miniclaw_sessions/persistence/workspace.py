@@ -261,6 +261,8 @@ class Workspace:
             store = await attempt.enter_async_context(self._new_store())
             is_new = await self._salvage(store)
             await self._check_encryption(store)
+            if self._encryption is not None:
+                await store.drop_index()  # of before it was encrypted: it says in plain words what is sealed
             recovery = self._recovery(store)
             await recovery.run()
             self.sessions, self.on_disk, self.report = recovery.sessions, recovery.on_disk, recovery.report

@@ -9,7 +9,6 @@ concluded from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
 import msgspec
 
@@ -41,13 +40,6 @@ class EncryptedStore(WrappingStore):
     def __init__(self, store: Store, keys: KeyRing) -> None:
         super().__init__(store)
         self._keys = keys
-
-    async def __aenter__(self) -> Self:
-        """Open the inner store, and leave no index from before it was encrypted."""
-        await super().__aenter__()
-        if not self.shared:  # such a store says itself whether it is encrypted, and nobody has looked yet
-            await self._store.drop_index()
-        return self
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Encrypt and append; with one sync, where the inner store syncs."""

@@ -134,8 +134,10 @@ async def test_a_beginning_is_looked_for_among_the_ids_and_nothing_else_is_loade
     load = SessionManager._load
 
     async def counting(manager: SessionManager, session_id: str) -> Session | None:
-        loaded.append(session_id)
-        return await load(manager, session_id)
+        session = await load(manager, session_id)
+        if session is not None:
+            loaded.append(session_id)
+        return session
 
     monkeypatch.setattr(SessionManager, "_load", counting)
     assert (await client.resolve("tele")).session_id == "telegram_4711"
