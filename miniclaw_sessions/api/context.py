@@ -77,7 +77,7 @@ class Context:
         A directory goes by what its lock file is (`disk.lock_identity`), a database by its server and name.
         """
         if self._workspace is None and self.manager.workspace is None:
-            self._workspace = self.manager.store.place.shown
+            self._workspace = self.manager.store.place.identity
         elif self._workspace is None and self.manager.workspace is not None:
             from miniclaw_sessions.disk import lock_identity  # noqa: PLC0415 - a client has these shapes, and no disk
 
@@ -134,5 +134,5 @@ class Context:
         """Sentences for strangers: they do not learn where the workspace is."""
         where = self.manager.workspace
         if where is None:
-            return sentences
+            return [sentence.replace(self.manager.store.place.shown, "<store>") for sentence in sentences]
         return [sentence.replace(str(where), "<workspace>") for sentence in sentences]

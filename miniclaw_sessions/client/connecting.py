@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from miniclaw_sessions.manager import SessionManager
     from miniclaw_sessions.persistence.recovery import Progress
     from miniclaw_sessions.session.compacting import Summarizer
+    from miniclaw_sessions.stores.base import StorePlace
 
 DEFAULT_WORKSPACE = Path("~/.miniclaw/workspace")
 SOCKET_NAME = "miniclaw.sock"
@@ -187,17 +188,19 @@ async def _found(
 
 
 def _shown(workspace: Path | str) -> str:
-    if isinstance(workspace, Path):
-        return str(workspace)
+    return str(workspace) if isinstance(workspace, Path) else _place_of(workspace).shown
+
+
+def _place_of(store: str) -> StorePlace:
     from miniclaw_sessions.stores import open_shared  # noqa: PLC0415 - only where it is a store
 
-    return open_shared(workspace).place.shown
+    return open_shared(store).place
 
 
 def _is_here(identity: str, workspace: Path | str) -> bool:
     """Whether a daemon has this directory or store, where that can be seen: its socket may serve another one."""
     if isinstance(workspace, str):
-        return identity == _shown(workspace)
+        return identity == _place_of(workspace).identity
     from miniclaw_sessions.disk import lock_identity  # noqa: PLC0415 - not needed where no socket is
 
     try:

@@ -24,6 +24,7 @@ in as many processes. Calls may overlap.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
@@ -237,6 +238,11 @@ class StorePlace(msgspec.Struct, frozen=True):
     durable: bool = True
     url: str | None = None
     shown: str = ""
+
+    @property
+    def identity(self) -> str:
+        """What tells a server's database from others, and does not say where it is."""
+        return hashlib.sha256(self.shown.encode()).hexdigest()[:16]
 
     @property
     def home(self) -> Path | None:
