@@ -252,7 +252,8 @@ def _prepare_target(target: House, source: House, held_by: int | None, stack: As
         Directory(workspace).close()
         stack.callback(DirectoryLock(workspace).release)
         refuse_another_store(target.place, workspace)
-    if target.place.kind == "sqlite" and path is not None and path.exists() and is_open_elsewhere(path):
+    is_held = workspace is not None and (workspace != source.workspace or held_by is None)
+    if not is_held and target.place.kind == "sqlite" and path is not None and path.exists() and is_open_elsewhere(path):
         raise DirectoryInUse(str(workspace or path), held_by or None)
 
 
