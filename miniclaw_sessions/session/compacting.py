@@ -194,20 +194,26 @@ async def _check_cut(journal: Journal, branch: Branch, first_kept_entry_id: str 
         )
 
 
-def _first_kept(plan: SummaryPlan, planned_on: Branch, current: Branch) -> str | None:
-    """What the plan keeps, and else what was said since; the summary tells nothing of it.
+def _first_kept(plan: SummaryPlan, seen: Branch, current: Branch) -> str | None:
+    """The entry that is wanted, or the first one that the summary has not seen, whichever comes first.
 
     Raises:
         UnsafeCompaction: the branch is another one.
     """
-    leaf = planned_on.entries[-1].id
-    since = next((place for place, entry in enumerate(current.entries, 1) if entry.id == leaf), None)
-    is_other = _compaction_id(current) != _compaction_id(planned_on)
-    if is_other or (plan.first_kept_entry_id is None and since is None):
+    wanted = plan.first_kept_entry_id
+    seen_ids = {entry.id for entry in seen.entries}
+    ids = {entry.id for entry in current.entries}
+    is_left = wanted is None and seen.entries and seen.entries[-1].id not in ids
+    if is_left or _compaction_id(current) != _compaction_id(seen):
         raise UnsafeCompaction("the branch was compacted, or left, meanwhile")
-    if plan.first_kept_entry_id is not None:
-        return plan.first_kept_entry_id
-    return next((entry.id for entry in current.entries[since:] if told(entry) is not None), None)
+    if wanted is not None and wanted not in ids:
+        return wanted  # which is refused for what it is
+    kept = (
+        entry.id
+        for entry in current.entries
+        if entry.id == wanted or (entry.id not in seen_ids and told(entry) is not None)
+    )
+    return next(kept, None)
 
 
 def _as_messages(summary: str | Message | Sequence[Message]) -> list[Message]:

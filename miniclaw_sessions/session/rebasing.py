@@ -65,6 +65,8 @@ async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
             overtaken = log.fixed.intersection(entry.id for entry in entries) - known
             known |= overtaken
         conversation = await _as_stored(journal, stored)
+        if _doubles(conversation, entries, known):  # which somebody has stored since: it would be refused for ever
+            continue
         moved = behind(conversation, entries, known)
         committed = conversation.state.last_sequence
         waiting = [stored_entry(entry, encode_entry(entry)) for entry in moved]
@@ -133,39 +135,39 @@ async def refresh(journal: Journal) -> bool:
 def behind(conversation: Conversation, pending: Sequence[Entry], known: Collection[str]) -> list[Entry]:
     """Entries that were made behind one state of a session, as they are behind another one.
 
-    Those that followed the leaf follow the leaf that there is now, and each other; what was made to follow something
-    else, or comes after a move of the leaf, does so still.
+    What followed the leaf follows the leaf as it is now; what was made to follow something else does so still.
 
     Args:
         conversation: the session as it is stored.
-        pending: in order, none of them stored.
-        known: the ids of those that are not made: they, or others with their idempotency key, are stored, or the turn
-            that they belong to is not ours.
+        pending: in order.
+        known: the ids of those that are not made: they, or others with their idempotency key, are stored, they
+            came too late for what they demanded, or the turn that they belong to is not ours.
     """
-    state = conversation.state
-    leaf = pending[0].parent_id if pending else None
-    follows_leaf = {leaf, *known}
+    last = conversation.state.last_sequence
+    leaf_id, place = conversation.state.leaf_id, conversation.state.leaf_sequence
+    former_leaf_id = pending[0].parent_id if pending else None
     places: dict[int, int] = {}
     moved: list[Entry] = []
-    ids: set[str] = set()
-    new_leaf, new_place = state.leaf_id, state.leaf_sequence
     for entry in pending:
+        parent_id, parent_place = entry.parent_id, place_of_parent(entry)
+        if parent_id == former_leaf_id:
+            parent_id, parent_place = leaf_id, place
+        else:
+            parent_place = places.get(parent_place, parent_place)
+        if moves_leaf(entry):
+            former_leaf_id = entry.target_id if isinstance(entry, LeafMove) else entry.id
         if entry.id in known:
             continue
-        sequence = state.last_sequence + len(moved) + 1
-        places[entry.sequence] = sequence
-        if entry.parent_id in ids or entry.parent_id not in follows_leaf:
-            parent_id, place = entry.parent_id, places.get(place_of_parent(entry), place_of_parent(entry))
-        else:
-            parent_id, place = new_leaf, new_place
-        changes = {"sequence": sequence, "parent_id": parent_id, **_places(entry, places)}
-        changes["parent_sequence"] = None if parent_id is None or place == sequence - 1 else place
-        moved.append(msgspec.structs.replace(entry, **changes))
-        ids.add(entry.id)
-        if isinstance(entry, LeafMove):
-            follows_leaf = set()
-        elif moves_leaf(entry):
-            new_leaf, new_place = entry.id, sequence
+        last += 1
+        places[entry.sequence] = last
+        changes = {"sequence": last, "parent_id": parent_id, **_places(entry, places)}
+        changes["parent_sequence"] = None if parent_id is None or parent_place == last - 1 else parent_place
+        one = msgspec.structs.replace(entry, **changes)
+        moved.append(one)
+        if isinstance(one, LeafMove):
+            leaf_id, place = one.target_id, one.target_sequence or 0
+        elif moves_leaf(one):
+            leaf_id, place = one.id, last
     return moved
 
 
@@ -199,6 +201,13 @@ async def _known(store: Store, session_id: str, entries: Sequence[Entry], *, aft
         if belongs_to_known or (key and await store.find_by_idempotency_key(session_id, key) is not None):
             by_key.add(entry.id)
     return known | {id_ for id_ in by_key if id_ is not None}
+
+
+def _doubles(conversation: Conversation, entries: Iterable[Entry], known: Collection[str]) -> bool:
+    """Whether a message is to be made whose idempotency key the session has already."""
+    keys = conversation.state.idempotency_keys
+    messages = (entry for entry in entries if isinstance(entry, MessageEntry) and entry.id not in known)
+    return any(entry.idempotency_key in keys for entry in messages)
 
 
 async def _as_stored(journal: Journal, stored: StoredHead) -> Conversation:

@@ -169,8 +169,8 @@ class SessionTree:
             StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for `Session.add_message`.
         """
         async with self._journal.between_turns():
-            await self._move_leaf(entry_id, then, if_leaf=if_leaf)
-        await self._journal.saved()
+            unit = await self._move_leaf(entry_id, then, if_leaf=if_leaf)
+        await unit.saved()
 
     async def branch_with_summary(self, entry_id: str | None, summary: str) -> str:
         """Go back to an entry, with a summary for the model of what happened on the branch that is left.
@@ -187,9 +187,9 @@ class SessionTree:
             InvalidMessage: the summary cannot be stored, or is too large.
         """
         async with self._journal.between_turns():
-            entries = await self._move_leaf(entry_id, summary=summary)
-        await self._journal.saved()
-        return entries[-1].id
+            unit = await self._move_leaf(entry_id, summary=summary)
+        await unit.saved()
+        return unit.entries[-1].id
 
     async def _move_leaf(
         self,
@@ -198,8 +198,8 @@ class SessionTree:
         *,
         summary: str | None = None,
         if_leaf: str | None = None,
-    ) -> list[Entry]:
-        """Move the leaf and append what follows, all of it or nothing."""
+    ) -> Unit:
+        """Move the leaf and append what follows, all of it or nothing: a unit that is accepted."""
         journal = self._journal
         journal.require_transcript("the branch that is left")
         journal.home.committer.check_store()
@@ -212,7 +212,8 @@ class SessionTree:
             unit.add(BranchSummary, summary=summary, from_id=left or "root")
         for place, message in enumerate(then):
             unit.add_message(message, continues=place > 0)
-        return unit.accept(if_leaf=if_leaf, branch=found)
+        unit.accept(if_leaf=if_leaf, branch=found)
+        return unit
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

@@ -199,6 +199,16 @@ class Unit:
         self.journal.home.committer.check_store()
         if self._entries:
             self.accept(if_leaf=if_leaf, if_sequence=if_sequence)
+        await self.saved()
+        return self.entries
+
+    async def saved(self) -> None:
+        """Return when what was accepted is acknowledged.
+
+        Raises:
+            LeafMoved: another process was first, so that what was demanded does not hold; nothing of it is stored.
+            StoreFull, StoreUnavailable: as for `Session.add_message`.
+        """
         await self.journal.saved()
         log = self.journal.log
         if given_up := log.overtaken.intersection(entry.id for entry in self.entries):
@@ -206,4 +216,3 @@ class Unit:
             raise LeafMoved(
                 f"session {self.journal.session_id} went on in another process meanwhile; look at it and try again"
             )
-        return self.entries
