@@ -19,8 +19,8 @@ def limits() -> ListenSettings:
     return ListenSettings(request_timeout_s=20.0)
 
 
-PATHS = [one.path for one in OPERATIONS if one.method == "GET"] + ["/metrics"]
-
+ENDLESS = "/v1/sessions/{session_id}/follow"
+PATHS = [one.path for one in OPERATIONS if one.method == "GET" and one.path != ENDLESS] + ["/metrics"]QUERIES = {"/v1/resolve": "?name=a_1", "/v1/search": "?query=hello"}
 
 CHANGING = ("/health", "/metrics")
 """They count the seconds, and the requests."""
@@ -48,7 +48,7 @@ async def test_no_get_changes_anything_and_no_reply_sets_a_cookie(served: Any) -
     for template in PATHS:
         for session_id in ("a_1", "nobody_2"):
             path = template.replace("{session_id}", session_id).replace("{entry_id}", entry.id)
-            path += "?name=a_1" if template == "/v1/resolve" else ""
+            path += QUERIES.get(template, "")
             reply = await served.unix.get(path)
             wanted = 404 if session_id == "nobody_2" and "{session_id}" in template else 200
             assert reply.status_code == wanted, path
@@ -58,13 +58,24 @@ async def test_no_get_changes_anything_and_no_reply_sets_a_cookie(served: Any) -
             assert state_of(served.manager) == before, path
 
 
+async def test_head_of_what_never_ends_is_answered_at_once(served: Any) -> None:
+    await served.manager.get_or_create("a", "1")
+    before = state_of(served.manager)
+    path = ENDLESS.replace("{session_id}", "a_1")
+    reply = await served.unix.head(path)
+    assert (reply.status_code, reply.content) == (200, b"")
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert (await served.unix.head(path.replace("a_1", "nobody_2"))).status_code == 404
+    assert state_of(served.manager) == before
+
+
 async def test_head_tells_the_length_that_get_has_or_none(served: Any) -> None:
     session = await served.manager.get_or_create("a", "1")
     entry = await session.add_message(Message.user("hello"))
     streamed = 0
     for template in PATHS:
         path = template.replace("{session_id}", "a_1").replace("{entry_id}", entry.id)
-        path += "?name=a_1" if template == "/v1/resolve" else ""
+        path += QUERIES.get(template, "")
         replies = await served.unix.get(path), await served.unix.head(path)
         got, head = ({name: one.headers.get(name) for name in SAME_HEADERS} for one in replies)
         assert head == got, path
