@@ -339,7 +339,7 @@ def decode_entry(encoded: bytes) -> Entry:
     try:
         entry = _entry_decoder.decode(encoded)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return _tolerant_entry(encoded)
+        entry = _tolerant_entry(encoded)
     if isinstance(entry, Custom):
         check_json(entry.data)  # it becomes metadata, which must be fit for a snapshot
     return entry

@@ -139,6 +139,8 @@ CALLS: dict[str, Call] = {
     "find": lambda here: here.manager.find("fuzz_cold"),
     "continue_recent": lambda here: here.manager.continue_recent(),
     "list": lambda here: here.manager.list(),
+    "count": lambda here: here.manager.count(),
+    "search": lambda here: here.manager.search("said"),
     "history": lambda here: here.manager.get_session_history("fuzz", "cold"),
     "flush": lambda here: here.manager.flush(),
     "check": lambda here: here.manager.check(),

@@ -20,7 +20,8 @@ def limits() -> ListenSettings:
 
 
 ENDLESS = "/v1/sessions/{session_id}/follow"
-PATHS = [one.path for one in OPERATIONS if one.method == "GET" and one.path != ENDLESS] + ["/metrics"]QUERIES = {"/v1/resolve": "?name=a_1", "/v1/search": "?query=hello"}
+PATHS = [one.path for one in OPERATIONS if one.method == "GET" and one.path != ENDLESS] + ["/metrics"]
+QUERIES = {"/v1/resolve": "?name=a_1", "/v1/search": "?query=hello"}
 
 CHANGING = ("/health", "/metrics")
 """They count the seconds, and the requests."""

@@ -127,7 +127,6 @@ async def test_the_backup_of_an_empty_workspace_can_be_read_and_what_is_restored
             assert (await reader.statistics()).sessions == 0
             assert (await reader.sweep(dry_run=True)).scanned == 0
         assert contents(workspace) == before
-        assert not (workspace / "sessions").exists()
 
 
 async def test_a_store_without_any_session_file_is_read(tmp_path: Path) -> None:

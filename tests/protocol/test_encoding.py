@@ -349,6 +349,14 @@ def test_what_is_accepted_from_outside_can_be_stored_and_read_again(levels: int)
         assert decode_entry(encode_entry(entry_of(message))) == entry_of(message)
 
 
+def test_metadata_that_cannot_be_written_again_is_refused_also_beside_a_field_that_nobody_knows() -> None:
+    entry = Custom(id="e", parent_id=None, timestamp=NOW, custom_type="metadata", data={"a": 1})
+    encoded = encode_entry(entry).replace(b'"a":1', b'"a":18446744073709551616')
+    for damaged in (encoded, encoded.replace(b"{", b'{"crc32":"0",', 1)):
+        with pytest.raises(InvalidMessage, match="64 bits"):
+            decode_entry(damaged)
+
+
 @pytest.mark.parametrize("levels", [MAX_DEPTH, 100, 300, 900])
 def test_what_nests_too_deep_is_refused_from_outside_and_inside(levels: int) -> None:
     with pytest.raises(InvalidMessage, match="nests deeper than 64 levels"):
