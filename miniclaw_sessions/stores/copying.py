@@ -254,18 +254,19 @@ class _Copy:
 
     def report(self) -> Copied:
         """What became of it."""
+        copies = {session_id: copy for session_id, copy in self._copies.items() if session_id not in self._different}
         return Copied(
-            sessions=len(self._copies),
-            entries=sum(copy.entries for copy in self._copies.values()),
+            sessions=len(copies),
+            entries=sum(copy.entries for copy in copies.values()),
             written=self._written,
             meanwhile=len(self._meanwhile),
             others=self._others,
             problems=[
-                *(problem for copy in self._copies.values() for problem in copy.problems),
+                *(problem for copy in copies.values() for problem in copy.problems),
                 *self._unreadable.values(),
             ],
             different=[self._different[session_id] for session_id in sorted(self._different)],
-            alike={session_id: copy.alike for session_id, copy in self._copies.items()},
+            alike={session_id: copy.alike for session_id, copy in copies.items()},
         )
 
     async def run(self, on_progress: Callable[[int], None]) -> None:
@@ -407,12 +408,20 @@ class _Copy:
         if await self._digest_of_copy(head, session.there or 0) == session.digest.value():
             session.is_beginning = True
             return True
-        self._differs(head.session_id)
+        self._differs(session)
         return False
 
-    def _differs(self, session_id: str) -> None:
-        self._copies.pop(session_id, None)
-        self._different[session_id] = _not_the_same(session_id)
+    def _differs(self, session: _Session) -> None:
+        """Note that both have a session otherwise.
+
+        One that this very copy has written stays known: another session may have taken its name in the source while it
+        was read, and then the next pass copies that one (`_delete_replaced`).
+        """
+        head = session.stored.head
+        self._different[head.session_id] = _not_the_same(head.session_id)
+        if session.there is None:
+            alike = Alike(head.incarnation, session.stored.last_sequence, is_new=True)
+            self._copies.setdefault(head.session_id, _Kept(alike, 0, ()))
 
     async def _append(self, batch: list[_Piece]) -> None:
         groups = [(session, list(pieces)) for session, pieces in groupby(batch, key=lambda piece: piece.session)]
@@ -445,7 +454,7 @@ class _Copy:
             alike = Alike(head.incarnation, last, is_new)
             self._copies[head.session_id] = _Kept(alike, session.entries, tuple(session.problems))
         else:
-            self._differs(head.session_id)
+            self._differs(session)
 
     async def _digest_of_copy(self, head: SessionHead, last_sequence: int) -> bytes:
         digest = Digest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
 import pytest
@@ -29,9 +29,22 @@ class Recorder(MemoryStore):
         return await super().append(appends)
 
 
-def transcript(chat_id: str, sizes: Sequence[int]) -> Append:
+class Restless(MemoryStore):
+    """Something happens right before the first reads, one thing before each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.happenings: list[Callable[[], Awaitable[object]]] = []
+
+    async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
+        if self.happenings:
+            await self.happenings.pop(0)()
+        return await super().read(session_id, after=after, limit=limit)
+
+
+def transcript(chat_id: str, sizes: Sequence[int], incarnation: str = "first") -> Append:
     key = SessionKey("telegram", chat_id)
-    head = SessionHead(key.session_id, key, f"incarnation of {chat_id}", datetime(2026, 1, 1, tzinfo=UTC))
+    head = SessionHead(key.session_id, key, f"{incarnation} of {chat_id}", datetime(2026, 1, 1, tzinfo=UTC))
     return Append(head, [StoredEntry(n, f"{chat_id}/{n}", b"x" * size, f"k{n}") for n, size in enumerate(sizes, 1)])
 
 
@@ -53,3 +66,25 @@ async def test_batches_are_bounded_in_number_and_in_bytes_and_nothing_is_left_ou
         assert await target.read(append.head.session_id) == append.entries
     await copy_store(source, target)  # again: what is there already changes nothing
     assert await target.read("telegram_long") == appends[2].entries
+
+
+async def test_a_session_that_another_one_replaces_while_it_is_read_again_is_copied_as_it_is_then() -> None:
+    source, target = Restless(), MemoryStore()
+    await source.append([transcript("a", [10] * 3), transcript("b", [10])])
+    other = transcript("a", [20] * 6, "second")
+
+    async def nothing() -> None: ...
+
+    async def said_meanwhile() -> None:  # so that there is a second pass
+        await source.append([transcript("a", [10] * 5)])
+
+    async def replaced() -> None:
+        await source.delete("telegram_a")
+        await source.append([other])
+
+    source.happenings = [nothing, nothing, said_meanwhile, nothing, replaced]
+    copied = await copy_store(source, target)
+    assert source.happenings == []
+    assert (copied.sessions, copied.entries, copied.different) == (2, 7, [])
+    assert await target.head("telegram_a") == await source.head("telegram_a")
+    assert await target.read("telegram_a") == other.entries
