@@ -272,9 +272,9 @@ class _Copy:
     async def run(self, on_progress: Callable[[int], None]) -> None:
         """Pass after pass, until nothing changes any more, or it does so all the time."""
         await self._pass(self._first, on_progress)
-        for number in range(2, 10 * PASSES):
+        for number in range(2, PASSES + 2):
             gone = await self._delete_replaced()
-            if not gone and number > PASSES:
+            if number > PASSES:  # what has taken a name since began after the copy did, and need not be in it
                 break
             before = len(self._meanwhile), self._written
             await self._pass(self._changed, lambda _: None)

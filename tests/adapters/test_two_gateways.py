@@ -61,9 +61,11 @@ async def test_what_each_says_at_the_same_time_is_there_once(
             for number, process in enumerate(running)
         ]
         assert all(ended), f"see the logs in {tmp_path}"
+    spoke = []
     for number, conversation in enumerate(conversations):
         notes = (tmp_path / f"{number}" / "account").read_text().splitlines()
-        assert any("acknowledged" in json.loads(note) for note in notes)
+        spoke.append(any("acknowledged" in json.loads(note) for note in notes))
         found = await conversation.problems(plan, framework)
         # whose turn came first is nobody's to say; what was said twice is found among what is stored
         assert [problem for problem in found if "is out of order" not in problem] == []
+    assert any(spoke) if framework in REFUSED else all(spoke)  # one may be refused each time
