@@ -104,11 +104,11 @@ class ArchiveTable:
 
     async def delete(self, name: str) -> None:
         """Delete one archived file."""
-        await self._store.delete_archived(_session_id(name), [name])
+        await self._store.delete_archived(session_of(name), [name])
 
     async def read(self, name: str) -> AsyncIterator[bytes]:
         """The content of an archived file."""
-        pieces = self._store.read_archived(_session_id(name), name)
+        pieces = self._store.read_archived(session_of(name), name)
         if self._encryption is None:
             async for piece in pieces:
                 yield piece
@@ -121,6 +121,31 @@ class ArchiveTable:
         except NotEncrypted:  # from before it was encrypted
             content = data
         yield content
+
+
+async def write_archived_file(path: Path, name: str, pieces: AsyncIterator[bytes]) -> None:
+    """Write an archived file as it comes, durably, into a directory that is made if need be.
+
+    Raises:
+        OSError: it could not be written; no file is left.
+    """
+    import aiofiles  # noqa: PLC0415 - only sweeping needs it, and importing this package must stay light
+
+    directory = await to_thread.run_sync(Directory, path)
+    try:
+        temporary, fd = await to_thread.run_sync(directory.open_temporary)
+        try:
+            async with aiofiles.open(fd, "wb", closefd=False) as file:
+                async for piece in pieces:
+                    await file.write(piece)
+            await to_thread.run_sync(partial(directory.publish, temporary, fd, name))
+        except BaseException:
+            directory.discard(temporary)
+            raise
+        finally:
+            os.close(fd)
+    finally:
+        directory.close()
 
 
 class ArchiveDirectory:
@@ -140,24 +165,8 @@ class ArchiveDirectory:
         Raises:
             OSError: it could not be written; no file is left.
         """
-        import aiofiles  # noqa: PLC0415 - only sweeping needs it, and importing this package must stay light
-
-        directory = await to_thread.run_sync(Directory, self.path)
-        try:
-            temporary, fd = await to_thread.run_sync(directory.open_temporary)
-            name = f"{at:%Y%m%dT%H%M%S.%fZ}-{head.session_id}{SUFFIX}"
-            try:
-                async with aiofiles.open(fd, "wb", closefd=False) as file:
-                    async for block in _sealed(self._encryption, name, _lines(head, entries)):
-                        await file.write(block)
-                await to_thread.run_sync(partial(directory.publish, temporary, fd, name))
-            except BaseException:
-                directory.discard(temporary)
-                raise
-            finally:
-                os.close(fd)
-        finally:
-            directory.close()
+        name = f"{at:%Y%m%dT%H%M%S.%fZ}-{head.session_id}{SUFFIX}"
+        await write_archived_file(self.path, name, _sealed(self._encryption, name, _lines(head, entries)))
         if self._known is not None:
             self._known.setdefault(head.session_id, set()).add(name)
         return name
@@ -196,7 +205,7 @@ class ArchiveDirectory:
     async def delete(self, name: str) -> None:
         """Delete one archived file, durably. Raises as `forget`."""
         known = await self._names()
-        session_id = _session_id(name)
+        session_id = session_of(name)
         if left := known.get(session_id, set()) - {name}:
             known[session_id] = left
         else:
@@ -215,7 +224,7 @@ class ArchiveDirectory:
         found: dict[str, set[str]] = {}
         for name in os.listdir(self.path) if self.path.is_dir() else ():
             if name.endswith(SUFFIX) and "-" in name:
-                found.setdefault(_session_id(name), set()).add(name)
+                found.setdefault(session_of(name), set()).add(name)
         return found
 
     async def _remove(self, names: Collection[str]) -> int:
@@ -250,7 +259,8 @@ class ArchiveDirectory:
         return _plain(file)
 
 
-def _session_id(name: str) -> str:
+def session_of(name: str) -> str:
+    """The id of the session that an archived file is of, from its name."""
     return name.removesuffix(SUFFIX).partition("-")[2]
 
 

@@ -5,7 +5,6 @@ The bytes stay what they are, unless they are to be sealed otherwise; a file tha
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +13,9 @@ import msgspec
 import orjson
 from anyio import CancelScope
 
-from miniclaw_sessions.disk import Directory, write_all
+from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import StoreCorrupt
-from miniclaw_sessions.persistence.archive import SUFFIX
+from miniclaw_sessions.persistence.archive import SUFFIX, session_of, write_archived_file
 from miniclaw_sessions.persistence.database import ENCRYPTION
 from miniclaw_sessions.persistence.marker import Marker, read_marker, write_marker
 from miniclaw_sessions.stores.shared import SharedStore
@@ -72,32 +71,15 @@ async def _to_files(store: SharedStore, target: Path) -> int:
     names = await store.archived()
     missing = sorted(set(names).difference(await in_thread(files_in, target)))
     for name in missing:
-        await _write(store.read_archived(_session_of(name), name), target, name)
+        await write_archived_file(target, name, store.read_archived(session_of(name), name))
     return len(missing)
-
-
-async def _write(pieces: AsyncIterator[bytes], target: Path, name: str) -> None:
-    directory = await in_thread(Directory, target)
-    try:
-        temporary, fd = await in_thread(directory.open_temporary)
-        try:
-            async for piece in pieces:
-                await in_thread(write_all, fd, piece)
-            await in_thread(directory.publish, temporary, fd, name)
-        except BaseException:
-            directory.discard(temporary)
-            raise
-        finally:
-            os.close(fd)
-    finally:
-        directory.close()
 
 
 async def _from_files(source: Path, store: SharedStore) -> int:
     names = [name for name in await in_thread(files_in, source) if name.endswith(SUFFIX)]
     missing = sorted(set(names).difference(await store.archived()))
     for name in missing:
-        await store.write_archived(_session_of(name), name, _pieces(source / name))
+        await store.write_archived(session_of(name), name, _pieces(source / name))
     return len(missing)
 
 
@@ -105,10 +87,6 @@ async def _pieces(file: Path) -> AsyncIterator[bytes]:
     with await in_thread(lambda: file.open("rb")) as data:
         while piece := await in_thread(data.read, _PIECE_BYTES):
             yield piece
-
-
-def _session_of(name: str) -> str:
-    return name.removesuffix(SUFFIX).partition("-")[2]
 
 
 # --- how it is encrypted ---------------------------------------------------------------------------------------------
