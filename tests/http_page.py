@@ -8,7 +8,7 @@ from typing import Any, get_args
 import msgspec
 
 from miniclaw_sessions.api.error_table import STATUS, snake_case
-from miniclaw_sessions.api.operation import BODY, IDEMPOTENCY_KEY, Operation, Stream
+from miniclaw_sessions.api.operation import BODY, HEADERS, Operation, Stream
 from miniclaw_sessions.api.shapes import SessionReply
 from miniclaw_sessions.api.table import OPERATIONS
 
@@ -52,8 +52,7 @@ def _call(one: Operation[Any, Any]) -> str:
 
 def _takes(one: Operation[Any, Any]) -> str:
     query = [f"`?{name}=`" for name in one.in_query]
-    key = ["`Idempotency-Key`"] if IDEMPOTENCY_KEY in one.fields else []
-    return ", ".join(query + _body(one) + key)
+    return ", ".join(query + _body(one) + [f"`{HEADERS[name]}`" for name in one.in_headers])
 
 
 def _body(one: Operation[Any, Any]) -> list[str]:

@@ -25,9 +25,7 @@ taken. Items do not tell what a response cost, so neither do these messages.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -38,20 +36,18 @@ from miniclaw_sessions.adapters.chats import chat_of
 from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
 from miniclaw_sessions.client import ClientSession
-from miniclaw_sessions.errors import InvalidMessage, LeafMoved
-from miniclaw_sessions.formats.codec import kept_fields
-from miniclaw_sessions.formats.openai_items import ItemsRequest, from_items, to_items
+from miniclaw_sessions.errors import LeafMoved
+from miniclaw_sessions.formats.openai_items import to_items, to_messages
 from miniclaw_sessions.history.branch import Branch, summary_messages, told
-from miniclaw_sessions.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.protocol.entries import Entry
-from miniclaw_sessions.protocol.messages import Message, Role
+from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 
 if TYPE_CHECKING:
     from agents.items import TResponseInputItem
 
 KEPT = "openai-agents"
-"""The key of `extra` that every message from here has; its `json` is an item that no message can hold."""
+"""The key of `extra` that every message from here has."""
 
 
 class MiniclawSession:
@@ -136,12 +132,12 @@ class MiniclawSession:
 
     async def _read(self, limit: int | None) -> list[dict[str, Any]]:
         if limit is None:
-            return _to_items(presented(await self._chat.messages(), KEPT))
+            return to_items(presented(await self._chat.messages(), KEPT))
         if limit <= 0:
             return []
-        items = _to_items(presented(self._chat.newest(), KEPT, is_beginning=False))
+        items = to_items(presented(self._chat.newest(), KEPT, is_beginning=False))
         if len(items) <= limit:  # also where they are just enough: what answers the first call may stand before it
-            items = _to_items(presented(await self._chat.messages(), KEPT))
+            items = to_items(presented(await self._chat.messages(), KEPT))
         return items[-limit:]
 
     async def _take_newest_in_peace(self) -> dict[str, Any] | None:
@@ -155,7 +151,7 @@ class MiniclawSession:
     async def _take_newest(self) -> dict[str, Any] | None:
         leaf_id = (await self._chat.state()).leaf_id
         branch = await self._chat.branch()
-        items = _to_items(presented(branch.messages(), KEPT))
+        items = to_items(presented(branch.messages(), KEPT))
         if not items:
             return None
         *left, taken = items
@@ -172,7 +168,7 @@ class MiniclawSession:
         leaf_id: str | None,
     ) -> None:
         """Let the conversation end with `left`: `kept` of it is before the entry that is dropped first."""
-        again = _to_messages(left[len(_to_items(presented(kept, KEPT))) :])
+        again = _to_messages(left[len(to_items(presented(kept, KEPT))) :])
         compaction = branch.compaction
         if first_dropped is None or (compaction is not None and first_dropped.sequence < compaction.sequence):
             # a leaf before the compaction would undo it: what is left is said again, from the root
@@ -191,53 +187,14 @@ def _without_newest(branch: Branch, items: Sequence[dict[str, Any]]) -> tuple[li
     entries = [(entry, message) for entry in branch.entries if (message := told(entry)) is not None]
     for place in range(len(entries) - 1, -1, -1):
         kept = [*summary, *(message for _, message in entries[:place])]
-        before = _to_items(presented(kept, KEPT))
+        before = to_items(presented(kept, KEPT))
         if len(before) < len(items) and items[: len(before)] == before:
             return kept, entries[place][0]
     return [], None
 
 
-# --- items and messages ----------------------------------------------------------------------------------------------
-
-
 def _to_messages(items: Sequence[Any]) -> list[Message]:
-    """Items as messages that give them back exactly.
-
-    Raises:
-        TypeError, ValueError: an item is not JSON.
-    """
-    messages = _held(items)
-    if messages is None:
-        messages = []
-        for is_held, group in groupby(items, key=lambda item: _held([item]) is not None):
-            several = list(group)
-            messages += (_held(several) if is_held else None) or [_verbatim(item) for item in several]
-    return messages
-
-
-def _held(items: Sequence[Any]) -> list[Message] | None:
-    """The messages for these items; None if they would not come back from the store as they are."""
-    try:
-        messages = [_marked(message) for message in from_items(items)]
-        stored = [decode_message(encode_message(message)) for message in messages]
-    except (InvalidMessage, TypeError, ValueError, OverflowError):
-        return None
-    return messages if to_items(stored) == items else None
-
-
-def _marked(message: Message) -> Message:
-    return msgspec.structs.replace(message, extra={**(message.extra or {}), KEPT: {}})
-
-
-def _verbatim(item: Any) -> Message:
-    """A message that says nothing to anybody else: a custom one without content is in no context."""
-    return Message(Role.CUSTOM, "", extra={KEPT: {"json": json.dumps(item)}})
-
-
-def _to_items(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = []
-    request = ItemsRequest(for_request=False)
-    for message in messages:
-        kept = kept_fields(message.extra, KEPT)
-        items += [json.loads(kept["json"])] if "json" in kept else request.add(message)
-    return items
+    """Items as messages that give them back exactly, marked as the framework's own. Raises as `to_messages`."""
+    return [
+        msgspec.structs.replace(message, extra={**(message.extra or {}), KEPT: {}}) for message in to_messages(items)
+    ]

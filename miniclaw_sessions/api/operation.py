@@ -1,7 +1,7 @@
 """What an operation is: a name, a method and a path, the shape of the request and of the reply, and a handler.
 
-The fields of a request are found by their names: those in the path's braces, `body`, and `idempotency_key`, which is a
-header; every other field is a query parameter. A field of type `Upload` takes the body as it comes.
+The fields of a request are found by their names: those in the path's braces, `body`, and those of `HEADERS`; every
+other field is a query parameter. A field of type `Upload` takes the body as it comes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
 
 IDEMPOTENCY_KEY = "idempotency_key"
+HEADERS = {IDEMPOTENCY_KEY: "Idempotency-Key", "retry_count": "x-stainless-retry-count"}
+"""The fields of requests that are headers, and what these are called."""
+
 MAX_IDEMPOTENCY_KEY_LENGTH = 255
 BODY = "body"
 HEARTBEAT = b": still here\n\n"
@@ -67,6 +70,8 @@ class Operation(Generic[Q, R]):
         reads: whether it only reads sessions, so that it can be done beside whoever holds the workspace.
         patient: whether it takes as long as there is much to do, or a model is slow: it ends when its client goes away.
             Everything else has the server's time for a request.
+        openai: whether it is one of OpenAI's (`api/openai`): parameters that it does not know are let through, and
+            errors have the form and the status that the service gives them.
     """
 
     name: str
@@ -78,6 +83,7 @@ class Operation(Generic[Q, R]):
     status: int | Callable[[Any], int] = 200
     reads: bool = False
     patient: bool = False
+    openai: bool = False
 
     @cached_property
     def fields(self) -> dict[str, Any]:
@@ -92,7 +98,12 @@ class Operation(Generic[Q, R]):
     @cached_property
     def in_query(self) -> tuple[str, ...]:
         """The fields that are query parameters."""
-        return tuple(name for name in self.fields if name not in {*self.in_path, BODY, IDEMPOTENCY_KEY})
+        return tuple(name for name in self.fields if name not in {*self.in_path, BODY, *HEADERS})
+
+    @cached_property
+    def in_headers(self) -> tuple[str, ...]:
+        """The fields that are headers."""
+        return tuple(name for name in self.fields if name in HEADERS)
 
     @property
     def uploads(self) -> bool:
@@ -118,13 +129,25 @@ def operation(  # noqa: PLR0913 - one argument per column of the table
     status: int | Callable[[Any], int] = 200,
     reads: bool | None = None,
     patient: bool = False,
+    openai: bool = False,
 ) -> Callable[[Callable[[Context, Q], Awaitable[R | Stream]]], Operation[Q, R]]:
     """Make an operation of a handler, which gives it its name. What is asked with GET only reads, unless it is said."""
 
     def made(handler: Callable[[Context, Q], Awaitable[R | Stream]]) -> Operation[Q, R]:
         only_reads = method == "GET" if reads is None else reads
         name = handler.__name__
-        return Operation(name, method, path, request, reply, handler, status=status, reads=only_reads, patient=patient)
+        return Operation(
+            name,
+            method,
+            path,
+            request,
+            reply,
+            handler,
+            status=status,
+            reads=only_reads,
+            patient=patient,
+            openai=openai,
+        )
 
     return made
 
@@ -144,8 +167,9 @@ def shaped(data: Any, kind: type[T], *, strict: bool = True, name: str | None = 
     try:
         return msgspec.convert(data, kind, strict=strict)
     except msgspec.ValidationError as error:
-        sentence, _, path = str(error).partition(" - at `$.")
-        raise invalid(sentence if name is None else f"{name}: {sentence}", name or path.rstrip("`") or None) from None
+        sentence, _, place = str(error).partition(" - at ")
+        path = re.search(r"`\$\.(.+)`", place)  # of a key that is wrong, the object's
+        raise invalid(sentence if name is None else f"{name}: {sentence}", name or (path and path[1])) from None
 
 
 def checked_idempotency_key(key: Any) -> str | None:

@@ -17,7 +17,7 @@ import msgspec
 
 from miniclaw_sessions.api.chat import Chat, chat
 from miniclaw_sessions.api.error_table import UNREACHABLE, error_of, invalid
-from miniclaw_sessions.api.operation import BODY, IDEMPOTENCY_KEY, Operation
+from miniclaw_sessions.api.operation import BODY, HEADERS, Operation
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest, HealthReply
 from miniclaw_sessions.client.connection import (
     CONNECT_TIMEOUT_S,
@@ -155,8 +155,9 @@ def asked_for(operation: Operation[Any, Any], request: msgspec.Struct) -> Asked:
     if query := {name: _in_query(values[name]) for name in operation.in_query if values[name] is not None}:
         target = f"{target}?{urlencode(query, errors='surrogatepass')}"
     headers: dict[str, str] = {}
-    if (key := values.get(IDEMPOTENCY_KEY)) is not None:
-        headers["Idempotency-Key"] = _in_header(key)
+    for name in operation.in_headers:
+        if values[name] is not None:
+            headers[HEADERS[name]] = _in_header(values[name], name)
     body: bytes | AsyncIterator[bytes] = b""
     if BODY in values:
         headers["Content-Type"] = "application/octet-stream" if operation.uploads else "application/json"
@@ -170,10 +171,10 @@ def _in_query(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _in_header(key: str) -> str:
-    if not key.isprintable() or key != key.strip():
-        raise invalid("an idempotency key holds no control characters, and no spaces at its ends", "idempotency_key")
-    return key
+def _in_header(text: str, name: str) -> str:
+    if not text.isprintable() or text != text.strip():
+        raise invalid(f"the {name.replace('_', ' ')} holds no control characters, and no spaces at its ends", name)
+    return text
 
 
 def _refusal(status: int, content: bytes) -> SessionsError | None:

@@ -6,12 +6,17 @@ part of type `openai_item`. `to_items` of any other legal context gives exactly 
 `extra` is ever sent. The items of one response (reasoning, messages, calls) become one message.
 
 Not everything goes into items: that a result is an error is lost, as is thinking of other services.
+
+`to_messages` is `from_items` for those who keep items for others: what it gives back from a store is exactly what was
+given, also where that is something that no message can hold.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -21,6 +26,7 @@ from miniclaw_sessions.formats.codec import has_kept, keeping, kept_but, kept_fi
 from miniclaw_sessions.formats.images import NOT_SHOWABLE, address_of, image_at, is_showable
 from miniclaw_sessions.formats.message_list import NOTHING_TO_SHOW, MessageList, Request, message_list_format
 from miniclaw_sessions.formats.tool_calls import CallIds, fitting_name, in_order, taken_apart
+from miniclaw_sessions.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.protocol.messages import (
     ImagePart,
     Message,
@@ -45,6 +51,7 @@ WHOLE_ITEM = "openai_item"
 WHOLE_CONTENT = "openai_content"
 """The type of a part that is one part of a message item's content; its field `content` holds it, verbatim."""
 
+_VERBATIM = "json"  # kept on a message that says nothing: an item that no message can hold
 _BEGINS = "message"  # kept on the first part of a message item of a reply: the other fields of that item
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _LONGEST_NAME = 64
@@ -82,6 +89,8 @@ class ItemsRequest(Request):
             items = _Reply(message, self._ids).items()
         elif message.is_tool_result:
             items = [_write_result(message, self._ids)]
+        elif is_verbatim(message):
+            items = [json.loads(kept_fields(message.extra, KEPT)[_VERBATIM])]
         else:
             items = _write_said(message)
         return [written for item in items for written in self._with_reasoning(item)] if self._for_request else items
@@ -280,6 +289,43 @@ def _read_usage(usage: Any) -> Usage | None:
             return Usage(given - cached, said, cached, total_tokens=total if isinstance(total, int) else None)
         case _:
             return None
+
+
+def to_messages(items: Sequence[Any]) -> list[Message]:
+    """Items as messages that give them back exactly, whatever became of these in a store.
+
+    An item that no message can hold is kept as its JSON, in a message that says nothing to anybody else.
+
+    Raises:
+        TypeError, ValueError: an item is not JSON.
+    """
+    messages = _held(items)
+    if messages is None:
+        messages = []
+        for is_held, group in groupby(items, key=lambda item: _held([item]) is not None):
+            several = list(group)
+            messages += (_held(several) if is_held else None) or [_verbatim(item) for item in several]
+    return messages
+
+
+def is_verbatim(message: Message) -> bool:
+    """Whether a message is an item that no message can hold."""
+    return message.role is Role.CUSTOM and isinstance(kept_fields(message.extra, KEPT).get(_VERBATIM), str)
+
+
+def _held(items: Sequence[Any]) -> list[Message] | None:
+    """The messages for these items; None if they would not come back from the store as they are."""
+    try:
+        messages = from_items(items)
+        stored = [decode_message(encode_message(message)) for message in messages]
+    except (InvalidMessage, TypeError, ValueError, OverflowError):
+        return None
+    return messages if to_items(stored) == items else None
+
+
+def _verbatim(item: Any) -> Message:
+    """A custom message without content is in no context."""
+    return Message(Role.CUSTOM, "", extra={KEPT: {_VERBATIM: json.dumps(item)}})
 
 
 class _ItemReader:

@@ -17,7 +17,8 @@ import msgspec
 
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import RETRY_AFTER_S, RequestError, invalid
-from miniclaw_sessions.api.operation import BODY, IDEMPOTENCY_KEY, PIECE_BYTES, Operation, Stream, shaped
+from miniclaw_sessions.api.openai.errors import in_openai_form
+from miniclaw_sessions.api.operation import BODY, HEADERS, PIECE_BYTES, Operation, Stream, shaped
 from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.errors import InvalidKey, SessionsError
 from miniclaw_sessions.gateway.body import body_pieces, drain, parse_strictly, read_body
@@ -54,6 +55,8 @@ class Binding:
         """
         operation, names = self._operation(exchange)
         exchange.operation = operation.name
+        if operation.openai:
+            exchange.form_of_errors = in_openai_form
         answer = self._upload if operation.uploads else self._answer
         return await answer(operation, exchange, names)
 
@@ -164,21 +167,27 @@ def fields_given(operation: Operation[Any, Any], exchange: Exchange, names: Mapp
     given: dict[str, Any] = {name: _decoded(text, name) for name, text in names.items()}
     query = parse_qsl(exchange.query.decode("latin-1"), keep_blank_values=True) if exchange.query else ()
     for name, text in query:
+        if name not in operation.in_query and operation.openai:
+            continue
         if name not in operation.in_query:
             known = ", ".join(operation.in_query) or "none"
             raise invalid(f"{name[:100]!r} is no parameter of this request; there are: {known}", param=name[:100])
         if name in given:
             raise invalid(f"send {name} once", param=name)
         given[name] = _from_query(name, text, operation.fields[name])
-    if IDEMPOTENCY_KEY in operation.fields:
-        keys = [value for name, value in exchange.headers if name == b"idempotency-key"]
-        if len(keys) > 1 or keys == [b""]:
-            raise invalid("send one idempotency key", param="Idempotency-Key")
-        try:
-            given[IDEMPOTENCY_KEY] = keys[0].decode() if keys else None
-        except UnicodeDecodeError:
-            raise invalid("the idempotency key is not UTF-8", param="Idempotency-Key") from None
+    for name in operation.in_headers:
+        given[name] = _from_header(HEADERS[name], exchange)
     return given
+
+
+def _from_header(name: str, exchange: Exchange) -> str | None:
+    values = [value for one, value in exchange.headers if one == name.lower().encode()]
+    if len(values) > 1 or values == [b""]:
+        raise invalid(f"send one {name}", param=name)
+    try:
+        return values[0].decode() if values else None
+    except UnicodeDecodeError:
+        raise invalid(f"{name} is not UTF-8", param=name) from None
 
 
 def _from_query(name: str, text: str, kind: Any) -> Any:

@@ -66,6 +66,7 @@ class Exchange:
         headers: in order, their names in lower case.
         operation: what is asked, as it is counted.
         status: the reply's; 0 until it has begun.
+        form_of_errors: makes an error one that the request's clients understand.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,6 +76,7 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.operation = "none"
         self.status = 0
+        self.form_of_errors: Callable[[RequestError], RequestError] = lambda error: error
         self._state: dict[str, Any] = scope.get("state", {})
         self._receive = receive
         self._send = send

@@ -71,7 +71,7 @@ class Gateway:
         except ClientGone:
             log.debug("a client went away before its request was complete", action="http.disconnected")
         except Exception as error:  # noqa: BLE001 - this is the edge: whatever happens becomes a reply
-            refused = as_reply(error)
+            refused = exchange.form_of_errors(as_reply(error))
             if exchange.status:
                 exchange.break_off()
             else:

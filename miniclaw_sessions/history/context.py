@@ -59,6 +59,11 @@ def legal(messages: Sequence[Message]) -> list[Legal]:
     return _begun_by_user(_answered(messages)) if messages else []
 
 
+def as_seen_alone(message: Message) -> list[Message]:
+    """A message as a model may see it, whatever stands around it: itself, nothing, or something that says the same."""
+    return list(_presented(message))
+
+
 def _answered(messages: Sequence[Message]) -> list[Legal]:
     """Every call with its result behind it, and nothing else of results."""
     shown = [Legal(message, place) for place, told in enumerate(messages) for message in _presented(told)]

@@ -28,6 +28,10 @@ SOURCE = OWN_METADATA + "source"
 """Where an imported session comes from: format, id and header of the file."""
 
 
+COPY_OF = "copy_of"
+"""The field of `extra` of an entry that stands on its branch for an earlier one: that one's id, or the first one's."""
+
+
 class EntryBase(Value, frozen=True, gc=False, kw_only=True):
     """What every entry has.
 
@@ -143,6 +147,12 @@ Entry = (
 def moves_leaf(entry: Entry) -> bool:
     """Whether an entry becomes the leaf: free metadata is about the session, not about a place in it."""
     return not (isinstance(entry, Custom) and entry.custom_type == METADATA)
+
+
+def original_id(entry: EntryBase) -> str:
+    """The id of the entry that an entry stands for: its own, unless it is a copy (`COPY_OF`)."""
+    original = (entry.extra or {}).get(COPY_OF)
+    return original if isinstance(original, str) else entry.id
 
 
 def is_bookkeeping(entry: Entry) -> bool:

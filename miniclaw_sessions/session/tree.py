@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
+from miniclaw_sessions.errors import EntryNotFound, LeafMoved
 from miniclaw_sessions.history.branch import Branch
 from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.history.transcript import Transcript, TreeNode
@@ -191,12 +192,52 @@ class SessionTree:
         await unit.saved()
         return unit.entries[-1].id
 
+    async def replace(self, entry_id: str, messages: Sequence[Message] = ()) -> None:
+        """Go on without an entry of the current branch: what follows it is appended again, as copies, without it.
+
+        The leaf moves to before the entry, and all of it is accepted together or not at all: as much is appended as
+        followed. The transcript keeps what was left. A copy names the entry that it is one of (`COPY_OF`), and does
+        not tell again what that has cost. Waits for the session's open turn.
+
+        Args:
+            entry_id: the entry.
+            messages: what stands in its place.
+
+        Raises:
+            EntryNotFound: the current branch has no such entry.
+            LeafMoved: another process said something meanwhile; nothing was changed.
+            TranscriptNotKept, TurnInProgress, StoreFull, StoreUnavailable, UnsavedLimit, SessionDeleted: as for
+                `branch`.
+        """
+        journal = self._journal
+        async with journal.between_turns():
+            while True:
+                leaf_id = journal.conversation.state.leaf_id
+                replaced = await self._and_following(entry_id)
+                parent_id = replaced[0].parent_id
+                try:
+                    unit = await self._move_leaf(parent_id, messages, instead_of=replaced, if_leaf=leaf_id or "")
+                except LeafMoved:  # somebody said something meanwhile, which follows it, too
+                    continue
+                break
+        await unit.saved()
+
+    async def _and_following(self, entry_id: str) -> tuple[Entry, list[Entry]]:
+        """An entry of the current branch, and what follows it there."""
+        following: list[Entry] = []
+        async for entry in self.walk():
+            if entry.id == entry_id:
+                return entry, following[::-1]
+            following.append(entry)
+        raise EntryNotFound(self._journal.session_id, entry_id)
+
     async def _move_leaf(
         self,
         entry_id: str | None,
         then: Sequence[Message] = (),
         *,
         summary: str | None = None,
+        instead_of: tuple[Entry, Sequence[Entry]] | None = None,
         if_leaf: str | None = None,
     ) -> Unit:
         """Move the leaf and append what follows, all of it or nothing: a unit that is accepted."""
@@ -212,6 +253,8 @@ class SessionTree:
             unit.add(BranchSummary, summary=summary, from_id=left or "root")
         for place, message in enumerate(then):
             unit.add_message(message, continues=place > 0)
+        if instead_of is not None:
+            unit.add_copies(instead_of[1], instead_of=instead_of[0].sequence)
         unit.accept(if_leaf=if_leaf, branch=found)
         return unit
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+import msgspec
+
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved
 from miniclaw_sessions.history.branch import Branch
 from miniclaw_sessions.protocol.encoding import dated, encoded_once
 from miniclaw_sessions.protocol.entries import (
+    COPY_OF,
     METADATA,
     OWN_METADATA,
     BranchSummary,
@@ -17,10 +20,13 @@ from miniclaw_sessions.protocol.entries import (
     Entry,
     EntryBase,
     Label,
+    LeafMove,
     MessageEntry,
     ModelChange,
+    OtherEntry,
     SessionInfo,
     ThinkingLevelChange,
+    original_id,
 )
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.journal import Journal
@@ -37,6 +43,10 @@ _IN_TRANSCRIPTS: Mapping[type[EntryBase], str] = {
     BranchSummary: "the branch that is left",
 }
 """What only a transcript can keep, or keeps whole."""
+
+
+_MADE_ANEW = frozenset({"id", "parent_id", "parent_sequence", "timestamp", "sequence", "idempotency_key"})
+"""What a copy of an entry does not have of it."""
 
 
 class Unit:
@@ -125,6 +135,37 @@ class Unit:
         if custom_type == METADATA:
             raise InvalidMessage(f"custom_type {METADATA!r} is the session's own; use update(), or another type")
         return self.add(Custom, custom_type=custom_type, data=dict(data or {}))
+
+    def add_copies(self, entries: Sequence[Entry], *, instead_of: int) -> None:
+        """Entries of a branch again, behind what was added: each says which it stands for (`COPY_OF`).
+
+        Left out are titles, which are the session's and not the branch's, and what this version does not know.
+
+        Args:
+            entries: in order.
+            instead_of: the place of the entry before them, that what was added stands for.
+
+        Raises:
+            InvalidMessage, TranscriptNotKept: as for `add`.
+        """
+        made: list[tuple[int, Entry]] = [
+            (instead_of, entry) for entry in self.entries if not isinstance(entry, LeafMove)
+        ]
+        for entry in entries:
+            if isinstance(entry, SessionInfo | OtherEntry):
+                continue
+            fields = {name: getattr(entry, name) for name in entry.__struct_fields__ if name not in _MADE_ANEW}
+            fields["extra"] = {**(entry.extra or {}), COPY_OF: original_id(entry)}
+            if isinstance(entry, MessageEntry):
+                fields["message"] = msgspec.structs.replace(entry.message, usage=None)
+            elif isinstance(entry, Label):
+                targets = (copy.id for place, copy in made if original_id(copy) == entry.target_id)
+                fields["target_id"] = next(targets, entry.target_id)
+            elif isinstance(entry, Compaction) and (entry.first_kept_sequence or 0) >= instead_of:
+                kept = next((copy for place, copy in made if place >= (entry.first_kept_sequence or 0)), None)
+                fields["first_kept_entry_id"] = None if kept is None else kept.id
+                fields["first_kept_sequence"] = None if kept is None else kept.sequence
+            made.append((entry.sequence, cast("Entry", self.add(type(entry), **fields))))
 
     def add_metadata(
         self,

@@ -40,6 +40,13 @@ def state_of(manager: Any) -> Any:
     return sessions, statistics.appended, statistics.sessions, statistics.flushes, statistics.commits
 
 
+def filled(template: str, session_id: str, entry_id: str) -> str:
+    path = template.replace("{session_id}", session_id).replace("{entry_id}", entry_id)
+    item_id = f"msg_{entry_id.replace('-', '')}"
+    path = path.replace("{conversation_id}", session_id).replace("{item_id}", item_id)
+    return path + QUERIES.get(template, "")
+
+
 async def test_no_get_changes_anything_and_no_reply_sets_a_cookie(served: Any) -> None:
     session = await served.manager.get_or_create("a", "1")
     entry = await session.add_message(Message.user("hello"))
@@ -48,10 +55,9 @@ async def test_no_get_changes_anything_and_no_reply_sets_a_cookie(served: Any) -
     assert len(PATHS) >= 10
     for template in PATHS:
         for session_id in ("a_1", "nobody_2"):
-            path = template.replace("{session_id}", session_id).replace("{entry_id}", entry.id)
-            path += QUERIES.get(template, "")
+            path = filled(template, session_id, entry.id)
             reply = await served.unix.get(path)
-            wanted = 404 if session_id == "nobody_2" and "{session_id}" in template else 200
+            wanted = 404 if session_id == "nobody_2" and session_id in path else 200
             assert reply.status_code == wanted, path
             assert "set-cookie" not in reply.headers, path
             assert state_of(served.manager) == before, path
@@ -75,8 +81,7 @@ async def test_head_tells_the_length_that_get_has_or_none(served: Any) -> None:
     entry = await session.add_message(Message.user("hello"))
     streamed = 0
     for template in PATHS:
-        path = template.replace("{session_id}", "a_1").replace("{entry_id}", entry.id)
-        path += QUERIES.get(template, "")
+        path = filled(template, "a_1", entry.id)
         replies = await served.unix.get(path), await served.unix.head(path)
         got, head = ({name: one.headers.get(name) for name in SAME_HEADERS} for one in replies)
         assert head == got, path

@@ -1,0 +1,35 @@
+"""Errors as the `openai` package expects them: what is wrong with a request is 400, what is gone is 404.
+
+The package asks again after 408, 409, 429 and everything from 500 on, twice, unless it is told not to.
+"""
+
+from __future__ import annotations
+
+from miniclaw_sessions.api.error_table import RequestError
+
+_STATUS = {410: 404, 412: 409, 422: 400}
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_BAD_REQUEST, _NOT_FOUND, _CONFLICT, _SERVER = 400, 404, 409, 500
+
+
+def bad_request(message: str, param: str | None = None, code: str = "invalid_value") -> RequestError:
+    """The error for a request that is not what it must be."""
+    return RequestError(_BAD_REQUEST, code, message, param=param)
+
+
+def not_found(kind: str, name: str) -> RequestError:
+    """The error for what is not there, or may not be seen: in the words that the service has for it."""
+    return RequestError(_NOT_FOUND, "not_found", f"{kind} with id '{name}' not found.")
+
+
+def in_openai_form(error: RequestError) -> RequestError:
+    """An error as the package reads it; our own name for it is the `code`, where the service gives one."""
+    status = _STATUS.get(error.status, error.status)
+    kind = _TYPES.get(status, "invalid_request_error" if status < _SERVER else "server_error")
+    headers = dict(error.headers)
+    if status == _CONFLICT and "Retry-After" not in headers:
+        headers["x-should-retry"] = "false"  # the same request would meet the same conflict
+    code = error.details.get("code", None if status == _NOT_FOUND else error.kind)
+    return RequestError(
+        status, kind, error.message, param=error.param, headers=headers, details={"code": code}, close=error.close
+    )

@@ -1,0 +1,189 @@
+"""Reading the items of a session's current branch: a page at a time, or one by its id, without reading the rest.
+
+The places of the branch are known without its entries (`history.branches`), so a page is read from where it begins, in
+either direction. An item whose id is a client's own is found by an index of the ids that stand in entries.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from miniclaw_sessions.api.openai.items import entry_id_within, items_of
+from miniclaw_sessions.api.openai.shapes import Item
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.formats.openai_items import KEPT, WHOLE_ITEM
+from miniclaw_sessions.protocol.entries import COPY_OF, Entry
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.journal import Journal
+from miniclaw_sessions.session.searching import branches_of
+from miniclaw_sessions.stores.base import StoredEntry, decode_stored
+
+PAGE_BYTES = 8 * 1024 * 1024
+"""A page ends early that has so much in it: images may be large."""
+
+_AT_ONCE = 128
+_INDEXED_AT_ONCE = 1_024
+_MARKS = tuple(b'"%s"' % name.encode() for name in (KEPT, WHOLE_ITEM, COPY_OF))
+_IDS = re.compile(rb'\\*"(?:id|%s)\\*":\s?\\*"([^"\\]{1,200})' % COPY_OF.encode())
+
+Stretches = Sequence[tuple[int, int]]
+"""The places of a branch, from the leaf to the root: first and last of each run."""
+
+
+class FoundItem(NamedTuple):
+    """An item of the current branch, its entry, and which of the entry's items it is."""
+
+    item: Item
+    entry: Entry
+    place: int
+
+
+async def find_item(session: Session, item_id: str) -> FoundItem | None:
+    """The item of the current branch that has this id.
+
+    Raises:
+        StoreUnavailable: the store cannot be read.
+    """
+    return (await find_items(session, [item_id])).get(item_id)
+
+
+async def find_items(session: Session, item_ids: Sequence[str]) -> dict[str, FoundItem]:
+    """The items of the current branch that have these ids, by these. Raises as `find_item`."""
+    found: dict[str, FoundItem] = {}
+    if not item_ids:
+        return found
+    branch = (await branches_of(session.journal)).path()
+    for item_id in item_ids:
+        if (one := await _find_on(branch, session, item_id)) is not None:
+            found[item_id] = one
+    return found
+
+
+async def _find_on(branch: Stretches, session: Session, item_id: str) -> FoundItem | None:
+    entry_id = entry_id_within(item_id)
+    stored = None if entry_id is None else await session.journal.reader.find(session.session_id, entry_id)
+    if stored is not None and (one := _found(branch, stored, item_id)) is not None:
+        return one
+    index = await index_of(session)
+    for place in sorted({*index.places(item_id), *index.places(entry_id or "")}, reverse=True):
+        there = (await session.tree.read_at([place])).get(place)
+        if there is not None and (one := _found(branch, there, item_id)) is not None:
+            return one
+    return None
+
+
+def _found(branch: Stretches, stored: StoredEntry, item_id: str) -> FoundItem | None:
+    if not any(first <= stored.sequence <= last for first, last in branch):
+        return None
+    return next((found for found in items_within(stored) if found.item["id"] == item_id), None)
+
+
+def items_within(stored: StoredEntry) -> list[FoundItem]:
+    """The items of a stored entry, in order; none of a damaged one."""
+    try:
+        entry = msgspec.structs.replace(decode_stored(stored), sequence=stored.sequence)
+    except InvalidMessage:
+        return []
+    return [FoundItem(item, entry, place) for place, item in enumerate(items_of(entry))]
+
+
+async def page_of_items(
+    session: Session, *, after: FoundItem | None, limit: int, newest_first: bool
+) -> tuple[list[FoundItem], bool]:
+    """The items behind one in this order, and whether there are more.
+
+    Args:
+        session: whose current branch is read.
+        after: the last item of the page before; None: from the beginning.
+        limit: at most so many.
+        newest_first: from the leaf to the root; else from the root to the leaf.
+
+    Raises:
+        StoreUnavailable: the store cannot be read.
+    """
+    page: list[FoundItem] = []
+    size = 0
+    async for stored in _stored_from(session, after, newest_first=newest_first):
+        if len(page) > limit or (page and size > PAGE_BYTES):
+            return page[:limit], True
+        within = items_within(stored)
+        if after is not None and stored.sequence == after.entry.sequence:
+            within = within[: after.place] if newest_first else within[after.place + 1 :]
+        page += reversed(within) if newest_first else within
+        size += len(stored.encoded) if within else 0
+    return page[:limit], len(page) > limit
+
+
+async def _stored_from(session: Session, begin: FoundItem | None, *, newest_first: bool) -> AsyncIterator[StoredEntry]:
+    """The entries of the current branch in an order, from that of an item on."""
+    stretches = (await branches_of(session.journal)).path()
+    for first, last in stretches if newest_first else reversed(stretches):
+        low, high = first, last
+        if begin is not None and newest_first:
+            high = min(high, begin.entry.sequence)
+        elif begin is not None:
+            low = max(low, begin.entry.sequence)
+        while low <= high:
+            start = max(low, high - _AT_ONCE + 1) if newest_first else low
+            end = high if newest_first else min(high, low + _AT_ONCE - 1)
+            page = await session.tree.read_after(start - 1, end - start + 1)
+            within = [stored for stored in page if stored.sequence <= end]
+            for stored in reversed(within) if newest_first else within:
+                yield stored
+            low, high = (low, start - 1) if newest_first else (end + 1, high)
+
+
+# --- ids that clients gave -------------------------------------------------------------------------------------------
+
+
+class ItemIndex:
+    """At which places of a session ids stand that are not made of the entry's own. Some that it tells are no items'.
+
+    Attributes:
+        up_to: the sequence of the last entry that it was fed.
+    """
+
+    __slots__ = ("_places", "up_to")
+
+    def __init__(self) -> None:
+        self.up_to = 0
+        self._places: dict[bytes, tuple[int, ...]] = {}
+
+    def add(self, stored: StoredEntry) -> None:
+        """The next entry."""
+        self.up_to = stored.sequence
+        if any(mark in stored.encoded for mark in _MARKS):
+            for item_id in set(_IDS.findall(stored.encoded)):
+                self._places[item_id] = (*self._places.get(item_id, ()), stored.sequence)
+
+    def places(self, item_id: str) -> tuple[int, ...]:
+        """Where this id stands."""
+        return self._places.get(item_id.encode("utf-8", "surrogatepass"), ())
+
+
+_indexes: WeakKeyDictionary[Journal, ItemIndex] = WeakKeyDictionary()
+
+
+async def index_of(session: Session) -> ItemIndex:
+    """The index of a session as far as it is committed; what was read before is not read again.
+
+    Raises:
+        StoreUnavailable: the store cannot be read.
+    """
+    journal, store = session.journal, session.journal.home.store
+    index = _indexes.setdefault(journal, ItemIndex())
+    if not store.keeps_entries:
+        index = ItemIndex()  # the window is all there is, and forgets
+    while index.up_to < journal.committed_sequence or not store.keeps_entries:
+        page = await session.tree.read_after(index.up_to, _INDEXED_AT_ONCE)
+        for stored in page:
+            if journal.committed_sequence >= stored.sequence > index.up_to:  # another request may have been here
+                index.add(stored)
+        if len(page) < _INDEXED_AT_ONCE:
+            break
+    return index
