@@ -59,6 +59,18 @@ class ConfigError(SessionsError):
     """A setting has a wrong value; the text names field, value and where the value came from."""
 
 
+class OptionRefused(ConfigError):
+    """A model's provider cannot do what an option of the request asks for.
+
+    Attributes:
+        option: its name in `Options`.
+    """
+
+    def __init__(self, option: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.option = option
+
+
 class NotAWorkspace(ConfigError):
     """There is no workspace in the directory, or it is another program's; nothing was changed."""
 

@@ -48,6 +48,7 @@ from miniclaw_sessions.errors import ConfigError, NothingToResume
 from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.turn import Opening
 
 __all__ = [
     "Agent",
@@ -135,6 +136,21 @@ class Agent:
         """What the model may call."""
         return self._tools.tools
 
+    def in_place(self, *, provider: Provider, tools: Iterable[Tool], system_prompt: str) -> Agent:
+        """An agent like this one, with its hooks and limits, that works with another provider, tools and prompt."""
+        return Agent(
+            provider,
+            tools=tools,
+            system_prompt=system_prompt,
+            hooks=self._hooks,
+            max_iterations=self.max_iterations,
+            tool_timeout_s=self._tools.timeout_s,
+            history_limit=self._context.limit,
+            max_context_tokens=self._context.max_tokens,
+            limits=self.limits,
+            clock=self._clock,
+        )
+
     def run(
         self,
         message: Message,
@@ -193,7 +209,7 @@ class Agent:
 
     async def answer(  # noqa: PLR0913 - as for `run` and `resume`
         self,
-        message: Message | None,
+        message: Message | Opening | None,
         *,
         session: Session | None = None,
         idempotency_key: str | None = None,
@@ -205,7 +221,8 @@ class Agent:
         """Run a turn in this task, and return its last event, which is acknowledged by the store.
 
         Args:
-            message: the user's message; None: the turn that was left goes on, as with `resume`.
+            message: the user's message, or what the turn begins with; None: the turn that was left goes on, as with
+                `resume`.
             session: whose conversation it is; the agent's own by default, or none at all.
             idempotency_key: the sender's own id of the message; see `Session.turn`.
             results: as for `resume`.

@@ -8,10 +8,13 @@ from contextlib import AbstractAsyncContextManager
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.events import AgentEvent, Events, TurnEnd
 from miniclaw_sessions.agent.orchestration import AgentSession
+from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.config import ModelSettings
 from miniclaw_sessions.errors import ConfigError, ContextOverflow
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.compacting import Summarizer
+from miniclaw_sessions.session.turn import Opening
 
 
 class Assistant:
@@ -21,13 +24,17 @@ class Assistant:
         agent: who answers.
         settings: `context_window`, `reserve_tokens` and `keep_tokens` of these. With a `context_window` of 0, the size
             is unknown: the model is sent the window of messages, and nothing is summarized.
+        summarizer: who summarizes; the agent's own model by default.
 
     Raises:
         ConfigError: the reserve leaves nothing of the context.
     """
 
-    def __init__(self, agent: Agent, settings: ModelSettings | None = None) -> None:
+    def __init__(
+        self, agent: Agent, settings: ModelSettings | None = None, *, summarizer: Summarizer | None = None
+    ) -> None:
         self.agent = agent
+        self._summarizer = summarizer
         self._settings = settings or ModelSettings()
         if 0 < self._settings.context_window <= self._settings.reserve_tokens:
             raise ConfigError(
@@ -38,10 +45,15 @@ class Assistant:
     def __repr__(self) -> str:
         return f"<Assistant {self.agent!r}, {self._settings.context_window or 'unknown'} tokens>"
 
+    def with_agent(self, agent: Agent) -> Assistant:
+        """One like this with another agent; who summarizes stays the same."""
+        summarizer = self._summarizer or summarizer_of(self.agent.provider, limits=self.agent.limits)
+        return Assistant(agent, self._settings, summarizer=summarizer)
+
     async def answer(
         self,
         session: Session,
-        message: Message | None,
+        message: Message | Opening | None,
         *,
         idempotency_key: str | None = None,
         tell: Callable[[AgentEvent], None] = lambda _: None,
@@ -50,7 +62,8 @@ class Assistant:
 
         Args:
             session: whose conversation it is.
-            message: the user's message; None: the newest one in the session is answered, or its turn goes on.
+            message: the user's message, or what the turn begins with; None: the newest one in the session is answered,
+                or its turn goes on.
             idempotency_key: the sender's own id of the message; see `Session.turn`.
             tell: called with each event but the last, as it happens.
 
@@ -84,6 +97,7 @@ class Assistant:
             context_window=self._settings.context_window,
             reserve_tokens=self._settings.reserve_tokens,
             keep_tokens=self._settings.keep_tokens,
+            summarizer=self._summarizer,
         )
 
     @staticmethod

@@ -15,9 +15,6 @@ from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.session.compacting import CompactionOutcome
 
-ABORTED = "aborted"
-"""The `stop_reason` of a reply that was stopped by a person: document 003's word."""
-
 
 class MessageAccepted(msgspec.Struct, frozen=True, tag=True):
     """What is being answered is acknowledged by the store; the first event of every turn."""

@@ -20,7 +20,6 @@ import msgspec
 from miniclaw_sessions.agent.asking import ReplyLimits, answerable, ask, full_name
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import (
-    ABORTED,
     MessageAccepted,
     PendingCall,
     ReplyFinished,
@@ -46,7 +45,7 @@ from miniclaw_sessions.errors import (
     SessionsError,
 )
 from miniclaw_sessions.history.pairing import open_calls
-from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
+from miniclaw_sessions.protocol.messages import ABORTED, Message, Role, ToolCall, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.compacting import CompactionOutcome, CompactionStatus
 from miniclaw_sessions.session.turn import INTERRUPTED, Turn

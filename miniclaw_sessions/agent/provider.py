@@ -7,13 +7,15 @@ will do.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Collection, Sequence
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.errors import OptionRefused
 from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.options import Options
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag=True):
@@ -59,3 +61,46 @@ class Provider(Protocol):
                 wrapped in one by the loop.
         """
         ...
+
+
+@runtime_checkable
+class AdjustableProvider(Protocol):
+    """A provider that takes `Options`."""
+
+    def with_options(self, options: Options) -> Provider:
+        """The same model, asked with these options; what it holds is the first one's, which closes it.
+
+        Raises:
+            OptionRefused: it cannot do what one of them asks for.
+        """
+        ...
+
+
+def adjusted(provider: Provider, options: Options) -> Provider:
+    """A provider with options; the same one if there are none.
+
+    Raises:
+        OptionRefused: it cannot do what one of them asks for.
+    """
+    if not (given := options.given()):
+        return provider
+    if not isinstance(provider, AdjustableProvider):
+        name = next(iter(given))
+        raise OptionRefused(name, f"{provider.name} takes no options, such as {name}")
+    return provider.with_options(options)
+
+
+def refuse_but(name: str, options: Options, known: Collection[str]) -> None:
+    """Raise where there is an option that a provider does not know.
+
+    Args:
+        name: the provider's.
+        options: what is wanted.
+        known: the options that it knows.
+
+    Raises:
+        OptionRefused: there is another one.
+    """
+    for option in options.given():
+        if option not in known:
+            raise OptionRefused(option, f"the provider {name} has nothing like {option}")

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 
 from miniclaw_sessions.agent.events import PendingCall
 from miniclaw_sessions.history.pairing import open_calls
-from miniclaw_sessions.protocol.entries import Custom, Entry, MessageEntry
+from miniclaw_sessions.protocol.entries import SUSPENDED
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import Turn
-
-SUSPENDED = "agent.suspended"
-"""The `custom_type` of the entry that says which calls of a suspended turn wait, and for what."""
 
 
 async def log_pending(turn: Turn, pending: Sequence[PendingCall]) -> None:
@@ -26,22 +23,10 @@ async def pending_calls(session: Session) -> list[PendingCall]:
     Raises:
         StoreUnavailable: the store cannot be read.
     """
-    entries = (await session.tree.read_branch()).entries
-    newest = next((entry for entry in reversed(entries) if _is_suspension(entry) or _asks(entry)), None)
-    if not isinstance(newest, Custom):
-        return []
-    logged = {call["id"]: call for call in newest.data.get("calls", ())}
+    suspension = await session.tree.get_suspension()
+    logged = {} if suspension is None else {call["id"]: call for call in suspension.data.get("calls", ())}
     return [
         PendingCall(call, logged[call.id].get("reason", ""), logged[call.id].get("data", {}))
         for call in open_calls(session.messages())
         if call.id in logged
     ]
-
-
-def _is_suspension(entry: Entry) -> bool:
-    return isinstance(entry, Custom) and entry.custom_type == SUSPENDED
-
-
-def _asks(entry: Entry) -> bool:
-    """An assistant's message; what was suspended before it is over, although it may use the same ids."""
-    return isinstance(entry, MessageEntry) and entry.message.is_assistant

@@ -58,7 +58,7 @@ class ToolRunner:
 
     def __init__(self, tools: Iterable[Tool], *, timeout_s: float, hooks: Hooks) -> None:
         self.tools = tuple(tools)
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._hooks = hooks
         self._by_name = {tool.name: tool for tool in self.tools}
         if len(self._by_name) < len(self.tools):
@@ -130,10 +130,10 @@ class ToolRunner:
 
     async def _answer(self, call: ToolCall, chosen: ToolCall) -> Message:
         tool, arguments = self._chosen(chosen)
-        with anyio.move_on_after(self._timeout_s) as scope:
+        with anyio.move_on_after(self.timeout_s) as scope:
             return Message.tool_result(call, await tool.run(arguments))
         if scope.cancelled_caught:
-            raise _UncallableError(f"no answer within {self._timeout_s:g} seconds")
+            raise _UncallableError(f"no answer within {self.timeout_s:g} seconds")
         raise _UncallableError("the tool ended without a result")
 
     def _chosen(self, call: ToolCall) -> tuple[Tool, dict[str, object]]:

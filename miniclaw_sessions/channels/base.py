@@ -6,7 +6,7 @@ duplicates and failures are the dispatcher's business.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Protocol
@@ -16,6 +16,22 @@ import msgspec
 from miniclaw_sessions import errors
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd, TurnFinished, TurnStopped
 from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
+
+
+class Answerer(Protocol):
+    """Who answers what is said in a chat: an `Assistant`, or somebody in its place."""
+
+    async def answer(
+        self,
+        session: Session,
+        message: Message | None,
+        *,
+        idempotency_key: str | None = None,
+        tell: Callable[[AgentEvent], None],
+    ) -> TurnEnd:
+        """As `Assistant.answer`."""
+        ...
 
 
 class Incoming(msgspec.Struct, frozen=True, eq=False):
@@ -28,12 +44,16 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
         message_id: the sender's or the network's own id of the message, by which a repeated delivery is recognized;
             None: there is none, and each delivery is a message of its own.
         channel: in which channel's sessions the chat is kept; empty: in those of the channel that hands it over.
+        answerer: who answers it, in its turn among the chat's messages; None: the dispatcher's assistant.
+        session: the session itself, where it belongs to no manager and is gone with its answer; None: the manager's.
     """
 
     chat_id: str
     message: Message | None
     message_id: str | None = None
     channel: str = ""
+    answerer: Answerer | None = None
+    session: Session | None = None
 
 
 # --- what becomes of it ----------------------------------------------------------------------------------------------

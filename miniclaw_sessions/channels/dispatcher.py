@@ -105,6 +105,11 @@ class Dispatcher:
         return f"<Dispatcher {self.running} messages in {len(self._chats)} chats>"
 
     @property
+    def assistant(self) -> Assistant:
+        """Who answers, unless a message brings somebody else."""
+        return self._assistant
+
+    @property
     def running(self) -> int:
         """How many messages wait or are being answered."""
         return len(self._under_way)
@@ -303,10 +308,9 @@ class Dispatcher:
 
         try:
             await checkpoint()  # whose time is over while it waits is not begun
-            asked.session = await self._manager.get_or_create(key.channel, key.chat_id)
-            end = await self._assistant.answer(
-                asked.session, incoming.message, idempotency_key=incoming.message_id, tell=tell
-            )
+            asked.session = incoming.session or await self._manager.get_or_create(key.channel, key.chat_id)
+            answerer = incoming.answerer or self._assistant
+            end = await answerer.answer(asked.session, incoming.message, idempotency_key=incoming.message_id, tell=tell)
         except DuplicateMessage as error:
             return NotAnswered(incoming, Reason.DUPLICATE, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this message

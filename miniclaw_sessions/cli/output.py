@@ -22,7 +22,7 @@ PATIENCE_S = 0.5
 """Work that takes longer than this shows a progress bar on a terminal."""
 
 ABORTED = "aborted"
-"""The `stop_reason` of an answer that a person stopped, as `agent.events` has it."""
+"""The `stop_reason` of an answer that a person stopped, as `protocol.messages` has it."""
 
 _STAGES = {
     "recovering": "Reading sessions",

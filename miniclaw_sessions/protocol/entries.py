@@ -27,6 +27,9 @@ INCOMPLETE = OWN_METADATA + "incomplete"
 SOURCE = OWN_METADATA + "source"
 """Where an imported session comes from: format, id and header of the file."""
 
+SUSPENDED = "agent.suspended"
+"""The `custom_type` of the entry that says which calls of a suspended turn wait, and for what."""
+
 
 COPY_OF = "copy_of"
 """The field of `extra` of an entry that stands on its branch for an earlier one: that one's id, or the first one's."""

@@ -163,6 +163,10 @@ class Usage(Value, frozen=True, gc=False):
         )
 
 
+ABORTED = "aborted"
+"""The `stop_reason` of a reply that was stopped by a person: document 003's word."""
+
+
 class Message(Value, frozen=True, gc=False):
     """One message: who said what, and which tools were asked for.
 

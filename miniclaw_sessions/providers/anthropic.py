@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import anyio
 import msgspec
 
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.errors import ConfigError, OptionRefused
 from miniclaw_sessions.formats.anthropic import from_anthropic, to_anthropic
 from miniclaw_sessions.formats.tool_calls import arguments_object
 from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.options import FUNCTION, Options
 from miniclaw_sessions.providers.service import ServiceOptions, ServiceProvider, missing, plain_reply
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class AnthropicProvider(ServiceProvider):
 
     name = "anthropic"
     service_url = "https://api.anthropic.com"
+    known_options = frozenset(
+        {"temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "effort", "format"}
+    )
     overflow = re.compile(r"^prompt is too long|exceed(s|ed)? (the )?(model )?context (limit|window)", re.IGNORECASE)
 
     def __init__(
@@ -108,7 +112,7 @@ class AnthropicProvider(ServiceProvider):
         conversation = _without_marks(to_anthropic(context))
         request = {
             "model": self.model,
-            "max_tokens": self._max_tokens,
+            "max_tokens": self._options.max_output_tokens or self._max_tokens,
             "stream": True,
             **(_marked(conversation) if self._cache else conversation),
         }
@@ -121,7 +125,45 @@ class AnthropicProvider(ServiceProvider):
         elif self._thinking is not None and not _continues_without_thinking(conversation["messages"]):
             request["thinking"] = {"type": "enabled", "budget_tokens": self._thinking}
             request["max_tokens"] += self._thinking
-        return request
+        return request | self._wanted(has_tools=bool(tools))
+
+    def with_options(self, options: Options) -> Self:
+        """The same model over the same connections, asked with these options.
+
+        Raises:
+            OptionRefused: the service has nothing like one of them; of formats, it takes one with a schema.
+        """
+        if options.format is not None and options.format.schema is None:
+            raise OptionRefused("format", "the provider anthropic takes a format with a schema, and no other")
+        return super().with_options(options)
+
+    def _wanted(self, *, has_tools: bool) -> dict[str, Any]:
+        """The options in the words of the Messages API; what is about tools only where there are any."""
+        wanted = self._options
+        output: dict[str, Any] = {} if wanted.effort is None else {"effort": wanted.effort}
+        if wanted.format is not None:
+            output["format"] = {"type": "json_schema", "schema": wanted.format.schema}
+        sampling = {"temperature": wanted.temperature, "top_p": wanted.top_p}  # the package knows them no more
+        fields = {
+            "extra_body": {name: value for name, value in sampling.items() if value is not None} or None,
+            "output_config": output or None,
+            "tool_choice": _tool_choice(wanted) if has_tools else None,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def _tool_choice(wanted: Options) -> dict[str, Any] | None:
+    if wanted.tool_choice is None and wanted.parallel_tool_calls is None:
+        return None
+    chosen = wanted.tool_choice or "auto"
+    name = chosen.removeprefix(FUNCTION)
+    if name != chosen:
+        choice: dict[str, Any] = {"type": "tool", "name": name}
+    else:
+        choice = {"type": "any" if chosen == "required" else chosen}
+    if wanted.parallel_tool_calls is False and chosen != "none":
+        choice["disable_parallel_tool_use"] = True
+    return choice
 
 
 def _continues_without_thinking(messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -10,21 +10,22 @@ import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import anyio
 import msgspec
 
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.errors import ModelError
+from miniclaw_sessions.errors import ModelError, OptionRefused
 from miniclaw_sessions.formats.google import SKIP_VALIDATION, from_google_reply, to_google
 from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.options import FUNCTION, Options
 from miniclaw_sessions.providers.service import ServiceOptions, ServiceProvider, missing, plain_reply
 
 if TYPE_CHECKING:
     from google.genai import Client
-    from google.genai.types import GenerateContentConfig, GenerateContentResponse
+    from google.genai.types import GenerateContentConfig, GenerateContentResponse, ToolConfig
     from httpx2 import Response
 
 _responses: ContextVar[list[Response]] = ContextVar("the responses to the request under way")
@@ -50,6 +51,9 @@ class GoogleProvider(ServiceProvider):
 
     name = "google"
     service_url = "https://generativelanguage.googleapis.com"
+    known_options = frozenset(
+        {"temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "format"}
+    )
     overflow = re.compile(r"token count.*exceeds the maximum|payload size exceeds", re.IGNORECASE)
 
     def __init__(
@@ -103,6 +107,16 @@ class GoogleProvider(ServiceProvider):
             raise self._broken_off()
         yield Reply(reply.message(self.model))
 
+    def with_options(self, options: Options) -> Self:
+        """The same model over the same connections, asked with these options.
+
+        Raises:
+            OptionRefused: the service has nothing like one of them; it cannot be told to call one tool at a time.
+        """
+        if options.parallel_tool_calls is False:
+            raise OptionRefused("parallel_tool_calls", "the provider google always may call several tools at once")
+        return super().with_options(options)
+
     def _config(self, system: Mapping[str, Any] | None, tools: Sequence[Tool]) -> GenerateContentConfig:
         from google.genai import types  # noqa: PLC0415 - loaded with the client
 
@@ -115,13 +129,33 @@ class GoogleProvider(ServiceProvider):
         thinking = None
         if self._thinking is not None:
             thinking = types.ThinkingConfig(thinking_budget=self._thinking, include_thoughts=self._thinking != 0)
+        wanted = self._options
         return types.GenerateContentConfig(
             system_instruction=types.Content.model_validate(system) if system else None,
             tools=[types.Tool(function_declarations=functions)] if functions else None,
-            max_output_tokens=self._max_output_tokens,
+            tool_config=_tool_config(wanted.tool_choice) if functions else None,
+            temperature=wanted.temperature,
+            top_p=wanted.top_p,
+            response_mime_type=None if wanted.format is None else "application/json",
+            response_json_schema=None if wanted.format is None else wanted.format.schema,
+            max_output_tokens=wanted.max_output_tokens or self._max_output_tokens,
             thinking_config=thinking,
             automatic_function_calling=types.AutomaticFunctionCallingConfig(disable=True),
         )
+
+
+def _tool_config(chosen: str | None) -> ToolConfig | None:
+    """Which tool is to be called, in the service's words; None: as the model likes."""
+    from google.genai import types  # noqa: PLC0415 - loaded with the client
+
+    if chosen is None:
+        return None
+    name = chosen.removeprefix(FUNCTION)
+    mode = {"auto": "AUTO", "none": "NONE"}.get(chosen, "ANY")
+    calling = types.FunctionCallingConfig(
+        mode=types.FunctionCallingConfigMode(mode), allowed_function_names=[name] if name != chosen else None
+    )
+    return types.ToolConfig(function_calling_config=calling)
 
 
 async def _note(response: Response) -> None:

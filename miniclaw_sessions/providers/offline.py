@@ -19,8 +19,10 @@ from anyio.lowlevel import checkpoint
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.summarizing import INSTRUCTION
 from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.errors import OptionRefused
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
+from miniclaw_sessions.protocol.options import Options
 
 LABEL = "(offline) "
 """How every answer begins, so that nobody takes it for a model's."""
@@ -68,9 +70,26 @@ class OfflineProvider:
     def __repr__(self) -> str:
         return "<OfflineProvider>"
 
+    def __init__(self, *, tool_choice: str = "auto") -> None:
+        self._tool_choice = tool_choice
+
+    def with_options(self, options: Options) -> OfflineProvider:
+        """The same responder; of the options, only that it may call no tools means anything to it.
+
+        Raises:
+            OptionRefused: it cannot give JSON, nor call a tool because it has to.
+        """
+        if options.format is not None:
+            raise OptionRefused("format", "no model is configured, and the built-in responder gives no JSON")
+        if options.tool_choice not in (None, "auto", "none"):
+            raise OptionRefused(
+                "tool_choice", "no model is configured, and the built-in responder cannot be made to call"
+            )
+        return OfflineProvider(tool_choice=options.tool_choice or "auto")
+
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         """Answer a context; never fails."""
-        message = respond(messages, {tool.name for tool in tools})
+        message = respond(messages, {tool.name for tool in tools if self._tool_choice != "none"})
         words = re.findall(r"\S+\s*", message.text)
         for start in range(0, len(words), _CHUNK):
             await checkpoint()

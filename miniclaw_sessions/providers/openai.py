@@ -16,6 +16,7 @@ from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.formats.openai_chat import KEPT, to_openai
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
+from miniclaw_sessions.protocol.options import FUNCTION, Options, TextFormat
 from miniclaw_sessions.providers.service import ServiceOptions, ServiceProvider, missing
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class OpenAIClientProvider(ServiceProvider):
     """
 
     service_url = "https://api.openai.com/v1"
+    known_options = frozenset(Options.__struct_fields__)
     overflow = re.compile(r"maximum context length|context window|exceeds? the (available |max(imum)? )?context")
 
     def __init__(self, model: str, **service: Unpack[ServiceOptions]) -> None:
@@ -90,7 +92,40 @@ class OpenAIProvider(OpenAIClientProvider):
         }
         if tools:
             request["tools"] = [{"type": "function", "function": function_of(tool)} for tool in tools]
-        return request
+        return request | self._wanted(has_tools=bool(tools))
+
+    def _wanted(self, *, has_tools: bool) -> dict[str, Any]:
+        """The options in the words of chat completions; what is about tools only where there are any."""
+        wanted = self._options
+        longest = "max_completion_tokens" if self._url == self.service_url else "max_tokens"  # others know the old name
+        fields = {
+            "temperature": wanted.temperature,
+            "top_p": wanted.top_p,
+            longest: wanted.max_output_tokens,
+            "reasoning_effort": wanted.effort,
+            "verbosity": wanted.verbosity,
+            "response_format": None if wanted.format is None else _response_format(wanted.format),
+        }
+        if has_tools:
+            chosen = wanted.tool_choice or ""
+            name = chosen.removeprefix(FUNCTION)
+            fields["tool_choice"] = (
+                {"type": "function", "function": {"name": name}} if name != chosen else chosen or None
+            )
+            fields["parallel_tool_calls"] = wanted.parallel_tool_calls
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def _response_format(wanted: TextFormat) -> dict[str, Any]:
+    if wanted.schema is None:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": schema_fields(wanted)}
+
+
+def schema_fields(wanted: TextFormat) -> dict[str, Any]:
+    """A schema for a reply's text, in OpenAI's words."""
+    fields = {"name": wanted.name, "description": wanted.description or None, "schema": wanted.schema}
+    return {name: value for name, value in (fields | {"strict": wanted.strict}).items() if value is not None}
 
 
 def function_of(tool: Tool) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.formats.openai_items import from_response, to_items
 from miniclaw_sessions.protocol.messages import Message, Role
-from miniclaw_sessions.providers.openai import OpenAIClientProvider, function_of
+from miniclaw_sessions.protocol.options import FUNCTION
+from miniclaw_sessions.providers.openai import OpenAIClientProvider, function_of, schema_fields
 from miniclaw_sessions.providers.service import ServiceOptions, plain_reply
 
 if TYPE_CHECKING:
@@ -52,13 +53,13 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
         **service: Unpack[ServiceOptions],
     ) -> None:
         super().__init__(model, **service)
-        self._options: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}
         if reasoning:
-            self._options["include"] = ["reasoning.encrypted_content"]
+            self._settings["include"] = ["reasoning.encrypted_content"]
         if effort:
-            self._options["reasoning"] = {"effort": effort}
+            self._settings["reasoning"] = {"effort": effort}
         if max_output_tokens is not None:
-            self._options["max_output_tokens"] = max_output_tokens
+            self._settings["max_output_tokens"] = max_output_tokens
 
     async def _ask(self, context: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         response: Any = None
@@ -89,7 +90,7 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
         except BadRequestError as error:
             if error.param != "include" or "include" not in request:
                 raise
-            self._options.pop("include", None)
+            self._settings.pop("include", None)
             return await self._create({name: value for name, value in request.items() if name != "include"})
 
     async def _create(self, request: dict[str, Any]) -> AsyncStream[ResponseStreamEvent]:
@@ -102,13 +103,37 @@ class OpenAIResponsesProvider(OpenAIClientProvider):
             "input": to_items(context, for_request=True),
             "stream": True,
             "store": False,
-            **self._options,
+            **self._settings,
+            **self._wanted(has_tools=bool(tools)),
         }
         if (
             tools
         ):  # strict is what the service makes of a tool by default, and refuses schemas with optional fields then
             request["tools"] = [{"type": "function", "strict": False, **function_of(tool)} for tool in tools]
         return request
+
+    def _wanted(self, *, has_tools: bool) -> dict[str, Any]:
+        """The options in the words of Responses; what is about tools only where there are any."""
+        wanted = self._options
+        text: dict[str, Any] = {} if wanted.verbosity is None else {"verbosity": wanted.verbosity}
+        if wanted.format is not None:
+            is_any = wanted.format.schema is None
+            text["format"] = (
+                {"type": "json_object"} if is_any else {"type": "json_schema", **schema_fields(wanted.format)}
+            )
+        fields: dict[str, Any] = {
+            "temperature": wanted.temperature,
+            "top_p": wanted.top_p,
+            "max_output_tokens": wanted.max_output_tokens,
+            "reasoning": None if wanted.effort is None else {"effort": wanted.effort},
+            "text": text or None,
+        }
+        if has_tools:
+            chosen = wanted.tool_choice or ""
+            name = chosen.removeprefix(FUNCTION)
+            fields["tool_choice"] = {"type": "function", "name": name} if name != chosen else chosen or None
+            fields["parallel_tool_calls"] = wanted.parallel_tool_calls
+        return {name: value for name, value in fields.items() if value is not None}
 
     def _failed(self, said: Any) -> ModelError:
         """The error for a reply that the service itself ended with one."""

@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict, Unpack
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 import anyio
 import msgspec
 
-from miniclaw_sessions.agent.provider import ModelEvent
+from miniclaw_sessions.agent.provider import ModelEvent, refuse_but
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.config import Secret
 from miniclaw_sessions.errors import ConfigError, ContextOverflow, ModelError
@@ -26,6 +27,7 @@ from miniclaw_sessions.formats.codec import plain
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall
+from miniclaw_sessions.protocol.options import Options
 from miniclaw_sessions.protocol.printable import printable
 
 if TYPE_CHECKING:
@@ -98,6 +100,9 @@ class ServiceProvider(ABC):
     overflow: ClassVar[re.Pattern[str]]
     """What the service writes into the error for a conversation that is too large for its model."""
 
+    known_options: ClassVar[frozenset[str]]
+    """Which of `Options` it can do."""
+
     failures: tuple[type[Exception], ...]
     """What the service's package raises; everything else is a fault of ours."""
 
@@ -113,6 +118,7 @@ class ServiceProvider(ABC):
         self._max_reply_bytes = service.get("max_reply_bytes", MAX_REPLY_BYTES)
         self._key = api_key.reveal() if isinstance(api_key, Secret) else api_key
         self._takes_no_tools = False
+        self._options = Options()
         self._url = base_url or self.service_url
         self._host = urlsplit(self._url).hostname or "the model service"
 
@@ -134,6 +140,17 @@ class ServiceProvider(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def with_options(self, options: Options) -> Self:
+        """The same model over the same connections, asked with these options.
+
+        Raises:
+            OptionRefused: the service has nothing like one of them.
+        """
+        refuse_but(self.name, options, self.known_options)
+        other = copy(self)
+        other._options = options  # noqa: SLF001 - its own class
+        return other
 
     async def close(self) -> None:
         """Close the connections; the provider cannot be used again."""

@@ -33,7 +33,7 @@ from miniclaw_sessions.session.journal import Journal, SessionStatistics
 from miniclaw_sessions.session.memory import MemoryHome
 from miniclaw_sessions.session.searching import Branch, Order, search_session
 from miniclaw_sessions.session.tree import SessionTree
-from miniclaw_sessions.session.turn import Turn
+from miniclaw_sessions.session.turn import Opening, Turn
 from miniclaw_sessions.session.unit import UNSET, Unit
 
 
@@ -288,12 +288,14 @@ class Session:
         """Entries of any kind that are to be accepted all together or not at all: add them, then `save` the unit."""
         return Unit(self.journal)
 
-    def turn(self, message: Message | Mapping[str, Any] | None = None, *, idempotency_key: str | None = None) -> Turn:
-        """One exchange, exclusively: `async with session.turn(message) as turn`. See `Turn`.
+    def turn(
+        self, message: Message | Mapping[str, Any] | Opening | None = None, *, idempotency_key: str | None = None
+    ) -> Turn:
+        """One exchange, exclusively: `async with session.turn(message) as turn`. See `Turn`, and `Opening`.
 
         Without a message, the turn of the user's newest one is taken up again.
         """
-        asked = None if message is None else as_message(message)
+        asked = message if message is None or isinstance(message, Opening) else as_message(message)
         return Turn(self.journal, asked, idempotency_key=idempotency_key)
 
     def stop_turn(self) -> bool:

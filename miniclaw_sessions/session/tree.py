@@ -15,11 +15,14 @@ from miniclaw_sessions.history.branch import Branch
 from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.history.transcript import Transcript, TreeNode
 from miniclaw_sessions.protocol.entries import (
+    SUSPENDED,
     BranchSummary,
+    Custom,
     Entry,
     EntryBase,
     Label,
     LeafMove,
+    MessageEntry,
     ModelChange,
     SessionInfo,
     ThinkingLevelChange,
@@ -302,6 +305,23 @@ class SessionTree:
         """
         async for entry in self._journal.reader.walk(None if entry_id is None else await self.get_entry(entry_id)):
             yield entry
+
+    async def get_suspension(self, entry_id: str | None = None) -> Custom | None:
+        """What the newest turn of a branch waits for, if it was suspended: the entry that says so (`SUSPENDED`).
+
+        Args:
+            entry_id: the end of the branch; the leaf if none is named.
+
+        Raises:
+            EntryNotFound: the session has no such entry.
+            StoreUnavailable: the store cannot be read.
+        """
+        async for entry in self.walk(entry_id):
+            if isinstance(entry, Custom) and entry.custom_type == SUSPENDED:
+                return entry
+            if isinstance(entry, MessageEntry) and entry.message.is_assistant:
+                break  # what was suspended before it is over, although it may use the same ids
+        return None
 
     async def read_entries(self, problems: list[str] | None = None) -> AsyncIterator[Entry]:
         """Every entry that can be read, oldest first, a page at a time; what cannot is described in `problems`.

@@ -8,7 +8,7 @@ an error result, so that the history stays legal and shows what happened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -25,15 +25,16 @@ from miniclaw_sessions.errors import (
     TurnInProgress,
     TurnTaken,
 )
+from miniclaw_sessions.history.branch import Branch
 from miniclaw_sessions.history.pairing import open_calls, with_answers
 from miniclaw_sessions.persistence.committer import Claim
 from miniclaw_sessions.protocol.encoding import as_message
-from miniclaw_sessions.protocol.entries import Entry, MessageEntry
+from miniclaw_sessions.protocol.entries import Custom, Entry, LeafMove, MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.session.rebasing import refresh
 from miniclaw_sessions.session.tree import SessionTree
-from miniclaw_sessions.session.unit import Unit
+from miniclaw_sessions.session.unit import UNSET, Unit
 from miniclaw_sessions.stores.base import Append, TurnClaim
 
 INTERRUPTED = "The tool call was interrupted; it has no result."
@@ -45,6 +46,35 @@ ABANDONED = "The user went on without waiting for this tool call; it has no resu
 
 LOOK_AGAIN_S = 0.3
 """How often a turn that another process has is looked at, until it is over."""
+
+
+class Opening:
+    """What a turn begins with, where that is more than one message at the leaf; for one turn.
+
+    It is committed as one unit, under the session's turn: nobody comes between the place and what is said there.
+
+    Attributes:
+        messages: makes what is said, given what a window shows of the branch that it follows, and the ids of the calls
+            that wait there for an answer from outside. What it raises refuses the turn, and nothing has changed. The
+            user's newest message, there or on the branch, is the one that is answered.
+        at: the entry that it follows; the leaf moves there. By default the leaf, wherever it is.
+        mark: the type and the data of a custom entry that stands before the messages; None: there is none.
+        entries: what it became, when the turn is open.
+    """
+
+    __slots__ = ("at", "entries", "mark", "messages")
+
+    def __init__(
+        self,
+        messages: Callable[[Sequence[Message], Collection[str]], Sequence[Message]],
+        *,
+        at: str | None = UNSET,
+        mark: tuple[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.messages = messages
+        self.at = at
+        self.mark = mark
+        self.entries: list[Entry] = []
 
 
 class Turn:
@@ -69,7 +99,7 @@ class Turn:
         UnsavedLimit, SessionDeleted, ManagerClosed: nothing of the reply was accepted.
     """
 
-    def __init__(self, journal: Journal, message: Message | None, *, idempotency_key: str | None) -> None:
+    def __init__(self, journal: Journal, message: Message | Opening | None, *, idempotency_key: str | None) -> None:
         self.session_id = journal.session_id
         self.is_open = False
         self.is_resumed = False
@@ -297,6 +327,8 @@ class Turn:
         if self._request is None:
             await self._take()
             return await self._take_up()
+        if isinstance(self._request, Opening):
+            return await self._open(self._request)
         key = self._idempotency_key
         known = await self._journal.find_by_key(key) if key is not None else None
         if known is None:
@@ -319,6 +351,50 @@ class Turn:
         if claim is not None and not (claim.is_held and stored.id == entry.id):  # it was brought to others as well
             raise TurnTaken(self.session_id)
         return stored
+
+    async def _open(self, opening: Opening) -> MessageEntry:
+        """Commit what the turn begins with, in its place, and find the message that is answered."""
+        journal = self._journal
+        journal.home.committer.check_store()
+        branch, target, suspension = await self._place(opening.at)
+        waiting = {call["id"] for call in suspension.data.get("calls", ())} if suspension is not None else set()
+        before = branch.messages()
+        left = [call for call in open_calls(before) if call.id not in waiting]
+        closing = [Message.tool_result(call, ABANDONED, is_error=True) for call in left]
+        said = opening.messages([*before, *closing], waiting)
+        unit = Unit(journal)  # nothing is waited for from here on, until it is accepted
+        target_id = None if target is None else target.id
+        if target_id != journal.conversation.state.leaf_id:
+            unit.add(LeafMove, target_id=target_id, target_sequence=None if target is None else target.sequence)
+        for message in closing:
+            unit.add_message(message, continues=True)
+        if opening.mark is not None:
+            unit.add_custom(*opening.mark)
+        for message in said:
+            unit.add_message(message)
+        if self._claim is not None:
+            self._claim.ids.update(entry.id for entry in unit.entries)
+            journal.log.claim = self._claim
+        unit.accept(branch=branch)
+        await self._saved()
+        if self._claim is not None and not self._claim.is_held:
+            raise TurnTaken(self.session_id)
+        opening.entries = unit.entries
+        path = [*_messages(branch.entries), *map(journal.placed, _messages(unit.entries))]
+        self.is_resumed = True
+        return self._beginning_of(path, otherwise=len(path) - 1)
+
+    async def _place(self, entry_id: str | None) -> tuple[Branch, Entry | None, Custom | None]:
+        """What a window shows of the branch that the turn follows, the last entry there, and the calls that wait."""
+        journal = self._journal
+        while True:
+            leaf_id = journal.conversation.state.leaf_id
+            at = leaf_id if entry_id is UNSET else entry_id
+            target = None if at is None else await journal.reader.get(at)
+            suspension = None if at is None else await self.tree.get_suspension(at)
+            branch = None if at == leaf_id else await journal.reader.window_at(target)
+            if leaf_id == journal.conversation.state.leaf_id:  # else somebody has appended something meanwhile
+                return branch or journal.conversation.branch(), target, suspension
 
     def _extend(self, messages: Sequence[Message]) -> list[MessageEntry]:
         """Append messages that belong to this turn, as one unit."""
@@ -352,11 +428,15 @@ class Turn:
         path = _messages((await self._journal.reader.branch(max_tokens=1)).entries)
         if not any(map(begins_turn, path)):  # it is compacted
             path = _messages(await self.tree.get_branch())
-        place = next((place for place in reversed(range(len(path))) if begins_turn(path[place])), None)
-        if place is None:
-            raise NothingToResume(f"session {self.session_id} has no message of a user that could be answered")
         self.is_resumed = True
-        self._taken_up = path[place + 1 :]
+        return self._beginning_of(path)
+
+    def _beginning_of(self, path: Sequence[MessageEntry], *, otherwise: int = -1) -> MessageEntry:
+        """The newest message of a user; what follows it is taken up."""
+        place = next((place for place in reversed(range(len(path))) if begins_turn(path[place])), otherwise)
+        if place < 0:
+            raise NothingToResume(f"session {self.session_id} has no message of a user that could be answered")
+        self._taken_up = list(path[place + 1 :])
         return path[place]
 
     async def _finish(self, *, failed: bool) -> None:

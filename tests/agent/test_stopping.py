@@ -10,14 +10,14 @@ import pytest
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.events import ABORTED, AgentEvent, MessageAccepted, TurnEnd, TurnFinished, TurnStopped
+from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd, TurnFinished, TurnStopped
 from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tool_runner import SuspendTurn
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.errors import AgentError, DuplicateMessage, NothingToResume
 from miniclaw_sessions.history.context import build_context, is_legal
-from miniclaw_sessions.protocol.messages import ToolCall
+from miniclaw_sessions.protocol.messages import ABORTED, ToolCall
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import INTERRUPTED
 from miniclaw_sessions.testing import ScriptedProvider

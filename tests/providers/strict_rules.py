@@ -92,7 +92,7 @@ def _unknown(fields: Mapping[str, Any], known: str, where: str) -> Iterator[str]
 
 _CHAT_FIELDS = (
     "model messages tools tool_choice parallel_tool_calls stream stream_options max_tokens max_completion_tokens "
-    "temperature top_p stop n seed user reasoning_effort response_format metadata store prompt_cache_key"
+    "temperature top_p stop n seed user reasoning_effort verbosity response_format metadata store prompt_cache_key"
 )
 _RESPONSES_FIELDS = (
     "model input instructions tools tool_choice parallel_tool_calls stream stream_options store include reasoning text "
