@@ -156,8 +156,9 @@ class Expiry(ABC):
 
     async def _foretell(self, seconds: float) -> None:
         """Log what the sweep will take that comes in this many seconds, unless it is used until then."""
-        at = self._clock.now() + timedelta(seconds=seconds)
-        _, idle = await self._idle(at)
+        async with self._sweeping:  # what the first look finds decides about the first sweep
+            at = self._clock.now() + timedelta(seconds=seconds)
+            _, idle = await self._idle(at)
         if idle:
             log.info(
                 "the next sweep will take these",

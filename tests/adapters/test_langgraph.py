@@ -329,6 +329,18 @@ async def test_branching_the_session_takes_the_graph_back(manager: SessionManage
     assert texts(state["messages"]) == ["anew", "reply to 1"]
 
 
+async def test_the_graph_goes_on_from_any_of_its_own_messages(manager: SessionManager, saver: MiniclawSaver) -> None:
+    graph = chat(saver)
+    await graph.ainvoke({"messages": [HumanMessage("one")]}, CONFIG)
+    session = await session_of(manager)
+    said = [one.id for one in await session.tree.get_branch() if isinstance(one, MessageEntry)]
+    for there, before in zip(said, (["one"], ["one", "reply to 1"]), strict=True):
+        await session.tree.branch(there)  # before the first of them is a checkpoint that has no messages yet
+        state = await graph.ainvoke({"messages": [HumanMessage("two")]}, CONFIG)
+        assert texts(state["messages"])[:-1] == [*before, "two"]
+        assert texts(session.messages()) == texts(state["messages"])
+
+
 async def test_going_on_from_an_older_checkpoint_branches_the_session(
     manager: SessionManager, saver: MiniclawSaver
 ) -> None:

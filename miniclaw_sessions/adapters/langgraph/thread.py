@@ -85,9 +85,10 @@ class Thread:
         name = self._messages_channel
         if found is not None and name is not None and not namespace:
             values = found.checkpoint["channel_values"]
-            before: Any = values.get(name)
-            if is_message_list(before):
-                values[name] = [*before, *await self._messages.offer(name, before)]
+            is_new = name not in found.checkpoint["channel_versions"]  # the checkpoint before the first message
+            before: Any = [] if is_new else values.get(name)
+            if is_message_list(before) and (offered := await self._messages.offer(name, before)):
+                values[name] = [*before, *offered]
         return found
 
     async def _beginning(self, config: RunnableConfig) -> CheckpointTuple | None:
