@@ -9,14 +9,18 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
+import msgspec
 from anyio import to_thread
+from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.errors import ConfigError, InvalidKey
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 
 if TYPE_CHECKING:
+    from miniclaw_sessions.api.openai.response_request import Wanted
     from miniclaw_sessions.manager import SessionManager
+    from miniclaw_sessions.protocol.entries import Custom
     from miniclaw_sessions.session import Session
     from miniclaw_sessions.session.compacting import Summarizer
 
@@ -45,6 +49,50 @@ class Chats(Protocol):
         ...
 
 
+class ResponseEvent(msgspec.Struct, frozen=True):
+    """What happens on the way to a response.
+
+    Attributes:
+        kind: `begun` (its first entry is acknowledged), `text` (a piece of a reply), `replied` (the reply is complete,
+            another one may follow), `ended` (it is all acknowledged).
+        session: whose it is.
+        mark: the entry that it begins with.
+        text: the piece.
+    """
+
+    kind: str
+    session: Session
+    mark: Custom
+    text: str = ""
+
+
+class Responses(Protocol):
+    """Who makes responses (`api.openai.responses`)."""
+
+    def respond(
+        self, wanted: Wanted, key: SessionKey, *, session: Session | None = None, at: str | UnsetType | None = UNSET
+    ) -> AbstractAsyncContextManager[AsyncIterator[ResponseEvent]]:
+        """Begin a response and follow it; leaving the block early does not undo what was saved.
+
+        A wait for the next event can be given up, and nothing is missed.
+
+        Args:
+            wanted: what is asked for.
+            key: the session that it is kept in; made if there is none.
+            session: the session itself, where it belongs to no manager.
+            at: the entry that it follows; by default the session's leaf.
+        """
+        ...
+
+    def is_running(self, mark_id: str) -> bool:
+        """Whether the response that begins with this entry is being made in this process."""
+        ...
+
+    def stop(self, mark_id: str) -> bool:
+        """Stop the response that begins with this entry; False if it is not being made in this process."""
+        ...
+
+
 class Context:
     """One open manager, for those who do something with it.
 
@@ -52,6 +100,7 @@ class Context:
         manager: whose sessions they are; or who reads them, where they are only read.
         summarizer: who summarizes where nobody brings a summary; None: nobody.
         chats: who answers; None: nobody.
+        responses: who makes responses; None: nobody.
         started: the monotonic second at which it was made.
         problems: what is wrong beside the manager, such as with the sockets; one sentence each.
         searches: whoever searches has one of these meanwhile.
@@ -59,11 +108,17 @@ class Context:
     """
 
     def __init__(
-        self, manager: SessionManager, *, summarizer: Summarizer | None = None, chats: Chats | None = None
+        self,
+        manager: SessionManager,
+        *,
+        summarizer: Summarizer | None = None,
+        chats: Chats | None = None,
+        responses: Responses | None = None,
     ) -> None:
         self.manager = manager
         self.summarizer = summarizer
         self.chats = chats
+        self.responses = responses
         self.started = time.monotonic()
         self.problems: Callable[[], list[str]] = list
         self.searches = anyio.Semaphore(SEARCHES)
@@ -118,6 +173,16 @@ class Context:
         if self.chats is None:
             raise ConfigError("nobody answers chats here; start the daemon, or open the workspace with an assistant")
         return self.chats
+
+    def responding(self) -> Responses:
+        """Who makes responses.
+
+        Raises:
+            ConfigError: nobody does.
+        """
+        if self.responses is None:
+            raise ConfigError("nobody makes responses here; start the daemon")
+        return self.responses
 
     def was_deleted(self, session_id: str, idempotency_key: str | None) -> bool:
         """Whether a session was deleted with this key before."""

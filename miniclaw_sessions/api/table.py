@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from miniclaw_sessions.api import chat, messages, search, service, sessions, transfer, tree, upkeep
-from miniclaw_sessions.api.openai import conversations
+from miniclaw_sessions.api.openai import conversations, responses
 from miniclaw_sessions.api.operation import Operation
 
 OPERATIONS: tuple[Operation[Any, Any], ...] = (
@@ -18,5 +18,6 @@ OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *transfer.OPERATIONS,
     *upkeep.OPERATIONS,
     *conversations.OPERATIONS,
+    *responses.OPERATIONS,
 )
 """Every operation, in the order in which an overview tells them."""

@@ -16,6 +16,7 @@ from miniclaw_sessions.gateway.binding import Binding, check_method
 from miniclaw_sessions.gateway.chat import DispatchedChats
 from miniclaw_sessions.gateway.exchange import ClientGone, Exchange, Receive, Reply, Scope, Send
 from miniclaw_sessions.gateway.metrics import LoopDelay, RequestCounts, make_registry
+from miniclaw_sessions.gateway.responding import DispatchedResponses
 from miniclaw_sessions.gateway.security import AccessPolicy, refusal
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager import SessionManager
@@ -41,7 +42,8 @@ def make_app(
         summarizer: who summarizes for compactions.
     """
     chats = DispatchedChats(dispatcher, patience_s=settings.model.timeout_s)
-    return Gateway(Context(manager, summarizer=summarizer, chats=chats), settings, policy)
+    responses = DispatchedResponses(dispatcher, patience_s=settings.model.timeout_s)
+    return Gateway(Context(manager, summarizer=summarizer, chats=chats, responses=responses), settings, policy)
 
 
 class Gateway:

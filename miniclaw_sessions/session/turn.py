@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import anyio
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.errors import (
     DuplicateMessage,
@@ -34,7 +35,7 @@ from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.session.rebasing import refresh
 from miniclaw_sessions.session.tree import SessionTree
-from miniclaw_sessions.session.unit import UNSET, Unit
+from miniclaw_sessions.session.unit import Unit
 from miniclaw_sessions.stores.base import Append, TurnClaim
 
 INTERRUPTED = "The tool call was interrupted; it has no result."
@@ -68,7 +69,7 @@ class Opening:
         self,
         messages: Callable[[Sequence[Message], Collection[str]], Sequence[Message]],
         *,
-        at: str | None = UNSET,
+        at: str | UnsetType | None = UNSET,
         mark: tuple[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.messages = messages
@@ -384,12 +385,12 @@ class Turn:
         self.is_resumed = True
         return self._beginning_of(path, otherwise=len(path) - 1)
 
-    async def _place(self, entry_id: str | None) -> tuple[Branch, Entry | None, Custom | None]:
+    async def _place(self, entry_id: str | UnsetType | None) -> tuple[Branch, Entry | None, Custom | None]:
         """What a window shows of the branch that the turn follows, the last entry there, and the calls that wait."""
         journal = self._journal
         while True:
             leaf_id = journal.conversation.state.leaf_id
-            at = leaf_id if entry_id is UNSET else entry_id
+            at = leaf_id if isinstance(entry_id, UnsetType) else entry_id
             target = None if at is None else await journal.reader.get(at)
             suspension = None if at is None else await self.tree.get_suspension(at)
             branch = None if at == leaf_id else await journal.reader.window_at(target)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from miniclaw_sessions.api.openai.stored_responses import RESPONSE, response_id
 from miniclaw_sessions.api.table import OPERATIONS
 from miniclaw_sessions.config import ListenSettings
 from miniclaw_sessions.protocol.messages import Message
@@ -49,13 +50,14 @@ def filled(template: str, session_id: str, entry_id: str) -> str:
 
 async def test_no_get_changes_anything_and_no_reply_sets_a_cookie(served: Any) -> None:
     session = await served.manager.get_or_create("a", "1")
+    mark_id = await session.tree.append_custom_entry(RESPONSE, {"inputs": 1})
     entry = await session.add_message(Message.user("hello"))
     await served.manager.flush()
     before = state_of(served.manager)
     assert len(PATHS) >= 10
     for template in PATHS:
         for session_id in ("a_1", "nobody_2"):
-            path = filled(template, session_id, entry.id)
+            path = filled(template, session_id, entry.id).replace("{response_id}", response_id(session_id, mark_id))
             reply = await served.unix.get(path)
             wanted = 404 if session_id == "nobody_2" and session_id in path else 200
             assert reply.status_code == wanted, path

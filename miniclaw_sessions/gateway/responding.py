@@ -1,0 +1,209 @@
+"""Responses of the HTTP interface: turns of the dispatcher like all others, with tools and instructions of their own.
+
+The tools are the client's: a call of one suspends the turn, and its output comes with another request, which goes on
+there. The tools and the system prompt of the settings belong to the daemon's own chats; a request that brings
+instructions brings them in place of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any, NoReturn, Self
+
+from msgspec import UNSET, UnsetType
+
+from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, ReplyFinished, TurnEnd
+from miniclaw_sessions.agent.provider import ModelEvent, Provider, Reply, TextDelta, adjusted
+from miniclaw_sessions.agent.tool_runner import SuspendTurn
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.api.context import ResponseEvent
+from miniclaw_sessions.api.openai.response_events import reply_marked
+from miniclaw_sessions.api.openai.response_request import FunctionTool, Wanted, check_calls
+from miniclaw_sessions.api.openai.responses import failure_of
+from miniclaw_sessions.api.openai.stored_responses import FAILED, RESPONSE
+from miniclaw_sessions.channels.asked import Asked
+from miniclaw_sessions.channels.base import Accepted, Incoming, NotAnswered, Progress
+from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.errors import SessionsError, TurnCutOff
+from miniclaw_sessions.protocol.entries import Custom
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.turn import Opening
+
+
+class DispatchedResponses:
+    """Responses of a dispatcher's assistant, as `api.context.Responses` wants them.
+
+    Args:
+        dispatcher: whose chats they are turns of.
+        patience_s: how long a response that nobody waits for any more goes on, in seconds.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, patience_s: float) -> None:
+        self._dispatcher = dispatcher
+        self._patience_s = patience_s
+        self._running: dict[str, Asked] = {}
+
+    @asynccontextmanager
+    async def respond(
+        self, wanted: Wanted, key: SessionKey, *, session: Session | None = None, at: str | UnsetType | None = UNSET
+    ) -> AsyncIterator[AsyncIterator[ResponseEvent]]:
+        """Begin a response and follow it."""
+        responder = _Responder(wanted, self._dispatcher.assistant, at, self._running)
+        incoming = Incoming(key.chat_id, None, channel=key.channel, answerer=responder, session=session)
+        responder.asked = asked = self._dispatcher.ask(incoming)
+        try:
+            yield _Events(asked, responder)
+        finally:
+            asked.abandon(self._patience_s)
+
+    def is_running(self, mark_id: str) -> bool:
+        """Whether the response that begins with this entry is being made in this process."""
+        return mark_id in self._running
+
+    def stop(self, mark_id: str) -> bool:
+        """Stop the response that begins with this entry; False if it is not being made in this process."""
+        asked = self._running.get(mark_id)
+        return asked is not None and asked.stop()
+
+
+class _Responder:
+    """Answers one request, in place of the dispatcher's assistant.
+
+    Attributes:
+        asked: what its events are told to.
+        session: whose turn it is, once it has begun.
+        mark: the entry that the response begins with, from then on.
+    """
+
+    def __init__(
+        self, wanted: Wanted, assistant: Assistant, at: str | UnsetType | None, running: dict[str, Asked]
+    ) -> None:
+        self.asked: Asked | None = None
+        self.session: Session | None = None
+        self.mark: Custom | None = None
+        self._wanted = wanted
+        self._running = running
+        self._model = _Marking(adjusted(assistant.agent.provider, wanted.options))
+        agent = assistant.agent.in_place(
+            provider=self._model,
+            tools=map(_tool, wanted.tools),
+            system_prompt=assistant.agent.system_prompt if wanted.instructions is None else wanted.instructions,
+        )
+        self._assistant = assistant.with_agent(agent)
+        belongs = {"conversation": True} if wanted.conversation is not None else {}
+        self._opening = Opening(
+            self._said, at=at, mark=(RESPONSE, {"inputs": len(wanted.messages), **belongs, **wanted.echo})
+        )
+
+    async def answer(
+        self,
+        session: Session,
+        message: Message | None,  # noqa: ARG002 - as `Answerer` has it; what is said is in the request
+        *,
+        idempotency_key: str | None = None,  # noqa: ARG002 - same
+        tell: Callable[[AgentEvent], None],
+    ) -> TurnEnd:
+        """Run the turn; what fails is written down."""
+        self.session = session
+
+        def told(event: AgentEvent) -> None:
+            if isinstance(event, MessageAccepted):
+                self._begin()
+            tell(event)
+
+        try:
+            return await self._assistant.answer(session, self._opening, tell=told)
+        except Exception as error:
+            if self.mark is not None:
+                await self._note_failure(session, self.mark, error)
+            raise
+        finally:
+            if self.mark is not None:
+                self._running.pop(self.mark.id, None)
+
+    def _said(self, before: Sequence[Message], waiting: Collection[str]) -> Sequence[Message]:
+        check_calls(before, self._wanted.messages, waiting)
+        return self._wanted.messages
+
+    def _begin(self) -> None:
+        self.mark = next(entry for entry in self._opening.entries if isinstance(entry, Custom))
+        self._model.mark_id = self.mark.id
+        if self.asked is not None:
+            self._running[self.mark.id] = self.asked
+
+    async def _note_failure(self, session: Session, mark: Custom, error: Exception) -> None:
+        """Write down why it failed; a conversation is then where it was before, as if it had not been asked."""
+        with suppress(SessionsError):
+            failed_id = await session.tree.append_custom_entry(FAILED, {"error": failure_of(error)})
+            if self._wanted.conversation is not None:
+                await session.tree.branch(mark.parent_id, if_leaf=failed_id)
+
+
+def _tool(function: FunctionTool) -> Tool:
+    async def wait(_: Mapping[str, Any]) -> NoReturn:
+        raise SuspendTurn("the client runs it")
+
+    return Tool(function.name, function.description, function.parameters, wait)
+
+
+class _Marking:
+    """A provider whose replies have the ids that they were streamed with.
+
+    Attributes:
+        mark_id: the entry that the response begins with.
+    """
+
+    def __init__(self, provider: Provider) -> None:
+        self.name = provider.name
+        self.model = provider.model
+        self.mark_id = ""
+        self._provider = provider
+        self._replies = 0
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        """As the provider does."""
+        async with aclosing(self._provider.generate(messages, tools)) as answer:
+            async for event in answer:
+                if isinstance(event, Reply):
+                    marked = reply_marked(event.message, self.mark_id, self._replies)
+                    self._replies += 1
+                    yield Reply(marked)
+                else:
+                    yield event
+
+
+class _Events:
+    """What becomes of a request, as events; it raises what it ended with, if that was an error."""
+
+    def __init__(self, asked: Asked, responder: _Responder) -> None:
+        self._asked = asked
+        self._responder = responder
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ResponseEvent:
+        while True:
+            match await anext(self._asked):
+                case NotAnswered(error=error):
+                    raise error
+                case Accepted():
+                    return self._event("begun")
+                case Progress(event=TextDelta(text=text)):
+                    return self._event("text", text)
+                case Progress(event=ReplyFinished()):
+                    return self._event("replied")
+                case Progress():
+                    pass
+                case _:
+                    return self._event("ended")
+
+    def _event(self, kind: str, text: str = "") -> ResponseEvent:
+        session, mark = self._responder.session, self._responder.mark
+        if session is None or mark is None:
+            raise TurnCutOff
+        return ResponseEvent(kind, session, mark, text)

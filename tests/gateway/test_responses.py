@@ -1,0 +1,532 @@
+"""`/v1/responses`, asked by the unmodified `openai` package, over a real socket; what the model is sent is recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any, Self
+
+import anyio
+import httpx2
+import msgspec
+import openai
+import pytest
+from openai import AsyncOpenAI
+from openai.types.responses import Response, ResponseStreamEvent
+
+from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.tools import Tool, time_tool
+from miniclaw_sessions.config import ChannelSettings
+from miniclaw_sessions.errors import ContextOverflow, ModelError, OptionRefused
+from miniclaw_sessions.history.context import is_legal
+from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
+from miniclaw_sessions.protocol.options import Options
+from miniclaw_sessions.testing.clock import FakeClock
+from tests.gateway.conftest import Served
+
+pytestmark = pytest.mark.anyio
+
+WEATHER: Any = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": True,
+}
+
+OTHER: Any = {**WEATHER, "name": "other"}
+
+
+class Recorder:
+    """A model that answers with what it was sent: `I see: a | b`; texts that begin with a word do something else.
+
+    Attributes:
+        asked: each context, in the order of asking; every one was legal.
+        offered: the names of the tools of each request.
+        options: those of each request.
+        gate: whoever says `slow` waits for it, when its first word is said.
+    """
+
+    name = "test"
+    model = "recorder"
+
+    def __init__(self) -> None:
+        self.asked: list[list[Message]] = []
+        self.offered: list[list[str]] = []
+        self.options: list[Options] = []
+        self.gate, self.slowed = anyio.Event(), anyio.Event()
+        self._options = Options()
+
+    def with_options(self, options: Options) -> Self:
+        if options.verbosity is not None:
+            raise OptionRefused("verbosity", "the recorder says what it says")
+        other = type(self)()
+        other.__dict__.update(self.__dict__, _options=options)
+        return other
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        assert is_legal(messages) == []
+        self.asked.append(list(messages))
+        self.offered.append([tool.name for tool in tools])
+        self.options.append(self._options)
+        text = messages[-1].text
+        if messages[-1].is_user and text.startswith("call"):
+            calls = tuple(
+                ToolCall(f"call_{n}_{len(self.asked)}", tools[0].name, '{"city": "Oslo"}')
+                for n in range(int(text[5:] or 1))
+            )
+            yield Reply(Message.assistant("", calls))
+        elif messages[-1].is_user and text.startswith("wrong"):
+            yield Reply(Message.assistant("", (ToolCall("call_wrong", "weather", '{"city":'),)))
+        elif text.startswith("fail"):
+            raise ModelError("the model is out of order")
+        elif text.startswith("huge"):
+            raise ContextOverflow("the conversation is too large")
+        else:
+            said = " | ".join(message.text for message in messages if not message.is_assistant)
+            for word in re.findall(r"\S+\s*", f"I see: {said}"):
+                yield TextDelta(word)
+                if text.startswith("slow") and not self.gate.is_set():
+                    self.slowed.set()
+                    await self.gate.wait()
+            reason = "length" if text.startswith("short") else "stop"
+            usage = Usage(input_tokens=5, output_tokens=7, cache_read_tokens=2)
+            yield Reply(msgspec.structs.replace(Message.assistant(f"I see: {said}"), usage=usage, stop_reason=reason))
+
+
+@pytest.fixture
+def provider() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def agent(provider: Recorder) -> Agent:
+    return Agent(provider, tools=[time_tool(FakeClock())], system_prompt="Be kind.")
+
+
+@pytest.fixture
+def channel_settings() -> ChannelSettings:
+    return ChannelSettings(max_waiting_per_chat=5, max_messages=20)
+
+
+@pytest.fixture
+async def client(served: Served) -> AsyncIterator[AsyncOpenAI]:
+    transport = httpx2.AsyncHTTPTransport(uds=str(served.socket), verify=False)
+    http = httpx2.AsyncClient(transport=transport)
+    async with AsyncOpenAI(base_url="http://miniclaw/v1", api_key="none", http_client=http, max_retries=0) as one:
+        yield one
+
+
+async def events_of(client: AsyncOpenAI, **wanted: Any) -> list[ResponseStreamEvent]:
+    return [event async for event in await client.responses.create(stream=True, **wanted)]
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    with anyio.fail_after(10):
+        while not is_so():  # noqa: ASYNC110 - nobody tells it
+            await anyio.sleep(0.001)
+
+
+def texts(context: Sequence[Message]) -> list[str]:
+    return [message.text for message in context]
+
+
+# --- answering -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_response_is_what_the_package_expects(client: AsyncOpenAI) -> None:
+    response = await client.responses.create(
+        model="gpt-5", input="Hello", metadata={"topic": "x"}, user="u1", temperature=0.5, truncation="auto"
+    )
+    assert response.id.startswith("resp_")
+    assert (response.status, response.output_text) == ("completed", "I see: Be kind. | Hello")
+    item: Any = response.output[0]
+    assert len(response.output) == 1
+    assert (item.type, item.role, item.status) == ("message", "assistant", "completed")
+    assert response.model == "recorder"
+    assert response.usage is not None
+    assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (7, 7, 14)
+    assert response.usage.input_tokens_details.cached_tokens == 2
+    assert (response.metadata, response.user, response.temperature) == ({"topic": "x"}, "u1", 0.5)
+    assert (response.tools, response.tool_choice, response.error, response.conversation) == ([], "auto", None, None)
+    assert response.completed_at is not None
+    assert response.completed_at >= response.created_at
+    assert await client.responses.retrieve(response.id) == response
+
+
+async def test_a_previous_response_is_gone_on_from_wherever_it_stands(client: AsyncOpenAI, provider: Recorder) -> None:
+    first = await client.responses.create(input="one")
+    left = await client.responses.create(input="two", previous_response_id=first.id)
+    right = await client.responses.create(input="three", previous_response_id=first.id)
+    again = await client.responses.create(input="four", previous_response_id=left.id)
+    answer = "I see: Be kind. | one"
+    assert texts(provider.asked[1]) == ["Be kind.", "one", answer, "two"]
+    assert texts(provider.asked[2]) == ["Be kind.", "one", answer, "three"]
+    assert texts(provider.asked[3]) == ["Be kind.", "one", answer, "two", left.output_text, "four"]
+    assert (again.previous_response_id, right.previous_response_id) == (left.id, first.id)
+    for response in (first, left, right, again):
+        assert await client.responses.retrieve(response.id) == response
+    assert len({response.id.split("_", 2)[2] for response in (first, left, right, again)}) == 1  # one session's tree
+
+
+async def test_two_clients_that_go_on_at_once_disturb_nobody(client: AsyncOpenAI, provider: Recorder) -> None:
+    first = await client.responses.create(input="one")
+    answers: dict[str, Response] = {}
+
+    async def go_on(text: str) -> None:
+        for number in range(3):
+            before = answers.get(text, first)
+            answers[text] = await client.responses.create(input=f"{text}{number}", previous_response_id=before.id)
+
+    async with anyio.create_task_group() as tasks:
+        for text in ("a", "b", "c"):
+            tasks.start_soon(go_on, text)
+    for text in ("a", "b", "c"):
+        last = next(context for context in provider.asked if context[-1].text == f"{text}2")
+        assert [message.text for message in last if message.is_user] == ["one", f"{text}0", f"{text}1", f"{text}2"]
+
+
+async def test_instructions_are_of_one_request_and_no_message(
+    client: AsyncOpenAI, provider: Recorder, served: Served
+) -> None:
+    first = await client.responses.create(input="one", instructions="Be short.")
+    await client.responses.create(input="two", previous_response_id=first.id)
+    assert texts(provider.asked[0])[0] == "Be short."
+    assert texts(provider.asked[1])[0] == "Be kind."
+    session = await served.manager.find(first.id.split("_", 2)[2])
+    assert not any("Be short." in message.text and not message.is_assistant for message in session.messages())
+    assert (await client.responses.retrieve(first.id)).instructions == "Be short."
+
+
+async def test_what_is_not_stored_leaves_nothing(client: AsyncOpenAI, served: Served) -> None:
+    kept = await client.responses.create(input="one")
+    there = await served.manager.count()
+    response = await client.responses.create(input="two", previous_response_id=kept.id, store=False)
+    assert response.output_text.endswith("one | two")
+    assert response.to_dict()["store"] is False
+    alone = await client.responses.create(input="three", store=False)
+    assert await served.manager.count() == there
+    for gone in (response, alone):
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(gone.id)
+    session = await served.manager.find(kept.id.split("_", 2)[2])
+    assert [message.text for message in session.messages() if message.is_user] == ["one"]
+    async for entry in session.tree.read_entries():
+        assert "two" not in str(entry)
+
+
+async def test_a_conversation_goes_on_by_responses_and_by_chats(
+    client: AsyncOpenAI, provider: Recorder, served: Served
+) -> None:
+    await served.unix.post("/v1/chat", json={"channel": "telegram", "chat_id": "7", "message": "from a phone"})
+    response = await client.responses.create(input="from a program", conversation="telegram_7")
+    assert response.conversation is not None
+    assert response.conversation.id == "telegram_7"
+    await served.unix.post("/v1/chat", json={"channel": "telegram", "chat_id": "7", "message": "from a phone again"})
+    said = [message.text for message in provider.asked[-1] if message.is_user]
+    assert said == ["from a phone", "from a program", "from a phone again"]
+    assert provider.offered == [["time"], [], ["time"]]  # the daemon's own tools are not offered to a program
+
+
+async def test_chats_and_responses_of_one_session_take_turns(
+    client: AsyncOpenAI, provider: Recorder, served: Served
+) -> None:
+    await served.manager.get_or_create("telegram", "7")
+    done: list[str] = []
+
+    async def respond() -> None:
+        await client.responses.create(input="slow program", conversation="telegram_7")
+        done.append("program")
+
+    async def chat() -> None:
+        await served.unix.post("/v1/chat", json={"channel": "telegram", "chat_id": "7", "message": "phone"})
+        done.append("phone")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(respond)
+        await provider.slowed.wait()
+        tasks.start_soon(chat)
+        await until(lambda: served.dispatcher.running == 2)
+        assert len(provider.asked) == 1
+        provider.gate.set()
+    assert done == ["program", "phone"]
+    assert [message.text for message in provider.asked[1] if message.is_user] == ["slow program", "phone"]
+
+
+async def test_leaving_a_conversation_does_not_move_it(client: AsyncOpenAI, provider: Recorder, served: Served) -> None:
+    await served.manager.get_or_create("conv", "1")
+    inside = await client.responses.create(input="one", conversation="conv_1")
+    await client.responses.create(input="two", conversation="conv_1")
+    outside = await client.responses.create(input="three", previous_response_id=inside.id)
+    await client.responses.create(input="four", conversation="conv_1")
+    assert [message.text for message in provider.asked[2] if message.is_user] == ["one", "three"]
+    assert [message.text for message in provider.asked[3] if message.is_user] == ["one", "two", "four"]
+    assert outside.conversation is None
+
+
+async def test_a_whole_conversation_can_be_the_input(client: AsyncOpenAI, provider: Recorder) -> None:
+    given: Any = [
+        {"role": "developer", "content": "Be exact."},
+        {"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+        {"role": "assistant", "content": "It rains."},
+        {"role": "user", "content": "thanks"},
+    ]
+    response = await client.responses.create(input=given)
+    assert texts(provider.asked[0]) == ["Be kind.", "Be exact.", "weather?", "", "rain", "It rains.", "thanks"]
+    items = [item async for item in client.responses.input_items.list(response.id, order="asc", limit=4)]
+    kinds = ["message", "message", "function_call", "function_call_output", "message", "message"]
+    assert [item.type for item in items] == kinds
+    assert len({item.id for item in items}) == 6
+
+
+# --- functions of the client's ----------------------------------------------------------------------------------------
+
+
+async def test_a_function_is_called_and_its_output_goes_on(client: AsyncOpenAI, provider: Recorder) -> None:
+    first = await client.responses.create(input="call 2", tools=[WEATHER])
+    assert (first.status, provider.offered[0]) == ("completed", ["weather"])
+    one, two = first.output
+    assert one.type == two.type == "function_call"
+    assert (one.name, one.arguments, one.status) == ("weather", '{"city": "Oslo"}', "completed")
+    outputs: Any = [
+        {"type": "function_call_output", "call_id": two.call_id, "output": "snow"},
+        {"type": "function_call_output", "call_id": one.call_id, "output": "rain"},
+    ]
+    second = await client.responses.create(input=outputs, previous_response_id=first.id, tools=[WEATHER])
+    assert second.output_text == "I see: Be kind. | call 2 | rain | snow"
+    # the same outputs again: another branch from the same response
+    third = await client.responses.create(input=outputs, previous_response_id=first.id)
+    assert third.output_text == second.output_text
+    assert (await client.responses.retrieve(first.id)).output == first.output
+
+
+async def test_a_call_without_output_is_refused_by_name(client: AsyncOpenAI, provider: Recorder) -> None:
+    first = await client.responses.create(input="call 2", tools=[WEATHER])
+    one, two = first.output
+    assert one.type == two.type == "function_call"
+    output: Any = {"type": "function_call_output", "call_id": one.call_id, "output": "rain"}
+    user: Any = {"role": "user", "content": "hm"}
+    for given, missing in (([output], two.call_id), ([user], one.call_id)):
+        with pytest.raises(openai.BadRequestError, match=f"No tool output found for function call {missing}"):
+            await client.responses.create(input=given, previous_response_id=first.id)
+    with pytest.raises(openai.BadRequestError, match="No tool call found for function call output with call_id"):
+        await client.responses.create(input=[output])
+    assert len(provider.asked) == 1
+
+
+async def test_whoever_talks_on_in_a_chat_leaves_the_call_without_output(client: AsyncOpenAI, served: Served) -> None:
+    await served.manager.get_or_create("telegram", "7")
+    first = await client.responses.create(input="call", tools=[WEATHER], conversation="telegram_7")
+    (call,) = first.output
+    assert call.type == "function_call"
+    await served.unix.post("/v1/chat", json={"channel": "telegram", "chat_id": "7", "message": "never mind"})
+    output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"}]
+    with pytest.raises(openai.BadRequestError, match="No tool call found"):
+        await client.responses.create(input=output, conversation="telegram_7")
+    later = await client.responses.create(input=output, previous_response_id=first.id)
+    assert later.output_text == "I see: Be kind. | call | rain"
+
+
+async def test_a_call_that_is_no_json_is_the_models_to_repeat(client: AsyncOpenAI, provider: Recorder) -> None:
+    response = await client.responses.create(input="wrong", tools=[WEATHER])
+    assert [item.type for item in response.output] == ["message"]
+    assert "not valid JSON" in provider.asked[1][-1].text
+
+
+async def test_what_is_chosen_of_tools_and_words_reaches_the_provider(client: AsyncOpenAI, provider: Recorder) -> None:
+    schema: Any = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": True}
+    await client.responses.create(
+        input="x",
+        tools=[WEATHER, OTHER],
+        tool_choice={"type": "function", "name": "weather"},
+        parallel_tool_calls=False,
+        max_output_tokens=50,
+        temperature=0,
+        top_p=0.5,
+        reasoning={"effort": "low"},
+        text={"format": schema},
+    )
+    assert provider.options[0].given().keys() == {
+        *("temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "effort", "format")
+    }
+    assert provider.options[0].tool_choice == "function:weather"
+    allowed: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "other"}]}
+    await client.responses.create(input="x", tools=[WEATHER, OTHER], tool_choice=allowed)
+    assert (provider.offered[1], provider.options[1].tool_choice) == (["other"], "required")
+
+
+# --- streaming -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_tells_the_typed_events_in_their_order(client: AsyncOpenAI) -> None:
+    events = await events_of(client, input="Hello")
+    kinds = [event.type for event in events if event.type != "response.output_text.delta"]
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    created, completed = events[0], events[-1]
+    assert created.type == "response.created"
+    assert completed.type == "response.completed"
+    assert (created.response.status, created.response.output, created.response.usage) == ("in_progress", [], None)
+    assert len(deltas) >= 1
+    assert "".join(deltas) == completed.response.output_text == "I see: Be kind. | Hello"
+    assert {event.item_id for event in events if event.type == "response.output_text.delta"} == {
+        completed.response.output[0].id
+    }
+    assert await client.responses.retrieve(created.response.id) == completed.response
+
+
+async def test_the_packages_own_accumulator_reads_the_stream(client: AsyncOpenAI) -> None:
+    async with client.responses.stream(input="call", model="m", tools=[WEATHER]) as stream:
+        kinds = [event.type async for event in stream]
+        response = await stream.get_final_response()
+    assert [kind for kind in kinds if "arguments" in kind] == [
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+    ]
+    (call,) = response.output
+    assert call.type == "function_call"
+    assert call.parsed_arguments == {"city": "Oslo"}
+
+
+async def test_a_reply_that_is_cut_at_its_limit_is_incomplete(client: AsyncOpenAI) -> None:
+    events = await events_of(client, input="short")
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    assert last.response.incomplete_details is not None
+    assert last.response.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_a_model_that_fails_is_told_and_the_conversation_stays_as_it_was(
+    client: AsyncOpenAI, provider: Recorder, served: Served
+) -> None:
+    await served.manager.get_or_create("conv", "1")
+    await client.responses.create(input="one", conversation="conv_1")
+    with pytest.raises(openai.InternalServerError, match="out of order") as caught:
+        await client.responses.create(input="fail", conversation="conv_1")
+    assert caught.value.response.headers["x-should-retry"] == "false"
+    events = await events_of(client, input="fail again", conversation="conv_1")
+    assert events[-1].type == "response.failed"
+    failed = events[-1].response
+    assert (failed.status, failed.error and failed.error.code) == ("failed", "server_error")
+    assert await client.responses.retrieve(failed.id) == failed
+    await client.responses.create(input="two", conversation="conv_1")
+    assert [message.text for message in provider.asked[-1] if message.is_user] == ["one", "two"]
+
+
+async def test_a_response_is_cancelled_and_keeps_what_was_said(client: AsyncOpenAI, provider: Recorder) -> None:
+    stream = await client.responses.create(input="slow", stream=True)
+    created = await anext(aiter(stream))
+    assert created.type == "response.created"
+    await provider.slowed.wait()
+    assert (await client.responses.retrieve(created.response.id)).status == "in_progress"
+    cancelled = await client.responses.cancel(created.response.id)
+    assert (cancelled.status, cancelled.output_text) == ("cancelled", "I ")
+    events = [event async for event in stream]
+    assert events[-1].type == "response.incomplete"
+    assert events[-1].response == cancelled == await client.responses.retrieve(cancelled.id)
+    assert await client.responses.cancel(cancelled.id) == cancelled
+    later = await client.responses.create(input="two", previous_response_id=cancelled.id)
+    assert later.output_text == "I see: Be kind. | slow | two"
+
+
+async def test_a_client_that_goes_away_leaves_a_whole_response(
+    client: AsyncOpenAI, provider: Recorder, served: Served
+) -> None:
+    stream = await client.responses.create(input="slow", stream=True)
+    created = await anext(aiter(stream))
+    assert created.type == "response.created"
+    await provider.slowed.wait()
+    await stream.close()
+    provider.gate.set()
+    await served.dispatcher.finished()
+    assert (await client.responses.retrieve(created.response.id)).output_text == "I see: Be kind. | slow"
+
+
+# --- what is kept, and refused ----------------------------------------------------------------------------------------
+
+
+async def test_a_deleted_response_is_gone_and_its_session_with_the_last(client: AsyncOpenAI, served: Served) -> None:
+    first = await client.responses.create(input="one")
+    second = await client.responses.create(input="two", previous_response_id=first.id)
+    await client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError, match="Previous response with id") as caught:
+        await client.responses.create(input="x", previous_response_id=first.id)
+    assert caught.value.code == "previous_response_not_found"
+    assert (await client.responses.retrieve(second.id)).output_text.endswith("one | two")
+    await client.responses.delete(second.id)
+    assert await served.manager.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "param", "code"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_value"),
+        ({"tools": [WEATHER, WEATHER]}, "tools[1].name", "invalid_value"),
+        ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name", "invalid_value"),
+        ({"background": True}, "background", "unsupported_parameter"),
+        ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
+        ({"include": ["message.output_text.logprobs"]}, "include", "unsupported_parameter"),
+        ({"service_tier": "flex"}, "service_tier", "unsupported_parameter"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "unsupported_parameter"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format", "invalid_value"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "invalid_value"),
+        ({"temperature": 3}, "temperature", "invalid_request"),
+        ({"input": []}, "input", "missing_required_parameter"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", "unsupported_parameter"),
+        ({"input": [{"role": "assistant", "content": "x"}]}, "input", "invalid_value"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "previous_response_not_found"),
+        ({"previous_response_id": "resp_1", "conversation": "c"}, "conversation", "mutually_exclusive_parameters"),
+    ],
+)
+async def test_what_nothing_here_can_do_is_refused_by_name(  # noqa: PLR0917 - fixtures
+    client: AsyncOpenAI, provider: Recorder, served: Served, wanted: dict[str, Any], param: str, code: str
+) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(**{"input": "x", **wanted}, stream=stream)
+        assert (caught.value.param, caught.value.code, caught.value.type) == (param, code, "invalid_request_error")
+    assert (provider.asked, await served.manager.count()) == ([], 0)
+
+
+async def test_what_asks_for_nothing_is_let_through(client: AsyncOpenAI) -> None:
+    response = await client.responses.create(
+        input="x",
+        model="any-name",
+        background=False,
+        include=["reasoning.encrypted_content"],
+        service_tier="auto",
+        prompt_cache_key="k",
+        safety_identifier="s",
+        top_logprobs=0,
+        parallel_tool_calls=True,
+        reasoning={"summary": "auto"},
+        text={"format": {"type": "text"}},
+        stream=False,
+    )
+    assert (response.prompt_cache_key, response.safety_identifier, response.service_tier) == ("k", "s", "default")
+
+
+async def test_what_is_not_there_is_not_found(client: AsyncOpenAI) -> None:
+    for call in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
+        with pytest.raises(openai.NotFoundError):
+            await call("resp_0123")
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.create(input="x", conversation="conv_none")
+    with pytest.raises(openai.BadRequestError):
+        await client.responses.retrieve("resp_0123", stream=True)
