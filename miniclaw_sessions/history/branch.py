@@ -75,6 +75,13 @@ def as_message_entry(entry: MessageEntry | BranchSummary) -> MessageEntry | None
     )
 
 
+def says_what_is_in_force(entry: Entry) -> bool:
+    """Whether an entry sets model or thinking level, or names the model that wrote it."""
+    if isinstance(entry, MessageEntry):
+        return entry.message.is_assistant and entry.message.model is not None
+    return isinstance(entry, ModelChange | ThinkingLevelChange)
+
+
 def summary_messages(compaction: Compaction | None) -> list[Message]:
     """What stands in a context for everything that a compaction replaced."""
     if compaction is None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import msgspec
 
 from miniclaw_sessions.errors import EntryNotFound, InvalidMessage
-from miniclaw_sessions.history.branch import Branch, BranchCollector, rejoined
+from miniclaw_sessions.history.branch import Branch, BranchCollector, rejoined, says_what_is_in_force
 from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.committer import SessionLog
@@ -103,20 +103,30 @@ class TreeReader:
             self, self._session_id, conversation.state.leaf_id, conversation.state.leaf_sequence, collector
         )
 
-    async def window_at(self, leaf: Entry | None) -> Branch:
-        """As much of the branch that ends at an entry as a window shows, and what is in force there."""
+    async def window_at(self, leaf: Entry | None, *, left: Sequence[Entry] | None = None) -> Branch:
+        """As much of the branch that ends at an entry as a window shows, and what is in force there.
+
+        Args:
+            leaf: the entry; None: the root.
+            left: where it is on the current branch, all that follows it there: what none of these change is known, and
+                not looked for as far as the root.
+        """
         if leaf is None:
             return Branch()
-        collector = BranchCollector(at_most=self._conversation.window.capacity, needs_state=True)
+        known, is_same = self._conversation.state, left is not None and not any(map(says_what_is_in_force, left))
+        collector = BranchCollector(
+            at_most=self._conversation.window.capacity,
+            needs_compaction=left is None or known.compaction is not None,
+            needs_state=not is_same,
+        )
         branch = await read_branch(self, self._session_id, leaf.id, leaf.sequence, collector)
-        if self._store.keeps_entries:
+        if self._store.keeps_entries and not is_same:
             return branch
-        known = self._conversation.state.metadata  # nobody has the entries that set it
-        return msgspec.structs.replace(
+        return msgspec.structs.replace(  # of `none:`, nobody has the entries that set it
             branch,
-            provider=known.get("provider"),
-            model=known.get("model"),
-            thinking_level=known.get("thinking_level"),
+            provider=known.metadata.get("provider"),
+            model=known.metadata.get("model"),
+            thinking_level=known.metadata.get("thinking_level"),
         )
 
     @property

@@ -248,7 +248,8 @@ class SessionTree:
         journal.require_transcript("the branch that is left")
         journal.home.committer.check_store()
         target = None if entry_id is None else await journal.reader.get(entry_id)
-        found = await journal.reader.window_at(target)
+        left_behind = None if instead_of is None else (instead_of[0], *instead_of[1])
+        found = await journal.reader.window_at(target, left=left_behind)
         unit = Unit(journal)  # nothing is waited for from here on
         left = journal.conversation.state.leaf_id
         unit.add(LeafMove, target_id=entry_id, target_sequence=None if target is None else target.sequence)

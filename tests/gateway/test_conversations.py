@@ -67,10 +67,10 @@ async def package_by_tcp(served: Any, key: str = TOKEN) -> AsyncIterator[AsyncOp
 
 
 @asynccontextmanager
-async def package_at(socket: Path) -> AsyncIterator[AsyncOpenAI]:
+async def package_at(socket: Path, **options: Any) -> AsyncIterator[AsyncOpenAI]:
     """The package's client on a Unix socket."""
     http = DefaultAsyncHttpxClient(transport=httpx2.AsyncHTTPTransport(uds=str(socket), verify=False))
-    async with AsyncOpenAI(base_url="http://miniclaw/v1", api_key="any", http_client=http) as client:
+    async with AsyncOpenAI(base_url="http://miniclaw/v1", api_key="any", http_client=http, **options) as client:
         yield client
 
 
@@ -89,7 +89,8 @@ async def every(client: AsyncOpenAI, conversation: str, **options: Any) -> list[
 
 @pytest.mark.parametrize("by_tcp", [False, True], ids=["unix", "tcp"])
 async def test_the_package_does_everything_with_conversations_and_items(served: Any, *, by_tcp: bool) -> None:
-    async with package_by_tcp(served) if by_tcp else package_at(served.socket) as client:
+    strictly = package_at(served.socket, _strict_response_validation=True)  # every answer has the package's types
+    async with package_by_tcp(served) if by_tcp else strictly as client:
         made = await client.conversations.create(items=[user("hello")], metadata={"topic": "demo"})
         assert made.id.startswith("conv_")
         assert (len(made.id), made.object, made.metadata) == (53, "conversation", {"topic": "demo"})
