@@ -92,7 +92,7 @@ def _echoing(client: Client) -> Work:
     async def never(context: Any, request: AddMessages) -> Any:
         raise NotImplementedError
 
-    echo = Operation("echo", "POST", "/v1/sessions/{session_id}/messages", AddMessages, dict[str, Any], never)
+    echo = Operation("echo", "POST", "/v1/sessions/{session_id}/messages", AddMessages, dict[str, Any], never, "write")
 
     async def call(number: int) -> None:
         body = {"messages": [as_dict(message(number))]}

@@ -3,30 +3,26 @@
 A value comes from the default, the TOML file, the environment (`MINICLAW_SESSIONS_WINDOW`) or a flag, the later one
 winning. A wrong value, an unknown key and an unknown `MINICLAW_` variable are refused with a `ConfigError` that names
 the field, the value and its source, so that nothing misspelt is silently ignored. Secrets are not settings: a setting
-only names the file, and `read_secret` gives a `Secret` that no log or error can show. What the settings mean to the
-rest of the package is the business of those who use them; this module imports nothing heavy.
+only names the file (see `secret`). What the settings mean to the rest of the package is the business of those who use
+them; this module imports nothing heavy.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NoReturn, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
 from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.secret import open_regular
 
 _LONGEST_S = 10 * 365 * 86_400.0  # keeps infinity and typing errors out of every timer
 _LARGEST_BYTES = 2**50
 _CONFIG_MAX_BYTES = 1_048_576
-_SECRET_MAX_BYTES = 65_536
-_OTHERS_MAY_READ_OR_WRITE = 0o006
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_BYTES)]
@@ -121,9 +117,14 @@ class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         socket: path of the Unix socket; empty: the usual place (see `socket_path`), `none`: no socket.
         tcp: address such as 127.0.0.1:8080; empty: no TCP.
-        token_file: file with the bearer token for TCP; empty: the systemd credential `token`.
+        token_file: file with the bearer token for everything; empty: the systemd credential `token`, else one that is
+            made, where TCP is for this machine alone.
+        tokens_file: file of further tokens, as `tokens create` writes it; empty: `tokens.json` in the workspace. Those
+            of the systemd credential `tokens` come on top.
+        token_rate: requests per second that a token may send, if it does not say so itself; 0: as many as it likes.
+        metrics: who may read `/metrics`: whoever has a `token`, everybody (`open`), or nobody (`off`).
         allowed_hosts: further `Host` values, with port, that TCP requests may carry.
-        allowed_origins: `Origin` values that browsers may send; all others are refused.
+        allowed_origins: `Origin` values of web pages that may call the API from a browser, beside the daemon's own.
         max_body_bytes: the largest request body.
         request_timeout_s: seconds for a request to arrive and to be answered (chats and streams excepted).
         graceful_timeout_s: seconds for running requests to finish at shutdown.
@@ -133,6 +134,9 @@ class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
     tcp: str = ""
     token_file: str = ""
+    tokens_file: str = ""
+    token_rate: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
+    metrics: Literal["token", "open", "off"] = "token"
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     max_body_bytes: Bytes = 2_097_152
@@ -213,10 +217,14 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         level: the least severe records that are written.
         format: `json` (one object per line), `pretty`, or `auto`: pretty on a terminal, json otherwise.
+        audit: of which requests it is written down who sent them: `off`, `writes`, or `all`, also those that only read.
+        audit_file: the file for that; empty: where the log goes.
     """
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "json", "pretty"] = "auto"
+    audit: Literal["off", "writes", "all"] = "writes"
+    audit_file: str = ""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,28 +265,6 @@ class LoadedSettings(msgspec.Struct, frozen=True):
     def directory(self) -> Path | None:
         """The workspace directory, which there is; beside a shared store only if one was named."""
         return self.workspace if self.shared_store is None or self.sources["workspace"] != "default" else None
-
-
-class Secret:
-    """A text that shows itself only to those who ask with `reveal`: not in logs, errors, or debuggers (rule S19)."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: str) -> None:
-        self._value = value
-
-    def reveal(self) -> str:
-        """The text itself."""
-        return self._value
-
-    def __repr__(self) -> str:
-        return "Secret('***')"
-
-    def __str__(self) -> str:
-        return "***"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a Secret is not serialized")
 
 
 # --- loading ---------------------------------------------------------------------------------------------------------
@@ -379,7 +365,7 @@ def _from_file(path: Path | None) -> Iterator[_Given]:
     import tomllib  # noqa: PLC0415 - only a file needs it
 
     try:
-        with _open_regular(path) as file:
+        with open_regular(path) as file:
             content = file.read(_CONFIG_MAX_BYTES + 1)
         if len(content) > _CONFIG_MAX_BYTES:
             raise ConfigError(f"the configuration file {path} has more than {_CONFIG_MAX_BYTES} bytes; check --config")
@@ -405,15 +391,6 @@ def _flat(table: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{name}.")
         else:
             yield name, value
-
-
-def _open_regular(path: Path) -> BinaryIO:
-    """A regular file, open for reading; a pipe that nobody writes to would be waited for."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    return os.fdopen(fd, "rb")
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
@@ -524,7 +501,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= 120 else text[:117] + "..."  # noqa: PLR2004 - one line
 
 
-# --- places and secrets ----------------------------------------------------------------------------------------------
+# --- places -----------------------------------------------------------------------------------------------------------
 
 
 def socket_path(loaded: LoadedSettings, environ: Mapping[str, str]) -> Path | None:
@@ -541,58 +518,3 @@ def socket_path(loaded: LoadedSettings, environ: Mapping[str, str]) -> Path | No
     runtime = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     directory = Path(runtime) if runtime else loaded.directory
     return None if directory is None else directory / "miniclaw.sock"
-
-
-def read_secret(
-    file: str, credential_name: str, environ: Mapping[str, str], *, variable: str = "", lines: bool = False
-) -> Secret | None:
-    """Read a secret from its file, else from systemd's credential, else from the variable that a setting names.
-
-    Args:
-        file: path of the file; empty: none is set.
-        credential_name: name below `$CREDENTIALS_DIRECTORY`, where a missing file means that there is no secret.
-        environ: the environment.
-        variable: name of an environment variable; empty: none is set.
-        lines: whether it may have several lines.
-
-    Returns:
-        The secret without surrounding white space, or None when no source has one.
-
-    Raises:
-        ConfigError: a named source is missing, unreadable, open to others, empty, or holds more than it may.
-    """
-    if file:
-        return _secret_from(Path(file).expanduser(), lines=lines)
-    if directory := environ.get("CREDENTIALS_DIRECTORY"):
-        credential = Path(directory) / credential_name
-        if credential.exists():
-            return _secret_from(credential, lines=lines)
-    if variable:
-        if not (value := environ.get(variable)):
-            raise ConfigError(f"the environment variable {variable}, which should hold a secret, is not set")
-        return _checked_secret(value, f"the environment variable {variable}", lines=lines)
-    return None
-
-
-def _secret_from(path: Path, *, lines: bool) -> Secret:
-    try:
-        with _open_regular(path) as file:
-            mode = os.fstat(file.fileno()).st_mode
-            content = file.read(_SECRET_MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read the secret in {path}: {error.strerror}") from None
-    if mode & _OTHERS_MAY_READ_OR_WRITE:
-        raise ConfigError(f"the secret in {path} is open to every user of this machine; run chmod 600 on it")
-    if len(content) > _SECRET_MAX_BYTES:
-        raise ConfigError(f"the file {path} is too large to be a secret")
-    return _checked_secret(content.decode("utf-8", "replace"), str(path), lines=lines)
-
-
-def _checked_secret(text: str, source: str, *, lines: bool) -> Secret:
-    value = text.strip()
-    if not value:
-        raise ConfigError(f"the secret in {source} is empty")
-    if not all(line.isascii() and line.isprintable() for line in (value.splitlines() if lines else [value])):
-        wanted = "hold nothing but" if lines else "be one line of"
-        raise ConfigError(f"the secret in {source} must {wanted} printable ASCII characters")
-    return Secret(value)

@@ -100,6 +100,15 @@ class Directory:
             os.close(self.fd)
             self.fd = -1
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Whoever else calls this for the same directory waits meanwhile; it has nothing to do with `DirectoryLock`."""
+        fcntl.flock(self.fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
+
     def names(self) -> list[str]:
         """Every name in it, sorted."""
         return sorted(os.listdir(self.fd))

@@ -27,8 +27,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from miniclaw_sessions.config import EncryptionSettings, Secret, read_secret
+from miniclaw_sessions.config import EncryptionSettings
 from miniclaw_sessions.errors import ConfigError, KeyNeeded, NotEncrypted, SchemaTooNew, SessionsError, WrongKey
+from miniclaw_sessions.secret import Secret, read_secret
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -6,6 +6,7 @@
     │                  KeyMismatch (ConfigError and StoreError) ── WrongKey, KeyNeeded, NotEncrypted
     ├── looking up     SessionNotFound ── SessionExpired, NotArchived; EntryNotFound, AmbiguousName   (also LookupError)
     │                  InvalidSearch                            (also ValueError)
+    │                  NotPermitted
     ├── creating       SessionLimit
     ├── appending      InvalidKey, InvalidMessage                (also ValueError)
     │                  UnsafeCompaction                         (also ValueError)
@@ -124,6 +125,10 @@ class SessionExpired(SessionNotFound):
         self.args = (
             f"the session {session_id!r} has expired; `unarchive` brings it back, or the next word in its chat",
         )
+
+
+class NotPermitted(SessionsError):
+    """Whoever asks may not do this: the scope of the token is too small, or the session is not one of its own."""
 
 
 class NotArchived(SessionNotFound):

@@ -17,6 +17,7 @@ STATUSES = {
     "chat": "200, or 202 where it waits for an approval",
     "create_session": "201, or 200 if it was there",
     "health": "200 or 503",
+    "probe_ready": "200 or 503",
     "import_session": "201, or 200 for a dry run",
 }
 """Where the status depends on the reply."""

@@ -25,7 +25,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"clock", "config", "statistics"},
+    {"clock", "secret", "statistics"},
+    {"config"},
     {"protocol", "disk", "encryption"},
     {"history", "log"},
     {"formats"},

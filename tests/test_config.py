@@ -14,19 +14,18 @@ import msgspec
 import pytest
 
 from miniclaw_sessions.config import (
-    Secret,
     Settings,
     config_path,
     flag_of,
     load_settings,
     option_names,
-    read_secret,
     show_value,
     socket_path,
     value_of,
     variable_of,
 )
 from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.secret import Secret, read_secret
 
 SHIPPED = Path(__file__).resolve().parents[1] / "config" / "miniclaw.toml"
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from miniclaw_sessions.config import LogSettings, Secret
+from miniclaw_sessions.config import LogSettings
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.log.actions import ACTIONS
 from miniclaw_sessions.log.records import REPEAT_INTERVAL_S, REPEATS, configure_logging
 from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.secret import Secret
 from miniclaw_sessions.testing import FakeClock
 
 PACKAGE = Path(__file__).resolve().parents[1] / "miniclaw_sessions"

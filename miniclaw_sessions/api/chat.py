@@ -50,9 +50,10 @@ async def chat(context: Context, request: Chat) -> ChatReply | Stream:
     given = request.body.idempotency_key
     key = checked_idempotency_key(request.idempotency_key if given is None else given)
     wanted = msgspec.structs.replace(request.body, idempotency_key=key)
+    session_id = SessionKey.of(wanted.channel, wanted.chat_id).session_id
+    context.note(session_id)
     if wanted.stream:
         return Stream(_told(context, wanted), "text/event-stream")
-    session_id = SessionKey.of(wanted.channel, wanted.chat_id).session_id
     async with context.answering().ask(wanted) as events:
         async for event in events:
             data = event.data

@@ -1,18 +1,20 @@
-"""What handlers work with: the manager, who answers chats, who summarizes, and what is remembered between requests."""
+"""What handlers work with: who asks, the sessions that there are for that one, who answers, who summarizes."""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 import anyio
 import msgspec
 from anyio import to_thread
 from msgspec import UNSET, UnsetType
 
+from miniclaw_sessions.api.access import OWNER, BoundedChats, Caller
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.errors import ConfigError, InvalidKey
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
@@ -94,10 +96,14 @@ class Responses(Protocol):
 
 
 class Context:
-    """One open manager, for those who do something with it.
+    """One open manager, for those who do something with it; `for_caller` makes it a request's.
 
     Attributes:
-        manager: whose sessions they are; or who reads them, where they are only read.
+        manager: whose sessions they are; or who reads them, where they are only read; for a caller with bounds a view
+            (`manager.bounded`) that has no others, and refuses what is about all of them.
+        whole: the manager itself, for what is told to nobody.
+        caller: who asks.
+        about: the session that the request is about, as it is written down; None: none, or none yet.
         summarizer: who summarizes where nobody brings a summary; None: nobody.
         chats: who answers; None: nobody.
         responses: who makes responses; None: nobody.
@@ -115,7 +121,9 @@ class Context:
         chats: Chats | None = None,
         responses: Responses | None = None,
     ) -> None:
-        self.manager = manager
+        self.manager = self.whole = manager
+        self.caller = OWNER
+        self.about: str | None = None
         self.summarizer = summarizer
         self.chats = chats
         self.responses = responses
@@ -123,31 +131,57 @@ class Context:
         self.problems: Callable[[], list[str]] = list
         self.searches = anyio.Semaphore(SEARCHES)
         self.large_replies = anyio.Semaphore(LARGE_REPLIES)
-        self._workspace: str | None = None
+        self._workspace: list[str] = []  # once it was looked up
         self._deletions: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    # --- who asks ----------------------------------------------------------------------------------------------------
+
+    def for_caller(self, caller: Caller) -> Self:
+        """The same for one request of somebody: what is remembered between requests is remembered for all."""
+        context = copy.copy(self)
+        context.caller = caller
+        if caller.bounds is not None:
+            from miniclaw_sessions.manager.bounded import BoundedSessions  # noqa: PLC0415 - a client has no manager
+
+            context.manager = cast("SessionManager", BoundedSessions(self.whole, caller.bounds, caller.permit))
+            context.chats = None if self.chats is None else BoundedChats(self.chats, caller)
+        return context
+
+    def permit(self, key: SessionKey) -> None:
+        """Raise NotPermitted unless the caller may make, and speak in, a session of this key."""
+        self.caller.permit(key)
+
+    def note(self, session_id: str) -> None:
+        """Say which session the request is about; the first one that is named counts."""
+        if self.about is None and is_session_id(session_id):
+            self.about = session_id
 
     async def workspace(self) -> str:
         """Which directory or database the sessions are in; empty if that cannot be seen.
 
         A directory goes by what its lock file is (`disk.lock_identity`), a database by its server and name.
         """
-        if self._workspace is None and self.manager.workspace is None:
-            self._workspace = self.manager.store.place.identity
-        elif self._workspace is None and self.manager.workspace is not None:
-            from miniclaw_sessions.disk import lock_identity  # noqa: PLC0415 - a client has these shapes, and no disk
+        if not self._workspace:
+            self._workspace.append(await self._look_up_workspace())
+        return self._workspace[0]
 
-            try:
-                self._workspace = await to_thread.run_sync(lock_identity, self.manager.workspace)
-            except OSError:
-                self._workspace = ""
-        return self._workspace or ""
+    async def _look_up_workspace(self) -> str:
+        if self.whole.workspace is None:
+            return self.whole.store.place.identity
+        from miniclaw_sessions.disk import lock_identity  # noqa: PLC0415 - a client has these shapes, and no disk
+
+        try:
+            return await to_thread.run_sync(lock_identity, self.whole.workspace)
+        except OSError:
+            return ""
 
     async def find(self, session_id: str) -> Session:
         """The session with this id; does not renew its time to live.
 
         Raises:
-            SessionNotFound, InvalidKey: there is none, or the text is no session id.
+            SessionNotFound, InvalidKey: there is none for the caller, or the text is no session id.
         """
+        self.note(session_id)
         return await self.manager.find(session_id)
 
     async def find_or_create(self, session_id: str) -> Session:
@@ -155,7 +189,9 @@ class Context:
 
         Raises:
             InvalidKey, SessionLimit: there is none, and none can be made.
+            NotPermitted: it is none of the caller's.
         """
+        self.note(session_id)
         try:
             key = SessionKey.parse(session_id)
         except InvalidKey:  # it may be a shortened one
@@ -197,7 +233,7 @@ class Context:
 
     def without_paths(self, sentences: list[str]) -> list[str]:
         """Sentences for strangers: they do not learn where the workspace is."""
-        where = self.manager.workspace
+        where = self.whole.workspace
         if where is None:
-            return [sentence.replace(self.manager.store.place.shown, "<store>") for sentence in sentences]
+            return [sentence.replace(self.whole.store.place.shown, "<store>") for sentence in sentences]
         return [sentence.replace(str(where), "<workspace>") for sentence in sentences]

@@ -39,6 +39,7 @@ STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.ConfigError: (409, None),
     errors.SessionNotFound: (404, None),
     errors.EntryNotFound: (404, None),
+    errors.NotPermitted: (403, None),
     errors.AmbiguousName: (409, None),
     errors.SessionLimit: (429, "there are too many sessions; delete some, or raise sessions.max_sessions"),
     errors.InvalidKey: (400, None),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 import msgspec
 import orjson
 
+from miniclaw_sessions.api.access import Scope
 from miniclaw_sessions.api.error_table import invalid
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Operation(Generic[Q, R]):
         request: the shape of the request.
         reply: the shape of the reply; `Stream` where it is no JSON document.
         handler: does it.
+        scope: what is needed to ask for it.
         status: the HTTP status of the reply, or a function that tells it from the reply.
         reads: whether it only reads sessions, so that it can be done beside whoever holds the workspace.
         patient: whether it takes as long as there is much to do, or a model is slow: it ends when its client goes away.
@@ -80,6 +82,7 @@ class Operation(Generic[Q, R]):
     request: type[Q]
     reply: Any
     handler: Callable[[Context, Q], Awaitable[R | Stream]] = field(repr=False)
+    scope: Scope
     status: int | Callable[[Any], int] = 200
     reads: bool = False
     patient: bool = False
@@ -127,14 +130,19 @@ def operation(  # noqa: PLR0913 - one argument per column of the table
     reply: type[R],
     *,
     status: int | Callable[[Any], int] = 200,
+    scope: Scope | None = None,
     reads: bool | None = None,
     patient: bool = False,
     openai: bool = False,
 ) -> Callable[[Callable[[Context, Q], Awaitable[R | Stream]]], Operation[Q, R]]:
-    """Make an operation of a handler, which gives it its name. What is asked with GET only reads, unless it is said."""
+    """Make an operation of a handler, which gives it its name.
+
+    What is asked with GET only reads, and needs the scope `read`, unless it is said; everything else needs `write`.
+    """
+    only_reads = method == "GET" if reads is None else reads
+    needed: Scope = scope or ("read" if method == "GET" else "write")
 
     def made(handler: Callable[[Context, Q], Awaitable[R | Stream]]) -> Operation[Q, R]:
-        only_reads = method == "GET" if reads is None else reads
         name = handler.__name__
         return Operation(
             name,
@@ -143,6 +151,7 @@ def operation(  # noqa: PLR0913 - one argument per column of the table
             request,
             reply,
             handler,
+            needed,
             status=status,
             reads=only_reads,
             patient=patient,

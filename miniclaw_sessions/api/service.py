@@ -6,13 +6,13 @@ import functools
 import os
 import time
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from miniclaw_sessions.api.error_table import UNREACHABLE, RequestError
 from miniclaw_sessions.api.operation import operation
-from miniclaw_sessions.api.shapes import CheckReply, FlushReply, HealthReply, RepairReply
+from miniclaw_sessions.api.shapes import CheckReply, FlushReply, HealthReply, ProbeReply, RepairReply
 from miniclaw_sessions.statistics import ManagerStatistics
 
 if TYPE_CHECKING:
@@ -31,22 +31,26 @@ class Nothing(msgspec.Struct, frozen=True):
     """A request that says nothing."""
 
 
-@operation(
-    "GET",
-    "/health",
-    Nothing,
-    HealthReply,
-    status=lambda reply: 200 if reply.status == "ok" else UNREACHABLE,
-    reads=False,
-)
+def _probe(context: Context) -> ProbeReply:
+    is_well = context.whole.health().ok and not context.problems()
+    return ProbeReply(status="ok" if is_well else "failing")
+
+
+def _status(reply: ProbeReply) -> int:
+    return 200 if reply.status == "ok" else UNREACHABLE
+
+
+@operation("GET", "/health", Nothing, HealthReply, scope="probe", status=_status, reads=False)
 async def health(context: Context, request: Nothing) -> HealthReply:
-    """Whether messages are accepted and saved."""
+    """Whether messages are accepted and saved; with a token for all sessions, what is known of it besides."""
     del request
+    probe = _probe(context)
+    if context.caller.bounds is not None or not context.caller.may("read"):
+        return cast("HealthReply", probe)  # the rest of it is not for everybody
     health = context.manager.health()
-    problems = [*health.problems, *context.problems()]
     return HealthReply(
-        status="ok" if health.ok and not context.problems() else "failing",
-        problems=context.without_paths(problems),
+        status=probe.status,
+        problems=context.without_paths([*health.problems, *context.problems()]),
         version=_version(),
         pid=os.getpid(),
         workspace=await context.workspace(),
@@ -58,6 +62,20 @@ async def health(context: Context, request: Nothing) -> HealthReply:
     )
 
 
+@operation("GET", "/health/live", Nothing, ProbeReply, scope="probe", reads=False)
+async def probe_live(context: Context, request: Nothing) -> ProbeReply:
+    """Whether the process answers at all; it is of no use to start it again while it does."""
+    del context, request
+    return ProbeReply(status="ok")
+
+
+@operation("GET", "/health/ready", Nothing, ProbeReply, scope="probe", status=_status, reads=False)
+async def probe_ready(context: Context, request: Nothing) -> ProbeReply:
+    """Whether messages are accepted and saved; while they are not, requests are better sent elsewhere."""
+    del request
+    return _probe(context)
+
+
 @operation("GET", "/v1/statistics", Nothing, ManagerStatistics)
 async def statistics(context: Context, request: Nothing) -> ManagerStatistics:
     """The manager's numbers."""
@@ -67,7 +85,7 @@ async def statistics(context: Context, request: Nothing) -> ManagerStatistics:
     return numbers
 
 
-@operation("POST", "/v1/flush", Nothing, FlushReply, patient=True)
+@operation("POST", "/v1/flush", Nothing, FlushReply, scope="admin", patient=True)
 async def flush(context: Context, request: Nothing) -> FlushReply:
     """Commit and write everything that is dirty; an error when not all of it could be written."""
     del request
@@ -79,7 +97,7 @@ async def flush(context: Context, request: Nothing) -> FlushReply:
     return reply
 
 
-@operation("POST", "/v1/check", Nothing, CheckReply, reads=True, patient=True)
+@operation("POST", "/v1/check", Nothing, CheckReply, scope="admin", reads=True, patient=True)
 async def check(context: Context, request: Nothing) -> CheckReply:
     """Compare snapshots and store; changes nothing."""
     del request
@@ -88,7 +106,7 @@ async def check(context: Context, request: Nothing) -> CheckReply:
     return CheckReply.of(report, problems=problems, notes=notes)
 
 
-@operation("POST", "/v1/repair", Nothing, RepairReply, patient=True)
+@operation("POST", "/v1/repair", Nothing, RepairReply, scope="admin", patient=True)
 async def repair(context: Context, request: Nothing) -> RepairReply:
     """Write what the session files have whole over damaged entries of the store."""
     del request
@@ -96,4 +114,4 @@ async def repair(context: Context, request: Nothing) -> RepairReply:
     return RepairReply(mended=mended.entries, needs_start=mended.needs_start)
 
 
-OPERATIONS = (health, statistics, flush, check, repair)
+OPERATIONS = (health, probe_live, probe_ready, statistics, flush, check, repair)

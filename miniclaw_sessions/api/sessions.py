@@ -151,6 +151,7 @@ async def create_session(context: Context, request: CreateSessionRequest) -> Ope
     """The session of a key, made if there is none; renews its time to live. A refused request makes nothing."""
     wanted = request.body
     metadata = checked_metadata(wanted.metadata)
+    context.note(SessionKey.of(wanted.channel, wanted.chat_id).session_id)
     is_new = not await _exists(context, wanted.channel, wanted.chat_id)
     given = metadata if wanted.title is None else {"title": wanted.title, **metadata}
     session = await context.manager.get_or_create(
@@ -204,6 +205,8 @@ async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
     """
     session = await context.find(request.session_id)
     target, leaf_id = request.body.session_id, request.body.leaf_id
+    if target is not None:
+        context.permit(SessionKey.parse(target))
     if target is None and request.idempotency_key is not None:
         target = _id_of_fork(session, request.idempotency_key)
         if (made := await _fork_made_before(context, session, target)) is not None:

@@ -42,22 +42,27 @@ class Reply(msgspec.Struct, kw_only=True):
 # --- the service -----------------------------------------------------------------------------------------------------
 
 
-class HealthReply(Reply, kw_only=True):
-    """Whether messages are accepted and saved: `status` is ok or failing.
+class ProbeReply(Reply, kw_only=True):
+    """Whether messages are accepted and saved: `status` is ok or failing."""
+
+    status: str
+
+
+class HealthReply(ProbeReply, kw_only=True):
+    """Whether messages are accepted and saved; and, for those who may see all sessions, what is known of it.
 
     `losses` tells what was lost with a former store, until somebody acknowledges it. `workspace` is no path: who sees
     the directory can compare it (`disk.lock_identity`).
     """
 
-    status: str
-    problems: list[str]
-    version: str
-    pid: int
-    workspace: str
-    uptime_s: float
-    sessions: int
-    store: str
-    store_state: str
+    problems: list[str] = []
+    version: str = ""
+    pid: int = 0
+    workspace: str = ""
+    uptime_s: float = 0.0
+    sessions: int = 0
+    store: str = ""
+    store_state: str = ""
     losses: list[str] = []
 
 

@@ -87,6 +87,7 @@ async def import_session(context: Context, request: ImportSession) -> ImportRepl
         form=None if request.format is None else _format(request.format),
         dry_run=request.dry_run,
     )
+    context.note(report.session_id)
     findings = [FindingRow(line=one.line, outcome=one.outcome.value, text=one.text) for one in report.findings]
     return ImportReply.of(report, findings=findings)
 

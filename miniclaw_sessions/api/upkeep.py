@@ -24,7 +24,7 @@ class BackUpRequest(msgspec.Struct, frozen=True):
     body: BackUp
 
 
-@operation("POST", "/v1/backup", BackUpRequest, BackupReply, status=201, patient=True)
+@operation("POST", "/v1/backup", BackUpRequest, BackupReply, scope="admin", status=201, patient=True)
 async def back_up(context: Context, request: BackUpRequest) -> BackupReply:
     """Copy the whole workspace into a directory, consistently, while it is used.
 
@@ -63,7 +63,7 @@ class Sweep(msgspec.Struct, frozen=True):
     dry_run: bool = False
 
 
-@operation("POST", "/v1/sweep", Sweep, SweepReply, reads=True, patient=True)
+@operation("POST", "/v1/sweep", Sweep, SweepReply, scope="admin", reads=True, patient=True)
 async def sweep(context: Context, request: Sweep) -> SweepReply:
     """Expire now what was idle for longer than its time to live: to the archive, where the setting says so.
 
@@ -85,7 +85,7 @@ class AcknowledgeLosses(msgspec.Struct, frozen=True):
     session_id: str | None = None
 
 
-@operation("POST", "/v1/losses/acknowledge", AcknowledgeLosses, AcknowledgedReply)
+@operation("POST", "/v1/losses/acknowledge", AcknowledgeLosses, AcknowledgedReply, scope="admin")
 async def acknowledge_losses(context: Context, request: AcknowledgeLosses) -> AcknowledgedReply:
     """Tell no more of what was lost with a former store."""
     return AcknowledgedReply(acknowledged=await context.manager.acknowledge_losses(request.session_id))

@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Encrypt everything in the workspace with the first key, whatever it was encrypted with before, or not at all.",
     ),
     "decrypt": ("encryption", "Write what is in an encrypted file to standard output."),
+    "tokens": ("tokens", "Make, list and revoke the tokens of those who may ask the daemon by TCP."),
     "config": ("settings", "Show the configuration, or write a file to change it in."),
     "systemd": ("settings", "Run the daemon as a systemd service."),
 }

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, cast
 
 from miniclaw_sessions.cli.output import one_line
 from miniclaw_sessions.client import Client, connect
-from miniclaw_sessions.config import LoadedSettings, read_secret, socket_path
+from miniclaw_sessions.config import LoadedSettings, socket_path
 from miniclaw_sessions.errors import ConfigError, SessionsError, Unreachable
+from miniclaw_sessions.secret import read_secret
 
 if TYPE_CHECKING:
     from miniclaw_sessions.cli.invocation import Invocation

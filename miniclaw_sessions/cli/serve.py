@@ -24,7 +24,8 @@ def _flag(name: str, text: str, panel: str) -> Any:
     talks=False,
     examples={
         "serve": "listens on <workspace>/miniclaw.sock",
-        "serve --tcp 127.0.0.1:8080 --token-file token": "and on TCP, for those who know the token",
+        "serve --tcp 127.0.0.1:8080": "and on TCP, on this machine: prints an address to open in a browser",
+        "serve --tcp 0.0.0.0:8080 --token-file token": "and for other machines, if they know the token",
         "serve --config /etc/miniclaw-sessions/miniclaw.toml": "as systemd starts it",
     },
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 import anyio
@@ -31,10 +31,17 @@ MAX_UPLOADS = 8
 _DRAINED_BYTES = 268_435_456
 
 
+class Asked(NamedTuple):
+    """An operation that is asked for, and the names in the path."""
+
+    operation: Operation[Any, Any]
+    names: Mapping[str, str]
+
+
 class Binding:
     """Operations by method and path, and what is done with a request for one of them."""
 
-    def __init__(self, operations: Iterable[Operation[Any, Any]], context: Context, limits: ListenSettings) -> None:
+    def __init__(self, operations: Iterable[Operation[Any, Any]], limits: ListenSettings) -> None:
         by_path: dict[str, dict[str, Operation[Any, Any]]] = {}
         for one in operations:
             methods = by_path.setdefault(one.path, {})
@@ -42,47 +49,49 @@ class Binding:
             if one.method == "GET":
                 methods["HEAD"] = one
         self._paths = [(re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), by_path[path]) for path in by_path]
-        self._context = context
         self._limits = limits
         self._uploads = 0
 
-    async def reply(self, exchange: Exchange) -> Reply:
-        """Do what is asked.
-
-        Raises:
-            RequestError: there is nothing at this path (404), or it has no such method (405); or the request is wrong.
-            SessionsError: as the operation does.
-        """
-        operation, names = self._operation(exchange)
-        exchange.operation = operation.name
-        if operation.openai:
-            exchange.form_of_errors = in_openai_form
-        answer = self._upload if operation.uploads else self._answer
-        return await answer(operation, exchange, names)
-
-    def _operation(self, exchange: Exchange) -> tuple[Operation[Any, Any], Mapping[str, str]]:
-        """What is asked for, and the names in the path."""
+    def find(self, exchange: Exchange) -> Asked | RequestError:
+        """What is asked for; or that there is nothing at this path (404), or that it has no such method (405)."""
         for pattern, methods in self._paths:
             if (found := pattern.fullmatch(exchange.path)) is not None:
-                check_method(exchange, methods)
-                return methods[exchange.method], found.groupdict()
-        raise RequestError(404, "not_found", "there is nothing at this path")
+                if (refused := method_refusal(exchange, methods)) is not None:
+                    return refused
+                operation = methods[exchange.method]
+                exchange.operation = operation.name
+                if operation.openai:
+                    exchange.form_of_errors = in_openai_form
+                return Asked(operation, found.groupdict())
+        return RequestError(404, "not_found", "there is nothing at this path")
 
-    async def _answer(self, operation: Operation[Any, Any], exchange: Exchange, names: Mapping[str, str]) -> Reply:
-        given = fields_given(operation, exchange, names)
+    async def reply(self, asked: Asked, exchange: Exchange, context: Context) -> Reply:
+        """Do what is asked, for the context's caller.
+
+        Raises:
+            RequestError: the request is wrong.
+            SessionsError: as the operation does.
+        """
+        answer = self._upload if asked.operation.uploads else self._answer
+        return await answer(asked, exchange, context)
+
+    async def _answer(self, asked: Asked, exchange: Exchange, context: Context) -> Reply:
+        operation = asked.operation
+        given = fields_given(operation, exchange, asked.names)
         timeout_s, is_head = self._limits.request_timeout_s, exchange.method == "HEAD"
         with anyio.move_on_after(timeout_s) as patience:  # one for body and work: each takes a tenth of a request
             if BODY in operation.fields:
                 given[BODY] = shaped(await read_json(exchange, self._limits), operation.fields[BODY])
             if operation.patient:
                 patience.deadline = math.inf
-            work = self._done(operation, operation.request(**given), is_head=is_head)
+            work = self._done(context, operation, operation.request(**given), is_head=is_head)
             return await (exchange.while_waited_for(work) if operation.patient else work)
         if BODY in operation.fields and BODY not in given:
             raise RequestError(408, "timeout", f"the body did not arrive within {timeout_s:g} s", close=True)
         raise TimeoutError  # a client learns that the store, or a turn, takes long
 
-    async def _upload(self, operation: Operation[Any, Any], exchange: Exchange, names: Mapping[str, str]) -> Reply:
+    async def _upload(self, asked: Asked, exchange: Exchange, context: Context) -> Reply:
+        operation = asked.operation
         pieces = body_pieces(exchange, stall_s=self._limits.request_timeout_s)
         begun = False
         try:
@@ -91,11 +100,11 @@ class Binding:
             if self._uploads >= MAX_UPLOADS:
                 retry = {"Retry-After": str(RETRY_AFTER_S)}
                 raise RequestError(503, "too_many_imports", "too many imports are under way; try later", headers=retry)
-            given = fields_given(operation, exchange, names)
+            given = fields_given(operation, exchange, asked.names)
             begun = True
             self._uploads += 1
             try:
-                return await self._done(operation, operation.request(**given, body=pieces))
+                return await self._done(context, operation, operation.request(**given, body=pieces))
             finally:
                 self._uploads -= 1
         except SessionsError:
@@ -103,8 +112,9 @@ class Binding:
                 await drain(pieces, most=_DRAINED_BYTES)
             raise
 
-    async def _done(self, operation: Operation[Any, Any], wanted: Any, *, is_head: bool = False) -> Reply:
-        reply = await operation.handler(self._context, wanted)
+    @staticmethod
+    async def _done(context: Context, operation: Operation[Any, Any], wanted: Any, *, is_head: bool = False) -> Reply:
+        reply = await operation.handler(context, wanted)
         if isinstance(reply, Stream):
             return await _streamed(reply, is_head=is_head)
         encoded = msgspec.json.encode(reply)
@@ -139,11 +149,12 @@ async def _sliced(encoded: bytes) -> AsyncGenerator[bytes, None]:
         yield encoded[start : start + PIECE_BYTES]
 
 
-def check_method(exchange: Exchange, methods: Iterable[str]) -> None:
-    """Raise unless the path has the request's method (405)."""
-    if exchange.method not in methods:
-        allowed = {"Allow": ", ".join(sorted(methods))}
-        raise RequestError(405, "method_not_allowed", "this path has no such method", headers=allowed)
+def method_refusal(exchange: Exchange, methods: Iterable[str]) -> RequestError | None:
+    """The error for a method that the path has not (405), or None."""
+    if exchange.method in methods:
+        return None
+    allowed = {"Allow": ", ".join(sorted(methods))}
+    return RequestError(405, "method_not_allowed", "this path has no such method", headers=allowed)
 
 
 async def read_json(exchange: Exchange, limits: ListenSettings) -> Any:

@@ -25,27 +25,28 @@ from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.registry import load_channels
-from miniclaw_sessions.config import ListenSettings, LoadedSettings, Secret, read_secret, socket_path
+from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.config import ListenSettings, LoadedSettings, socket_path
 from miniclaw_sessions.encryption import load_keys
+from miniclaw_sessions.gateway.admission import access_policy, make_token, print_address
 from miniclaw_sessions.gateway.exit_status import ExitStatus
 from miniclaw_sessions.gateway.http import Gateway, make_app
 from miniclaw_sessions.gateway.listeners import AddressInUseError, Listener, inherited, listen_tcp, listen_unix
 from miniclaw_sessions.gateway.notify import Notifier, watchdog
-from miniclaw_sessions.gateway.security import AccessPolicy
 from miniclaw_sessions.gateway.server import EmbeddedServer
 from miniclaw_sessions.gateway.signals import Signals
 from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.log.audit import AuditLog
 from miniclaw_sessions.log.records import configure_logging
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.providers.configured import open_agent
+from miniclaw_sessions.secret import read_secret
 
 log = get_logger(__name__)
 
 STEP_DEADLINE_S = 60.0
 """One commit, or one piece of a flush, that takes longer than this has hung: the watchdog is not pinged any more."""
-
-MIN_TOKEN_LENGTH = 16
 
 _COLLECT_AFTER = (50_000, 50, 100)
 _SWITCH_INTERVAL_S = 0.001
@@ -88,7 +89,7 @@ async def _live(
 ) -> ExitStatus:
     """From the settings to the saved sessions."""
     settings = loaded.settings
-    token = read_secret(settings.listen.token_file, "token", os.environ)
+    read_secret(settings.listen.token_file, "token", os.environ)  # what is wrong with it is said before all is read
     phase = Phase(notifier)
     keys = load_keys(settings.encryption, os.environ)
     if loaded.shared_store is not None and loaded.directory is not None:  # no manager makes it, and the socket is there
@@ -108,16 +109,19 @@ async def _live(
             _settle_memory()
             with ExitStack() as sockets:
                 listeners = open_listeners(loaded, os.environ, sockets)
-                policy = access_policy(listeners, settings.listen, token)
+                await to_thread.run_sync(make_token, listeners, loaded, os.environ)
+                policy = access_policy(listeners, loaded, os.environ)
                 dispatcher = Dispatcher(manager, assistant, limits=settings.channels)
                 app = make_app(
                     manager, dispatcher, settings, policy, summarizer_of(agent.provider, limits=agent.limits)
                 )
+                app.audit = sockets.enter_context(AuditLog(settings.log, SystemClock()))
                 channels = load_channels(settings.channels.load)
                 async with dispatcher:
                     for channel in channels:
                         dispatcher.serve(channel)
-                    life = Life(settings.listen, signals, phase, reload)
+                    announce = partial(print_address, listeners, loaded, os.environ)
+                    life = Life(settings.listen, signals, phase, reload, announce)
                     await _serve(app, manager, dispatcher, listeners, life)
             status = await _save(manager)
     if opening.cancelled_caught:
@@ -139,10 +143,12 @@ async def _serve(
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners], name="http server")
         await server.listening.wait()
         tasks.start_soon(app.delay.watch, name="event loop delay")
+        tasks.start_soon(app.watch_tokens, name="tokens")
         app.context.problems = server.problems
         tasks.start_soon(_on_hangup, app, listeners, life, name="SIGHUP")
         tasks.start_soon(_watch, manager, life.phase.notifier, name="watchdog")
         life.phase.ready([listener.address for listener in listeners])
+        life.announce()
         await life.signals.stop.wait()
         life.phase.stopping()
         manager.stop_following()
@@ -204,8 +210,10 @@ def take_over(loaded: LoadedSettings, app: Gateway, listeners: Sequence[Listener
     Raises:
         ConfigError: the token cannot be read, or is none.
     """
-    listen = loaded.settings.listen
-    app.policy = access_policy(listeners, listen, read_secret(listen.token_file, "token", os.environ))
+    app.policy = access_policy(listeners, loaded, os.environ)
+    audit, app.audit = app.audit, AuditLog(loaded.settings.log, SystemClock())
+    if audit is not None:
+        audit.close()
     configure_logging(loaded.settings.log)
 
 
@@ -223,6 +231,7 @@ class Life(NamedTuple):
     signals: Signals
     phase: Phase
     reload: Callable[[], LoadedSettings]
+    announce: Callable[[], None]
 
 
 class Phase:
@@ -286,26 +295,6 @@ def open_listeners(loaded: LoadedSettings, environ: MutableMapping[str, str], so
             sentence = "other machines can connect, and nothing is encrypted: put a TLS proxy in front"
             log.warning(sentence, action="listener.exposed", address=listener.address)
     return listeners
-
-
-def access_policy(listeners: Sequence[Listener], limits: ListenSettings, token: Secret | None) -> AccessPolicy | None:
-    """What TCP requests must show; None when there is no TCP.
-
-    Raises:
-        ConfigError: there is TCP but no token worth the name.
-    """
-    tcp = [listener for listener in listeners if not listener.is_unix]
-    if not tcp:
-        return None
-    if token is None:
-        raise errors.ConfigError("TCP needs a token: name a file in listen.token_file, or pass the credential `token`")
-    if len(token.reveal()) < MIN_TOKEN_LENGTH:
-        raise errors.ConfigError(
-            f"the token has fewer than {MIN_TOKEN_LENGTH} characters; `openssl rand -hex 32` helps"
-        )
-    names = [f"{name}:{listener.port}" for listener in tcp for name in ("localhost", "127.0.0.1", "[::1]")]
-    hosts = [*names, *(listener.address for listener in tcp), *limits.allowed_hosts]
-    return AccessPolicy.of(token.reveal(), hosts, limits.allowed_origins)
 
 
 def _settle_memory() -> None:

@@ -10,6 +10,8 @@ import anyio
 import orjson
 from anyio.lowlevel import checkpoint
 
+from miniclaw_sessions.api.access import Scope as AccessScope
+from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import RequestError, error_document
 from miniclaw_sessions.log import get_logger
 
@@ -65,6 +67,9 @@ class Exchange:
         query: undecoded.
         headers: in order, their names in lower case.
         operation: what is asked, as it is counted.
+        context: what its handler works with, once it is known who asks; None: it was refused before that.
+        scope: what is needed for what is asked.
+        sharing: further headers of the reply, whatever it is: which web pages may read it.
         status: the reply's; 0 until it has begun.
         form_of_errors: makes an error one that the request's clients understand.
     """
@@ -75,6 +80,9 @@ class Exchange:
         self.query: bytes = scope["query_string"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.operation = "none"
+        self.context: Context | None = None
+        self.scope: AccessScope = "read"
+        self.sharing: Mapping[str, str] = {}
         self.status = 0
         self.form_of_errors: Callable[[RequestError], RequestError] = lambda error: error
         self._state: dict[str, Any] = scope.get("state", {})
@@ -174,6 +182,7 @@ class Exchange:
             (b"cache-control", b"no-store"),
             (b"x-content-type-options", b"nosniff"),
             *((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()),
+            *((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.sharing.items()),
         ]
         if length is not None:
             headers.append((b"content-length", length))

@@ -6,23 +6,37 @@ of 500, and whatever else goes wrong is answered with an opaque id that the log 
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
+from anyio import sleep
+
+from miniclaw_sessions.api.access import OWNER, Caller, Scope
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import RequestError, as_reply
 from miniclaw_sessions.api.table import OPERATIONS
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import Settings
-from miniclaw_sessions.gateway import metrics
-from miniclaw_sessions.gateway.binding import Binding, check_method
+from miniclaw_sessions.errors import NotPermitted
+from miniclaw_sessions.gateway import cors, metrics
+from miniclaw_sessions.gateway.binding import Binding, method_refusal
 from miniclaw_sessions.gateway.chat import DispatchedChats
-from miniclaw_sessions.gateway.exchange import ClientGone, Exchange, Receive, Reply, Scope, Send
+from miniclaw_sessions.gateway.exchange import ClientGone, Exchange, Receive, Reply, Send
+from miniclaw_sessions.gateway.exchange import Scope as RequestScope
 from miniclaw_sessions.gateway.metrics import LoopDelay, RequestCounts, make_registry
 from miniclaw_sessions.gateway.responding import DispatchedResponses
-from miniclaw_sessions.gateway.security import AccessPolicy, refusal
+from miniclaw_sessions.gateway.security import AccessPolicy
 from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.log.audit import AuditLog
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.session.compacting import Summarizer
 
 log = get_logger(__name__)
+
+METRICS = "/metrics"
+LOOK_EVERY_S = 1.0
+"""So soon the connections of a token end that was revoked, or has expired; a new request is refused at once."""
+
+_METRICS_SCOPE: dict[str, Scope] = {"token": "read", "open": "probe"}
 
 
 def make_app(
@@ -47,29 +61,31 @@ def make_app(
 
 
 class Gateway:
-    """ASGI: admits requests, has them answered, turns errors into replies, and counts.
+    """ASGI: admits requests, has them answered, turns errors into replies, counts, and writes down who did what.
 
     Attributes:
         context: what the handlers work with.
         policy: what requests by TCP must show; None refuses all of them. It may be replaced at any time.
+        audit: where it is written down who did what; None: nowhere.
         delay: the event loop's delay, measured while its `watch` runs.
     """
 
     def __init__(self, context: Context, settings: Settings, policy: AccessPolicy | None) -> None:
         self.context = context
         self.policy = policy
+        self.audit: AuditLog | None = None
         self.delay = LoopDelay()
-        self._binding = Binding(OPERATIONS, context, settings.listen)
+        self._binding = Binding(OPERATIONS, settings.listen)
+        self._metrics_scope = _METRICS_SCOPE.get(settings.listen.metrics)
         self._requests = RequestCounts()
         self._registry = make_registry(context.manager.statistics, self._requests, self.delay)
+        self._admitted: dict[Exchange, Caller] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         exchange = Exchange(scope, receive, send)
         try:
-            self._admit(exchange)
-            answer = self._metrics(exchange) if exchange.path == "/metrics" else await self._binding.reply(exchange)
-            await exchange.reply(answer)
+            await exchange.reply(await self._answer(exchange))
         except ClientGone:
             log.debug("a client went away before its request was complete", action="http.disconnected")
         except Exception as error:  # noqa: BLE001 - this is the edge: whatever happens becomes a reply
@@ -79,18 +95,85 @@ class Gateway:
             else:
                 await exchange.reply(Reply.of_error(refused))
         finally:
+            self._admitted.pop(exchange, None)
             self._requests[exchange.operation, exchange.status] += 1
+            self._write_down(exchange)
 
-    def _admit(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: Exchange) -> Reply:
+        if (permission := self._preflight(exchange)) is not None:
+            return permission
+        if exchange.path == METRICS and self._metrics_scope is not None:
+            return self._metrics(exchange, self._admit(exchange, self._metrics_scope))
+        asked = self._binding.find(exchange)
+        if isinstance(asked, RequestError):
+            self._admit(exchange, "read")  # strangers do not learn what there is
+            raise asked
+        exchange.scope = asked.operation.scope
+        caller = self._admit(exchange, exchange.scope)
+        exchange.context = self.context.for_caller(caller)
+        for name in asked.names.keys() & {"session_id", "conversation_id"}:
+            exchange.context.note(unquote(asked.names[name]))
+        caller.require(exchange.scope)
+        return await self._binding.reply(asked, exchange, exchange.context)
+
+    def _admit(self, exchange: Exchange, scope: Scope) -> Caller:
+        """Who asks, for something that needs this scope: the one place where requests are let in.
+
+        Raises:
+            RequestError: the request shows too little, or its token was used too often.
+        """
         if exchange.is_trusted:
-            return
+            return OWNER
+        policy = self._policy_of(exchange)
+        try:
+            caller = policy.admit(exchange.headers, scope)
+        except RequestError as error:
+            log.warning("a request was refused", action="http.refused", reason=error.kind, operation=exchange.operation)
+            raise
+        if caller.token:
+            self._admitted[exchange] = caller
+        return caller
+
+    def _policy_of(self, exchange: Exchange) -> AccessPolicy:
         if self.policy is None:
             raise RequestError(403, "forbidden", "this daemon does not serve TCP", close=True)
-        if (refused := refusal(exchange.headers, self.policy)) is not None:
-            raise refused
+        exchange.sharing = cors.sharing(exchange.headers, self.policy.origins)
+        return self.policy
 
-    def _metrics(self, exchange: Exchange) -> Reply:
+    def _preflight(self, exchange: Exchange) -> Reply | None:
+        """The answer to a browser that asks whether a page may send a request: it has no token to show."""
+        if exchange.is_trusted or not cors.is_preflight(exchange.method, exchange.headers):
+            return None
+        if (refused := self._policy_of(exchange).elsewhere(exchange.headers)) is not None:
+            raise refused
+        return Reply(200, b"", "text/plain", cors.permission(exchange.headers))
+
+    async def watch_tokens(self) -> None:
+        """Break off what is under way for tokens that are valid no longer, such as streams that never end."""
+        while True:
+            await sleep(LOOK_EVERY_S)
+            if self.policy is not None:
+                for exchange, caller in list(self._admitted.items()):
+                    if not self.policy.tokens.holds(caller):
+                        exchange.break_off()
+
+    def _write_down(self, exchange: Exchange) -> None:
+        """Who did what: for the audit log."""
+        if self.audit is not None and (context := exchange.context) is not None:
+            self.audit.note(
+                who=context.caller.name,
+                token=context.caller.token,
+                scope=exchange.scope,
+                operation=exchange.operation,
+                session_id=context.about,
+                status=exchange.status,
+            )
+
+    def _metrics(self, exchange: Exchange, caller: Caller) -> Reply:
         """Numbers for Prometheus."""
-        check_method(exchange, ("GET", "HEAD"))
         exchange.operation = "metrics"
+        if (refused := method_refusal(exchange, ("GET", "HEAD"))) is not None:
+            raise refused
+        if caller.bounds is not None and self._metrics_scope == "read":
+            raise NotPermitted(f"this is about all sessions, and this token is for {caller.bounds}")
         return Reply(200, metrics.render(self._registry), metrics.CONTENT_TYPE)

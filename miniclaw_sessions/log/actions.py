@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 ACTIONS = {
+    "audit": "somebody did something, or tried to; see docs/access.md",
+    "audit.failed": "the audit log cannot be written; what was done meanwhile is missing in it",
     "backup.record_damaged": "the list of the backups that were made cannot be read; it is begun anew",
     "channel.ended": "a channel has no more messages to bring",
     "channel.failed": "a channel broke off; it is listened to again after a while",
@@ -28,6 +30,7 @@ ACTIONS = {
     "http.broke_off": "a reply failed after it had begun",
     "http.disconnected": "a client went away before its request was complete",
     "http.failed": "a request failed by a fault of the store or the model, or in a way nobody foresaw",
+    "http.refused": "a request by TCP was refused: Host, Origin or token are not right, or it was used too often",
     "http.stalled": "a client did not take its reply",
     "library": "a record of another library's own logger",
     "listener.exposed": "other machines can connect by TCP, which is not encrypted",
@@ -73,6 +76,9 @@ ACTIONS = {
     "sweep.failed": "an expired session, or its words in the store's log, could not be removed; it is tried again",
     "sweep.next": "what the next sweep will take unless it is used until then",
     "sweep.postponed": "expiry waits because the clock is in doubt",
+    "tokens.made": "TCP on this machine alone got a token of its own, in a file of the workspace",
+    "tokens.not_read": "the file of tokens was changed and cannot be read; the tokens from before hold",
+    "tokens.read": "the file of tokens was changed; what it says holds from now on",
     "tool.failed": "a tool raised an error; the model was told and goes on",
     "turn.cut_off": "an agent's turn took too long after its client had gone",
     "turn.failed": "an agent's turn failed after its client had gone",

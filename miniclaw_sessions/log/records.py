@@ -61,7 +61,6 @@ def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, cl
     """
     stream = stream or sys.stderr
     clock = clock or SystemClock()
-    is_pretty = settings.format == "pretty" or (settings.format == "auto" and stream.isatty())
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -69,13 +68,18 @@ def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, cl
             RepeatFilter(clock),
             _Stamp(clock),
             confine,
-            *(_pretty_steps(stream) if is_pretty else [render_json]),
+            *(_pretty_steps(stream) if is_pretty(settings, stream) else [render_json]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.level]),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=False,  # tests capture what already existing loggers write
     )
     _adopt_standard_library(settings.level)
+
+
+def is_pretty(settings: LogSettings, stream: TextIO) -> bool:
+    """Whether what goes to a stream is for people."""
+    return settings.format == "pretty" or (settings.format == "auto" and stream.isatty())
 
 
 def _adopt_standard_library(level: str) -> None:

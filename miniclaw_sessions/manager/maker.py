@@ -86,8 +86,12 @@ class SessionMaker(SessionReader):
         dry_run: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
         size: int | None = None,
+        check: Callable[[SessionKey], None] = lambda _: None,
     ) -> ImportReport:
-        """`import_file` for what comes in pieces: `name` stands for the file's, `size` is in bytes. Raises the same."""
+        """`import_file` for what comes in pieces: `name` stands for the file's, `size` is in bytes. Raises the same.
+
+        `check` is given the key of what the file is to become, before anything is looked up or made; it may raise.
+        """
         from miniclaw_sessions.transfer.importing import Import  # noqa: PLC0415 - loads every format
 
         self._require_open()
@@ -97,6 +101,7 @@ class SessionMaker(SessionReader):
         )
         async with transfer:
             key, report = await transfer.begin(key), transfer.report
+            check(key)
             if dry_run:
                 await transfer.only_read()
                 if await self._registry.exists(report.session_id):

@@ -25,7 +25,7 @@ _SUFFIX = ".json"
 _LARGEST = 1 << 30
 _A_PROCESS_ID = re.compile(rb"[0-9]{0,20}\n?")
 _OURS = re.compile(
-    r"(sessions|transcripts|archive|quarantine|losses\.json|backups\.json|sessions\.db(-search)?(-wal|-shm|-journal|-damaged)?|\.lock|miniclaw\.sock)"
+    r"(sessions|transcripts|archive|quarantine|losses\.json|backups\.json|tokens\.json|token|sessions\.db(-search)?(-wal|-shm|-journal|-damaged)?|\.lock|miniclaw\.sock)"
 )
 
 

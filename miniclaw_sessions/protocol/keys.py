@@ -13,6 +13,8 @@ import hashlib
 import string
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from miniclaw_sessions.errors import InvalidKey
@@ -94,6 +96,43 @@ def of_channel(channel: str) -> Callable[[str], bool]:
         return session_id.startswith(prefix) or ("~" in session_id and prefix.startswith(session_id.partition("~")[0]))
 
     return is_of_channel
+
+
+@dataclass(frozen=True)
+class KeyBounds:
+    """Some of all keys: those of some channels, those whose chat id begins with a text, or what is both.
+
+    Attributes:
+        channels: which; None: all of them.
+        chat_prefix: what the chat ids begin with.
+    """
+
+    channels: frozenset[str] | None = None
+    chat_prefix: str = ""
+
+    def __str__(self) -> str:
+        channels = "all channels" if self.channels is None else f"channel {' or '.join(sorted(self.channels))}"
+        return f"{channels}, chats {self.chat_prefix}..." if self.chat_prefix else channels
+
+    def covers(self, key: SessionKey) -> bool:
+        """Whether a key is one of them."""
+        return (self.channels is None or key.channel in self.channels) and key.chat_id.startswith(self.chat_prefix)
+
+    def may_cover(self, session_id: str) -> bool:
+        """The same of a session id; yes for a shortened one of which it cannot be told."""
+        text, shortened, _ = session_id.partition("~")
+        if self.channels is None:
+            text = text.partition("_")[2]
+        may_go_on = bool(shortened) and any(one.startswith(text) for one in self._beginnings)
+        return may_go_on or text.startswith(self._beginnings)
+
+    @cached_property
+    def _beginnings(self) -> tuple[str, ...]:
+        """What their session ids begin with, or, where every channel is theirs, what these have behind the channel."""
+        chats = _escape(self.chat_prefix, extra="_", first=False)
+        if self.channels is None:
+            return (chats,)
+        return tuple(f"{_escape(channel, extra='', first=True)}_{chats}" for channel in self.channels)
 
 
 def _decimal(chat_id: int) -> str:

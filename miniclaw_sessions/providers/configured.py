@@ -13,9 +13,10 @@ from miniclaw_sessions.agent.history_tool import history_tool
 from miniclaw_sessions.agent.provider import Provider
 from miniclaw_sessions.agent.tools import Tool, calculator_tool, time_tool
 from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.config import ModelSettings, Secret, Settings, read_secret
+from miniclaw_sessions.config import ModelSettings, Settings
 from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.providers.offline import OfflineProvider
+from miniclaw_sessions.secret import Secret, read_secret
 
 _TOOLS: dict[str, Callable[[SessionReader | None], Tool]] = {
     "time": lambda _: time_tool(SystemClock()),

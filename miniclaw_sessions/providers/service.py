@@ -21,7 +21,6 @@ import msgspec
 
 from miniclaw_sessions.agent.provider import ModelEvent, refuse_but
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.config import Secret
 from miniclaw_sessions.errors import ConfigError, ContextOverflow, ModelError
 from miniclaw_sessions.formats.codec import plain
 from miniclaw_sessions.history.context import build_context
@@ -29,6 +28,7 @@ from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall
 from miniclaw_sessions.protocol.options import Options
 from miniclaw_sessions.protocol.printable import printable
+from miniclaw_sessions.secret import Secret
 
 if TYPE_CHECKING:
     from httpx2 import TransportError

@@ -16,11 +16,12 @@ from typing import NamedTuple
 import anyio
 import pytest
 
-from miniclaw_sessions.config import SessionSettings, load_settings, read_secret
+from miniclaw_sessions.config import SessionSettings, load_settings
 from miniclaw_sessions.errors import ConfigError, ImportRefused, SchemaTooNew, SessionsError, StoreCorrupt
 from miniclaw_sessions.gateway.listeners import listen_unix
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.secret import read_secret
 from tests.bad_input.file_damage import BAD_FILES, SPARSE_BYTES, without_privilege
 
 pytestmark = pytest.mark.anyio

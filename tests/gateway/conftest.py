@@ -19,11 +19,13 @@ from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Tool, time_tool
 from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import ChannelSettings, ListenSettings, ModelSettings, SessionSettings, Settings
 from miniclaw_sessions.gateway.http import make_app
 from miniclaw_sessions.gateway.listeners import listen_tcp, listen_unix
 from miniclaw_sessions.gateway.security import AccessPolicy
 from miniclaw_sessions.gateway.server import EmbeddedServer
+from miniclaw_sessions.gateway.token_table import TokenTable
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.testing.clock import FakeClock
@@ -150,7 +152,8 @@ async def served(  # noqa: PLR0917 - fixtures
 ) -> AsyncIterator[Served]:
     listeners = [listen_unix(short_path / "s"), *listen_tcp("127.0.0.1:0")]
     port = listeners[1].port
-    policy = AccessPolicy.of(TOKEN, [f"127.0.0.1:{port}"], ["https://good.example"])
+    tokens = TokenTable(TOKEN, [short_path / "tokens.json"], SystemClock())
+    policy = AccessPolicy.of(tokens, [f"127.0.0.1:{port}"], ["https://good.example"])
     settings = Settings(listen=limits, model=model_settings)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     transport = httpx2.AsyncHTTPTransport(uds=str(short_path / "s"), verify=False)  # no TLS: half a test's time
@@ -171,11 +174,13 @@ async def served(  # noqa: PLR0917 - fixtures
         app.context.problems = server.problems
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners])
         await server.listening.wait()
+        tasks.start_soon(app.watch_tokens)
         yield Served(manager, server, dispatcher, short_path / "s", port, unix, tcp)
         await unix.aclose()
         await tcp.aclose()
         dispatcher.cut_off(anyio.current_time())
         server.hurry()
         await server.stopped.wait()
+        tasks.cancel_scope.cancel()
         for listener in listeners:
             listener.close()

@@ -6,14 +6,20 @@ from typing import Any
 
 import pytest
 
-from miniclaw_sessions.gateway.security import AccessPolicy, body_refusal, refusal
+from miniclaw_sessions.api.access import STRANGER
+from miniclaw_sessions.api.error_table import RequestError
+from miniclaw_sessions.gateway.security import AccessPolicy, body_refusal
+from miniclaw_sessions.gateway.token_table import TokenTable
+from miniclaw_sessions.testing import FakeClock
 
 pytestmark = pytest.mark.anyio
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 HOST = (b"host", b"127.0.0.1:8080")
 BEARER = (b"authorization", b"Bearer " + TOKEN.encode())
-POLICY = AccessPolicy.of(TOKEN, ["127.0.0.1:8080", "Chat.example:443"], ["https://good.example"])
+POLICY = AccessPolicy.of(
+    TokenTable(TOKEN, [], FakeClock()), ["127.0.0.1:8080", "Chat.example:443"], ["https://good.example"]
+)
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -25,10 +31,12 @@ Headers = list[tuple[bytes, bytes]]
         pytest.param([(b"host", b"CHAT.EXAMPLE:443"), BEARER], id="a listed host in capitals"),
         pytest.param([HOST, BEARER, (b"origin", b"https://good.example")], id="a listed origin"),
         pytest.param([HOST, (b"authorization", b"bearer  " + TOKEN.encode())], id="scheme in small letters"),
+        pytest.param([HOST, BEARER, (b"origin", b"http://127.0.0.1:8080")], id="its own page"),
+        pytest.param([(b"host", b"chat.example:443"), BEARER, (b"origin", b"https://chat.example:443")], id="by TLS"),
     ],
 )
 def test_what_shows_host_and_token_is_let_in(headers: Headers) -> None:
-    assert refusal(headers, POLICY) is None
+    assert POLICY.admit(headers, "read").scope == "admin"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +51,16 @@ def test_what_shows_host_and_token_is_let_in(headers: Headers) -> None:
         pytest.param([HOST, HOST, BEARER], 403, "forbidden_host", id="two hosts"),
         pytest.param([(b"host", b"\xff\xfe"), BEARER], 403, "forbidden_host", id="host that is not text"),
         pytest.param([HOST, BEARER, (b"origin", b"null")], 403, "forbidden_origin", id="origin null"),
-        pytest.param([HOST, BEARER, (b"origin", b"http://127.0.0.1:8080")], 403, "forbidden_origin", id="own origin"),
+        pytest.param([HOST, BEARER, (b"origin", b"http://127.0.0.1:8081")], 403, "forbidden_origin", id="another port"),
+        pytest.param([HOST, BEARER, (b"origin", b"http://localhost:8080")], 403, "forbidden_origin", id="another name"),
+        pytest.param([HOST, BEARER, (b"origin", b"ftp://127.0.0.1:8080")], 403, "forbidden_origin", id="other scheme"),
+        pytest.param([HOST, BEARER, (b"origin", b"127.0.0.1:8080")], 403, "forbidden_origin", id="without scheme"),
+        pytest.param(
+            [(b"host", b"evil.example"), BEARER, (b"origin", b"http://evil.example")],
+            403,
+            "forbidden_host",
+            id="rebound",
+        ),
         pytest.param([HOST, BEARER, (b"origin", b"https://good.example.evil")], 403, "forbidden_origin", id="longer"),
         pytest.param([HOST, BEARER, (b"origin", b"")], 403, "forbidden_origin", id="empty origin"),
         pytest.param([HOST], 401, "unauthorized", id="no token"),
@@ -59,15 +76,31 @@ def test_what_shows_host_and_token_is_let_in(headers: Headers) -> None:
     ],
 )
 def test_what_does_not_is_refused(headers: Headers, status: int, kind: str) -> None:
-    refused = refusal(headers, POLICY)
-    assert refused is not None
-    assert (refused.status, refused.kind) == (status, kind)
-    assert TOKEN not in refused.message
+    with pytest.raises(RequestError) as refused:
+        POLICY.admit(headers, "read")
+    assert (refused.value.status, refused.value.kind) == (status, kind)
+    assert TOKEN not in refused.value.message
 
 
-def test_a_policy_does_not_show_its_token() -> None:
+@pytest.mark.parametrize("scope", ["open", "probe"])
+def test_what_needs_no_token_is_told_whose_token_is_shown_all_the_same(scope: Any) -> None:
+    assert POLICY.admit([HOST], scope) is STRANGER
+    assert POLICY.admit([HOST, BEARER], scope).name == "admin"
+    with pytest.raises(RequestError, match="wrong"):
+        POLICY.admit([HOST, (b"authorization", b"Bearer x")], scope)
+
+
+@pytest.mark.parametrize("elsewhere", [[(b"host", b"10.0.0.7:8080")], [], [HOST, (b"origin", b"https://evil.example")]])
+def test_a_probe_is_answered_whatever_its_host_but_nobody_tries_tokens_with_it(elsewhere: Headers) -> None:
+    assert POLICY.admit([*elsewhere, BEARER], "probe") is STRANGER
+    with pytest.raises(RequestError) as refused:
+        POLICY.admit([*elsewhere, BEARER], "open")
+    assert refused.value.status == 403
+
+
+def test_a_policy_does_not_show_its_tokens() -> None:
     assert TOKEN not in repr(POLICY)
-    assert "digest" not in repr(POLICY)
+    assert "tokens" not in repr(POLICY)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +174,7 @@ async def test_a_real_request_is_judged_by_its_headers(served: Any, headers: dic
 
 
 async def test_a_missing_host_is_refused_and_a_token_of_1_mb_is_not_even_read(served: Any) -> None:
-    reply = await served.raw(b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n", by_tcp=True)
+    reply = await served.raw(b"GET /v1/sessions HTTP/1.1\r\nconnection: close\r\n\r\n", by_tcp=True)
     assert reply.startswith(b"HTTP/1.1 403 ")
     long = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer " + b"x" * 10**6 + b"\r\n\r\n"
     assert (await served.raw(long, by_tcp=True))[:13] in (b"HTTP/1.1 431 ", b"")
@@ -157,7 +190,7 @@ async def test_a_body_that_is_not_declared_as_json_is_not_read(served: Any, cont
     assert served.manager.statistics().sessions == 0
 
 
-async def test_a_preflight_gets_no_permission(served: Any) -> None:
+async def test_the_preflight_of_another_page_gets_no_permission(served: Any) -> None:
     headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
     reply = await served.tcp.options("/v1/chat", headers=headers)
     assert reply.status_code == 403

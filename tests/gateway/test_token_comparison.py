@@ -6,10 +6,21 @@ import hmac
 
 import pytest
 
-from miniclaw_sessions.gateway.security import AccessPolicy, refusal
+from miniclaw_sessions.api.error_table import RequestError
+from miniclaw_sessions.gateway.security import AccessPolicy
+from miniclaw_sessions.gateway.token_table import TokenTable
+from miniclaw_sessions.testing import FakeClock
 
 TOKEN = "0123456789abcdef0123456789abcdef"
-POLICY = AccessPolicy.of(TOKEN, ["localhost:1"])
+POLICY = AccessPolicy.of(TokenTable(TOKEN, [], FakeClock()), ["localhost:1"])
+
+
+def refusal(headers: list[tuple[bytes, bytes]]) -> RequestError | None:
+    try:
+        POLICY.admit(headers, "read")
+    except RequestError as error:
+        return error
+    return None
 
 
 @pytest.mark.parametrize(
@@ -27,13 +38,13 @@ def test_every_answer_costs_one_comparison_of_equal_lengths_that_takes_the_same_
 
     monkeypatch.setattr(hmac, "compare_digest", watching)
     headers = [(b"host", b"localhost:1"), (b"authorization", b"Bearer " + sent)]
-    assert (refusal(headers, POLICY) is None) == (sent == TOKEN.encode())
+    assert (refusal(headers) is None) == (sent == TOKEN.encode())
     assert [(type(one), len(one), type(other), len(other)) for one, other in compared] == [(bytes, 32, bytes, 32)]
 
 
 def test_an_unknown_token_and_none_get_the_same_answer() -> None:
     host = (b"host", b"localhost:1")
-    wrong, none = (refusal(headers, POLICY) for headers in ([host, (b"authorization", b"Bearer x")], [host]))
+    wrong, none = (refusal(headers) for headers in ([host, (b"authorization", b"Bearer x")], [host]))
     assert wrong is not None
     assert none is not None
     assert vars(wrong) == vars(none)

@@ -10,7 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from miniclaw_sessions.errors import InvalidKey
-from miniclaw_sessions.protocol.keys import MAX_KEY_BYTES, MAX_SESSION_ID_LENGTH, SessionKey, is_session_id, of_channel
+from miniclaw_sessions.protocol.keys import (
+    MAX_KEY_BYTES,
+    MAX_SESSION_ID_LENGTH,
+    KeyBounds,
+    SessionKey,
+    is_session_id,
+    of_channel,
+)
 
 SUFFIX_ROOM = 255 - MAX_SESSION_ID_LENGTH  # a file name has 255 bytes; ".json" and a temporary's tail need some
 
@@ -208,3 +215,19 @@ def test_what_cannot_be_a_session_id_does_not_have_its_form(text: str) -> None:
 def test_a_list_of_a_channel_that_none_can_have_is_refused(channel: str) -> None:
     with pytest.raises(InvalidKey, match="channel"):
         of_channel(channel)
+
+
+@pytest.mark.parametrize("channels", [None, {"web"}, {"a_b", "web"}])
+@pytest.mark.parametrize("prefix", ["", "a", "a_", "é", "%", "x" * 250])
+def test_bounds_tell_of_an_id_what_they_tell_of_its_key(channels: set[str] | None, prefix: str) -> None:
+    bounds = KeyBounds(None if channels is None else frozenset(channels), prefix)
+    chats = ["a", "a_b", "ab", "é1", "e", "%41", "A", "x" * 249, "x" * 260, "xy" * 200, "."]
+    keys = [SessionKey.of(channel, chat) for channel in ("web", "a_b", "a", "we", "webb", "w" * 300) for chat in chats]
+    assert any(map(bounds.covers, keys)) or not chats
+    for key in keys:
+        if "~" not in key.session_id:
+            assert bounds.may_cover(key.session_id) == bounds.covers(key), key
+        elif bounds.covers(key):
+            assert bounds.may_cover(key.session_id), key
+    assert not KeyBounds(frozenset({"web"})).may_cover(SessionKey.of("mail", "x" * 300).session_id)
+    assert not KeyBounds(None, "a").may_cover(SessionKey.of("mail", "x" * 300).session_id)

@@ -21,12 +21,12 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.events import MessageAccepted
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import calculator_tool
-from miniclaw_sessions.config import Secret
 from miniclaw_sessions.errors import ConfigError, ContextOverflow, ModelError
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.encoding import decode_message, encode_message
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ThinkingPart, ToolCall
 from miniclaw_sessions.providers.service import ServiceProvider
+from miniclaw_sessions.secret import Secret
 from tests.formats.legal_contexts import SYSTEM_IN_THE_MIDDLE, legal_contexts
 from tests.providers.all_providers import (
     CLASSES,

@@ -106,6 +106,7 @@ async def create_response(context: Context, request: Create) -> Response | Strea
     """
     wanted = read_request(request.body)
     place = await _place_of(context, wanted)
+    context.note(place.key.session_id)
     if wanted.stream:
         return Stream(_told(context, wanted, place), "text/event-stream")
     last: ResponseEvent | None = None
@@ -125,6 +126,7 @@ async def _place_of(context: Context, wanted: Wanted) -> _Place:
 
     Raises:
         RequestError: there is no such conversation (404), or no such response (400).
+        NotPermitted: the caller may not make a session of responses.
     """
     new = SessionKey.of(CHANNEL, secrets.token_hex(24))
     source, found = None, None
@@ -136,10 +138,13 @@ async def _place_of(context: Context, wanted: Wanted) -> _Place:
         at = found.end
     if source is None:
         check_calls((), wanted.messages, ())
+        if wanted.stores:
+            context.permit(new)
         return _Place(new, None if wanted.stores else Session.new(new.session_id))
     if not wanted.stores:
         return _Place(new, await _in_memory(source, new, at))
     if found is not None and source.key.channel != CHANNEL:
+        context.permit(new)
         fork = await source.fork(new, leaf_id=found.end)
         return _Place(fork.key)
     return _Place(source.key, at=at)

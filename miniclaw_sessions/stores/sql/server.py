@@ -18,8 +18,9 @@ import asyncpg
 import msgspec
 from anyio import to_thread
 
-from miniclaw_sessions.config import PostgreSQLSettings, Secret, postgresql_settings, read_secret
+from miniclaw_sessions.config import PostgreSQLSettings, postgresql_settings
 from miniclaw_sessions.errors import ConfigError, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
+from miniclaw_sessions.secret import Secret, read_secret
 
 IDLE_S = 5.0
 """Seconds after which the server lets go of what a gateway has locked that stands still in the middle."""

@@ -1,0 +1,140 @@
+"""The audit log: who did what, to which session, with what outcome, when; never what was said.
+
+One JSON object in ASCII for each request, by whatever way it came. It knows no texts but names that were checked: of
+tokens, operations and sessions. Lines are gathered for one turn of the event loop and written together, so that it
+costs a request next to nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.config import LogSettings
+from miniclaw_sessions.disk import FILE_MODE, write_all
+from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.log.records import is_pretty
+
+log = get_logger(__name__)
+
+_SCOPES = {"off": (), "writes": ("write", "admin"), "all": ("read", "write", "admin")}
+_OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class Deed(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that somebody did, or tried to do.
+
+    Attributes:
+        who: the token's name; `owner`: whoever may open the Unix socket.
+        token: the first digits of the token's SHA-256; None: there was none.
+        operation: what, by its name in the table of operations.
+        session_id: to which session; None: to none, or to all.
+        status: the HTTP status; 0: the client went away before there was one.
+        outcome: done, refused or failed; `broken_off` where it has none.
+    """
+
+    time: str
+    level: str = "info"
+    event: str = "audit"
+    action: str = "audit"
+    who: str
+    token: str | None = None
+    operation: str
+    session_id: str | None = None
+    status: int
+    outcome: str
+
+
+class AuditLog:
+    """Where it is written down.
+
+    Args:
+        settings: what is written down, and where.
+        clock: when.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+
+    def __init__(self, settings: LogSettings, clock: Clock) -> None:
+        self._scopes = _SCOPES[settings.audit]
+        self._clock = clock
+        self._fd = _opened(Path(settings.audit_file).expanduser()) if settings.audit_file and self._scopes else -1
+        self._is_pretty = self._fd < 0 and is_pretty(settings, sys.stderr)
+        self._waiting: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def note(  # noqa: PLR0913 - one argument per column
+        self, *, who: str, token: str, scope: str, operation: str, session_id: str | None, status: int
+    ) -> None:
+        """Write down what became of a request that needed this scope; it is written in the loop's next turn."""
+        if scope not in self._scopes:
+            return
+        deed = Deed(
+            time=self._clock.now().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            who=who,
+            token=token or None,
+            operation=operation,
+            session_id=session_id,
+            status=status,
+            outcome=_outcome(status),
+        )
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._waiting.append(_for_people(deed) if self._is_pretty else msgspec.json.encode(deed).decode("ascii"))
+
+    def flush(self) -> None:
+        """Write what waits; where that fails it is lost, and the log says so."""
+        if not self._waiting:
+            return
+        lines, self._waiting = "\n".join([*self._waiting, ""]), []
+        try:
+            if self._fd >= 0:
+                write_all(self._fd, lines.encode())
+            else:
+                sys.stderr.write(lines)
+                sys.stderr.flush()
+        except (OSError, ValueError) as error:
+            log.error("what was done could not be written down", action="audit.failed", error_type=type(error).__name__)
+
+    def close(self) -> None:
+        """Write what waits, and let go of the file; safe to call twice."""
+        self.flush()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _outcome(status: int) -> str:
+    if not status:
+        return "broken_off"
+    return "done" if status < 400 else "refused" if status < 500 else "failed"  # noqa: PLR2004 - as HTTP has them
+
+
+def _for_people(deed: Deed) -> str:
+    at = datetime.fromisoformat(deed.time).astimezone()
+    return f"{at:%H:%M:%S} [audit    ] {deed.who} {deed.operation} {deed.session_id or ''} {deed.status} {deed.outcome}"
+
+
+def _opened(file: Path) -> int:
+    try:
+        fd = os.open(file, _OPEN, FILE_MODE)
+    except OSError as error:
+        raise ConfigError(f"cannot write the audit log {file}: {error.strerror}; set log.audit_file") from None
+    with contextlib.suppress(OSError):
+        os.set_blocking(fd, True)
+    return fd
