@@ -248,3 +248,14 @@ async def test_both_ways_of_the_framework_see_the_same_items(manager: SessionMan
     assert said(await theirs.get_items()) == ["over HTTP", "in process"]
     await theirs.pop_item()
     assert [cast("Any", item)["content"] for item in await ours.get_items()] == ["over HTTP"]
+
+
+async def test_what_only_python_can_say_is_listed_all_the_same(manager: SessionManager, client: AsyncOpenAI) -> None:
+    ours = MiniclawSession(await manager.get_or_create("telegram", 1))
+    odd: Any = [{"role": "user", "content": "half \ud83d"}, {"type": "mcp_call", "id": "m_1", "big": 2**70}]
+    await ours.add_items(odd)
+    items = [item.model_dump() async for item in client.conversations.items.list("telegram_1", order="asc")]
+    assert (items[0]["content"][0]["text"], items[1]["big"]) == ("half \ud83d", 2**70)
+    for item in items:
+        found = await client.conversations.items.retrieve(item["id"], conversation_id="telegram_1")
+        assert found.model_dump() == item

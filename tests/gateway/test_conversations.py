@@ -404,6 +404,7 @@ async def test_errors_are_the_packages_exceptions(served: Any, client: AsyncOpen
         ({"items": [user("x"), {"type": 5}]}, "items[1].type"),
         ({"items": [user("x", id="a/b")]}, "items[0].id"),
         ({"items": [user("x", id=5)]}, "items[0].id"),
+        ({"items": [user("x", big=2**70)]}, "body"),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
             await client.conversations.items.create(made.id, items=[], extra_body=wrong)

@@ -1,8 +1,8 @@
 """Adding items to a session, all of them or none, and each of them once.
 
 The package sends a request again when it did not get an answer, and nothing in it says which it was. So a request that
-says that it is repeated (`x-stainless-retry-count`) is compared with the one that was answered last: what this process
-remembers of it, or, after a restart, with what is newest in the session. An item whose id is there already is done.
+says that it is repeated (`x-stainless-retry-count`) is compared with the one that came last: with what this process
+remembers of it, or, where that was another process, with what is newest in the session. An item whose id is there already is done.
 """
 
 from __future__ import annotations
@@ -159,9 +159,9 @@ async def _added_before(
     last: _Last | None, session: Session, items: Sequence[Item], digest: bytes, now: datetime
 ) -> list[Item] | None:
     """What the request added that this one repeats; None: nothing, as far as can be told."""
-    if last is None:
+    if last is None or last.digest != digest:  # the first one came to another process, or to this one before its start
         return await _newest_if_same(session, items, now)
-    if last.digest != digest or last.entry_ids is None or now - last.moment > REMEMBERED:
+    if last.entry_ids is None or now - last.moment > REMEMBERED:
         return None
     await session.saved()
     entries = [await session.tree.get_entry(entry_id) for entry_id in last.entry_ids]

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from miniclaw_sessions.api.openai.adding import add_items
 from miniclaw_sessions.api.openai.errors import not_found
-from miniclaw_sessions.api.openai.items import check_items, items_of
+from miniclaw_sessions.api.openai.items import check_items, encoded, items_of
 from miniclaw_sessions.api.openai.reading import FoundItem, find_item, page_of_items
 from miniclaw_sessions.api.openai.shapes import (
     MAX_PAGE,
@@ -24,7 +24,6 @@ from miniclaw_sessions.api.openai.shapes import (
     ConversationDeleted,
     CreateConversation,
     CreateItems,
-    Item,
     ItemList,
     UpdateConversation,
 )
@@ -232,7 +231,7 @@ async def list_items(context: Context, request: ListItems) -> Stream:
             items, page.data = page.data, []
             about = msgspec.to_builtins(page)
             del about["data"]
-            async for piece in document_in_pieces(about, "data", map(msgspec.json.encode, items)):
+            async for piece in document_in_pieces(about, "data", map(encoded, items)):
                 yield piece
 
     return Stream(pieces())
@@ -244,11 +243,11 @@ class OneItem(OneConversation, frozen=True):
     item_id: str
 
 
-@operation("GET", f"{ITEMS}/{{item_id}}", OneItem, Item, openai=True)
-async def retrieve_item(context: Context, request: OneItem) -> Item:
+@operation("GET", f"{ITEMS}/{{item_id}}", OneItem, msgspec.Raw, openai=True)
+async def retrieve_item(context: Context, request: OneItem) -> msgspec.Raw:
     """One item of a conversation."""
     session = await find_conversation(context, request.conversation_id)
-    return (await _item(session, request.item_id)).item
+    return msgspec.Raw(encoded((await _item(session, request.item_id)).item))
 
 
 class DeleteItem(OneItem, frozen=True):

@@ -7,6 +7,7 @@ and so the entry is found by it. What came from elsewhere (a chat network, anoth
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -118,6 +119,14 @@ def _as_parts(content: Any, *, is_output: bool) -> list[Any]:
         if is_output
         else {"type": "input_text", "text": content}
     ]
+
+
+def encoded(item: Item) -> bytes:
+    """An item as JSON; also one that was added in process and has numbers or texts that few readers take."""
+    try:
+        return msgspec.json.encode(item)
+    except (OverflowError, UnicodeEncodeError):  # integers over 64 bits, half a surrogate pair
+        return json.dumps(item).encode()
 
 
 # --- ids -------------------------------------------------------------------------------------------------------------
