@@ -223,6 +223,19 @@ async def test_every_item_is_found_and_deleted_by_its_id_and_the_others_keep_the
     assert (await served.manager.check()).problems == []
 
 
+async def test_items_that_are_deleted_and_added_at_once_are_what_was_asked_for(client: AsyncOpenAI) -> None:
+    made = await client.conversations.create(items=[user(f"{number}") for number in range(20)])
+    items = await every(client, made.id, order="asc")
+    async with anyio.create_task_group() as tasks:
+        for item in items[::2]:
+            tasks.start_soon(lambda one: client.conversations.items.delete(one, conversation_id=made.id), item.id)
+            more = [user(f"more {item.id}")]
+            tasks.start_soon(lambda added: client.conversations.items.create(made.id, items=added), more)
+    left = await every(client, made.id, order="asc")
+    assert [item.id for item in left if "more" not in texts([item])[0]] == [item.id for item in items[1::2]]
+    assert sorted(text for text in texts(left) if "more" in text) == sorted(f"more {item.id}" for item in items[::2])
+
+
 async def test_what_is_deleted_is_not_told_to_a_model_and_costs_nothing_twice(served: Any, client: AsyncOpenAI) -> None:
     session = await served.manager.get_or_create("telegram", 5)
     await session.add_messages([Message.user("one"), told("1", Usage(3, 4)), Message.user("secret")])

@@ -2,7 +2,8 @@
 
 The package sends a request again when it did not get an answer, and nothing in it says which it was. So a request that
 says that it is repeated (`x-stainless-retry-count`) is compared with the one that came last: with what this process
-remembers of it, or, where that was another process, with what is newest in the session. An item whose id is there already is done.
+remembers of it, or, where that was another process, with what is newest in the session. An item whose id is there
+already is done.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from weakref import WeakKeyDictionary
 import anyio
 import msgspec
 
-from miniclaw_sessions.api.error_table import RETRY_AFTER_S, RequestError
-from miniclaw_sessions.api.openai.errors import bad_request, not_found
+from miniclaw_sessions.api.openai.errors import ATTEMPTS, bad_request, contended, not_found
 from miniclaw_sessions.api.openai.items import REFERENCE, check_items, items_of, same_item
 from miniclaw_sessions.api.openai.reading import FoundItem, find_items, items_within, page_of_items
 from miniclaw_sessions.api.openai.shapes import Item
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 REMEMBERED = timedelta(minutes=1)
 """How long after a request one that says that it repeats it is taken for it."""
-
-_ATTEMPTS = 10
 
 
 @dataclass
@@ -89,7 +87,7 @@ def _digest(items: Sequence[Item]) -> bytes:
 
 async def _add_new(session: Session, items: Sequence[Item], last: _Last, idempotency_key: str | None) -> list[Item]:
     """Append what is not there yet; give all of it."""
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         sequence = session.last_sequence
         given_ids = _given_ids(items)
         there = await find_items(session, given_ids)
@@ -108,8 +106,7 @@ async def _add_new(session: Session, items: Sequence[Item], last: _Last, idempot
             continue
         entries = [await session.journal.as_stored(cast("MessageEntry", entry)) for entry in unit.entries]
         return _in_order(items, there, [one for entry in entries for one in items_of(entry)])
-    later = {"Retry-After": str(RETRY_AFTER_S)}
-    raise RequestError(409, "conflict", "others add to this conversation all the time; try again", headers=later)
+    raise contended()
 
 
 def _new_items(items: Sequence[Item], there: dict[str, FoundItem]) -> list[Item]:

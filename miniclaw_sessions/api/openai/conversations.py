@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from miniclaw_sessions.api.openai.adding import add_items
-from miniclaw_sessions.api.openai.errors import not_found
+from miniclaw_sessions.api.openai.errors import ATTEMPTS, contended, not_found
 from miniclaw_sessions.api.openai.items import check_items, encoded, items_of
 from miniclaw_sessions.api.openai.reading import FoundItem, find_item, page_of_items
 from miniclaw_sessions.api.openai.shapes import (
@@ -29,7 +30,14 @@ from miniclaw_sessions.api.openai.shapes import (
 )
 from miniclaw_sessions.api.operation import Stream, checked_idempotency_key, document_in_pieces, operation
 from miniclaw_sessions.api.sessions import DeleteSession, delete_session
-from miniclaw_sessions.errors import InvalidKey, SessionDeleted, SessionNotFound, SessionsError
+from miniclaw_sessions.errors import (
+    EntryNotFound,
+    InvalidKey,
+    LeafMoved,
+    SessionDeleted,
+    SessionNotFound,
+    SessionsError,
+)
 from miniclaw_sessions.formats.openai_items import to_messages
 from miniclaw_sessions.protocol.entries import METADATA, OWN_METADATA, Custom
 
@@ -263,13 +271,15 @@ async def delete_item(context: Context, request: DeleteItem) -> Conversation:
     The conversation goes on without it; the transcript keeps it, on the branch that is left.
     """
     session = await find_conversation(context, request.conversation_id)
-    found = await find_item(session, request.item_id)
-    if found is not None:
-        left = [item for place, item in enumerate(items_of(found.entry)) if place != found.place]
-        await session.tree.replace(found.entry.id, to_messages(left))
-    elif not is_repeated(request.retry_count):
+    if await find_item(session, request.item_id) is None and not is_repeated(request.retry_count):
         raise not_found("Item", request.item_id)
-    return conversation_reply(session)
+    for _ in range(ATTEMPTS):
+        if (found := await find_item(session, request.item_id)) is None:
+            return conversation_reply(session)
+        left = [item for place, item in enumerate(items_of(found.entry)) if place != found.place]
+        with suppress(EntryNotFound, LeafMoved):  # another request was first, and what it left is elsewhere now
+            await session.tree.replace(found.entry.id, to_messages(left))
+    raise contended()
 
 
 async def _item(session: Session, item_id: str) -> FoundItem:

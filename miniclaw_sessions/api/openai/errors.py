@@ -5,9 +5,12 @@ The package asks again after 408, 409, 429 and everything from 500 on, twice, un
 
 from __future__ import annotations
 
-from miniclaw_sessions.api.error_table import RequestError
+from miniclaw_sessions.api.error_table import RETRY_AFTER_S, RequestError
 
 _STATUS = {410: 404, 412: 409, 422: 400}
+ATTEMPTS = 10
+"""How often something is tried again that others were before."""
+
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _BAD_REQUEST, _NOT_FOUND, _CONFLICT, _SERVER = 400, 404, 409, 500
 
@@ -20,6 +23,12 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_val
 def not_found(kind: str, name: str) -> RequestError:
     """The error for what is not there, or may not be seen: in the words that the service has for it."""
     return RequestError(_NOT_FOUND, "not_found", f"{kind} with id '{name}' not found.")
+
+
+def contended() -> RequestError:
+    """The error for what others were before, again and again: it may be asked again."""
+    sentence = "others change this conversation all the time; try again"
+    return RequestError(_CONFLICT, "conflict", sentence, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
 def in_openai_form(error: RequestError) -> RequestError:
