@@ -12,7 +12,8 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     `messages` counts those of the window, `message_count` all of the transcript; `updated_at` is when the content last
     changed, `last_accessed` when the session was last used. `lost` is how many older messages a former store
-    has taken with it, until that is acknowledged.
+    has taken with it, until that is acknowledged. `last_words` is how the newest thing that somebody said begins, where
+    it was asked for.
     """
 
     session_id: str
@@ -27,6 +28,7 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     last_accessed: datetime
     dirty: bool
     lost: int = 0
+    last_words: str | None = None
 
 
 class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):

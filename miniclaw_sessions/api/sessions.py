@@ -63,6 +63,7 @@ class ListSessions(msgspec.Struct, frozen=True):
     prefix: str | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 100
     after: str | None = None
+    last_words: bool = False
 
 
 @operation("GET", "/v1/sessions", ListSessions, SessionsReply)
@@ -73,6 +74,7 @@ async def list_sessions(context: Context, request: ListSessions) -> Stream:
         only=None if request.prefix is None else _id_part(request.prefix, at_beginning=True),
         limit=request.limit + 1,
         after=None if request.after is None else _parse_place(request.after),
+        last_words=request.last_words,
     )
     place = _place(page[request.limit - 1]) if len(page) > request.limit else None
     rows = map(msgspec.json.encode, page[: request.limit])

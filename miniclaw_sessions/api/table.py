@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from miniclaw_sessions.api import chat, messages, search, service, sessions, transfer, tree, upkeep
+from miniclaw_sessions.api import chat, fragments, messages, search, service, sessions, transfer, tree, upkeep
 from miniclaw_sessions.api.openai import conversations, responses
 from miniclaw_sessions.api.operation import Operation
 
@@ -15,6 +15,7 @@ OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *search.OPERATIONS,
     *service.OPERATIONS,
     *tree.OPERATIONS,
+    *fragments.OPERATIONS,
     *transfer.OPERATIONS,
     *upkeep.OPERATIONS,
     *conversations.OPERATIONS,

@@ -24,6 +24,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 """As ASGI has them."""
 
+NOT_MODIFIED = 304
+"""Who asks has it already; the reply has no body, and a length would be taken for the length of what he has."""
+
 _NO_BODY = (b"content-length", b"0")
 
 
@@ -160,7 +163,7 @@ class Exchange:
     async def reply(self, reply: Reply) -> None:
         """Send it; what is made piece by piece is made as fast as it is taken."""
         if isinstance(reply.body, bytes):
-            await self._begin(reply, b"%d" % len(reply.body))
+            await self._begin(reply, None if reply.status == NOT_MODIFIED else b"%d" % len(reply.body))
             await self._send({"type": "http.response.body", "body": reply.body})
             return
         try:
@@ -172,18 +175,15 @@ class Exchange:
             reply.at_end()
 
     async def _begin(self, reply: Reply, length: bytes | None) -> None:
-        """Send the head, which no cache keeps and no browser interprets as something else."""
+        """Send the head, which no browser takes for something else, and no cache keeps unless the reply says so."""
         self.status = reply.status
         media_type = reply.media_type.encode()
         if media_type.startswith(b"text/") and b"charset" not in media_type:
             media_type += b"; charset=utf-8"
-        headers = [
-            (b"content-type", media_type),
-            (b"cache-control", b"no-store"),
-            (b"x-content-type-options", b"nosniff"),
-            *((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()),
-            *((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.sharing.items()),
-        ]
+        given = {**reply.headers, **self.sharing}
+        own = {name.lower().encode("latin-1"): value.encode("latin-1") for name, value in given.items()}
+        common = {b"content-type": media_type, b"cache-control": b"no-store", b"x-content-type-options": b"nosniff"}
+        headers = [*{**common, **own}.items()]
         if length is not None:
             headers.append((b"content-length", length))
         if self._is_unread and "Connection" not in reply.headers:

@@ -24,6 +24,7 @@ from miniclaw_sessions.gateway.exchange import ClientGone, Exchange, Receive, Re
 from miniclaw_sessions.gateway.exchange import Scope as RequestScope
 from miniclaw_sessions.gateway.metrics import LoopDelay, RequestCounts, make_registry
 from miniclaw_sessions.gateway.responding import DispatchedResponses
+from miniclaw_sessions.gateway.page import FILES, page_reply
 from miniclaw_sessions.gateway.security import AccessPolicy
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.log.audit import AuditLog
@@ -104,6 +105,9 @@ class Gateway:
             return permission
         if exchange.path == METRICS and self._metrics_scope is not None:
             return self._metrics(exchange, self._admit(exchange, self._metrics_scope))
+        if (file := FILES.get(exchange.path)) is not None:
+            self._admit(exchange, "open")
+            return page_reply(exchange, file)
         asked = self._binding.find(exchange)
         if isinstance(asked, RequestError):
             self._admit(exchange, "read")  # strangers do not learn what there is

@@ -20,7 +20,7 @@ from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.cache import Listing, moment_of
 from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.session import Journal, Session
 from miniclaw_sessions.session.searching import Branch, Order, search_page, search_windows
 from miniclaw_sessions.statistics import SessionSummary
@@ -108,7 +108,7 @@ class SessionReader(ABC):
         room = limit - len(newest)
         return [*session.journal.summary()[:room], *newest]
 
-    async def list(
+    async def list(  # noqa: PLR0913 - each can be left out
         self,
         *,
         channel: str | None = None,
@@ -116,6 +116,7 @@ class SessionReader(ABC):
         limit: int | None = None,
         offset: int = 0,
         after: ListPosition | None = None,
+        last_words: bool = False,
     ) -> builtins.list[SessionSummary]:
         """All sessions, or those of one channel, the most recently used first. Creates and renews nothing.
 
@@ -127,6 +128,7 @@ class SessionReader(ABC):
             limit: at most so many of them; None: all.
             offset: after so many others.
             after: only those that stand behind this position.
+            last_words: whether each tells how the newest thing that somebody said begins.
 
         Raises:
             SnapshotUnreadable, SchemaTooNew, StoreError: one of them cannot be loaded.
@@ -136,7 +138,11 @@ class SessionReader(ABC):
         sessions = await self._load_listed([one.session_id for one in chosen])
         return [
             # it stands where it was found: a page goes on behind that place
-            msgspec.structs.replace(summarize(session, self.losses.get(session_id)), last_accessed=used_at)
+            msgspec.structs.replace(
+                summarize(session, self.losses.get(session_id)),
+                last_accessed=used_at,
+                last_words=_last_words(session) if last_words else None,
+            )
             for used_at, session_id in chosen
             if (session := sessions.get(session_id)) is not None and channel in (None, session.key.channel)
         ]
@@ -270,6 +276,16 @@ def summarize(session: Session, loss: Loss | None) -> SessionSummary:
         dirty=session.journal.is_dirty,
         lost=0 if loss is None else loss.messages,
     )
+
+
+def _last_words(session: Session) -> str | None:
+    """How the newest message of a person or the assistant begins; None where the window has none with words."""
+    from miniclaw_sessions.formats.first_words import first_words  # noqa: PLC0415 - only a list for people needs it
+
+    for kept in reversed(session.journal.conversation.window.kept):
+        if kept.role in (Role.USER, Role.ASSISTANT):
+            return first_words(kept.entry)
+    return None
 
 
 async def fork_session(manager: SessionReader, from_id: str, to_id: str) -> Session:

@@ -81,7 +81,8 @@ def article(row: Row, *, number: int, parent: int | None, ways: Iterable[tuple[i
 def moment(time: datetime) -> str:
     """A time in UTC, to the minute; to the second for those who point at it."""
     utc = in_utc(time)
-    return f'<time title="{utc:%Y-%m-%d %H:%M:%S} UTC">{utc:%Y-%m-%d %H:%M}</time>'
+    exact = f"{utc:%Y-%m-%d %H:%M:%S}"
+    return f'<time datetime="{exact.replace(" ", "T")}Z" title="{exact} UTC">{utc:%Y-%m-%d %H:%M}</time>'
 
 
 def tokens_and_cost(usage: Usage) -> str:

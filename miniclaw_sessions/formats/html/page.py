@@ -11,15 +11,15 @@ from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from functools import cache
 from hashlib import sha256
-from importlib.resources import files
 
 from miniclaw_sessions.formats.codec import SessionFacts
 from miniclaw_sessions.formats.first_words import first_words, speaker
 from miniclaw_sessions.formats.html.articles import anchor, article, tokens_and_cost
+from miniclaw_sessions.formats.html.branches import Branches
 from miniclaw_sessions.formats.html.prose import escaped
-from miniclaw_sessions.formats.html.tree import tree_list
+from miniclaw_sessions.formats.html.sources import SHARED_STYLES, source
+from miniclaw_sessions.formats.html.tree import line_of, tree_list
 from miniclaw_sessions.formats.outline import NumberedRow, Row, Shape, outline_of, with_entries
 from miniclaw_sessions.protocol.encoding import in_utc
 from miniclaw_sessions.protocol.entries import Entry, LeafMove, MessageEntry, SessionInfo, moves_leaf
@@ -72,10 +72,10 @@ class HtmlPage:
 
     def _pieces(self, rows: Sequence[NumberedRow], entries: _Entries) -> Iterator[str]:
         title = escaped(self._named())
-        style, script = _source("page.css"), _source("page.js")
+        style, script = "".join(map(source, (*SHARED_STYLES, "page.css"))), source("page.js")
         leaf = next((row for row in rows if row.is_leaf), None)
         to_leaf = anchor(entries.row(leaf).entry.id) if leaf is not None else "conversation"
-        branches = _Branches(rows)
+        branches = Branches(rows)
         yield f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -92,8 +92,8 @@ class HtmlPage:
 <div class="bar"><input id="search" type="search" placeholder="Search   /" aria-label="Search" hidden>
 <a class="close" href="#conversation">Close</a></div>
 <div id="hits" hidden></div>
-<div id="branches">"""
-        yield from tree_list(rows, entries.row)
+<div id="branches" class="tree">"""
+        yield from tree_list(rows, lambda row: line_of(entries.row(row).entry))
         yield f"""</div>
 <p class="keys" hidden><kbd>j</kbd> <kbd>k</kbd> move <kbd>o</kbd> open <kbd>/</kbd> search</p>
 </nav>
@@ -106,7 +106,7 @@ class HtmlPage:
 <p id="aside" hidden>This branch was left. <a href="#{to_leaf}">Back to where the conversation goes on</a></p>
 <section id="conversation">
 """
-        yield from branches.articles(branches.current, entries)
+        yield from _articles(branches.current, branches, entries)
         if not branches.current:
             yield '<p class="missing">The conversation begins anew here: nothing was said yet.</p>'
         yield "</section>\n"
@@ -176,11 +176,6 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-@cache
-def _source(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
 def _digest(source: str) -> str:
     return "sha256-" + b64encode(sha256(source.encode()).digest()).decode()
 
@@ -201,51 +196,23 @@ def _tokens(total: Usage) -> dict[str, str]:
 # --- the branches ----------------------------------------------------------------------------------------------------
 
 
-class _Branches:
-    """The rows of the current branch, and of each that was left; numbers of rows throughout."""
-
-    def __init__(self, rows: Sequence[NumberedRow]) -> None:
-        self.current = array("q")
-        self.left: list[array[int]] = []
-        self._rows = rows
-        self._parents = array("q")  # the row that each row follows; -1: none
-        self._ways: dict[int, list[int]] = {}  # the rows that follow those at which branches go off
-        columns: list[array[int]] = []  # the branch that is drawn in each column
-        last = array("q")  # the last row in each column
-        for number, row in enumerate(rows):
-            column = row.depth - 1 if row.begins else row.depth
-            parent = last[column] if column >= 0 else -1
-            self._parents.append(parent)
-            if parent >= 0 and rows[parent].is_fork:
-                self._ways.setdefault(parent, []).append(number)
-            del last[row.depth :]
-            last.append(number)
-            if row.begins:
-                branch = self.current if row.is_current else array("q")
-                self.left += [] if row.is_current else [branch]
-                columns[row.depth :] = [branch]
-            columns[row.depth].append(number)
-
-    def articles(self, branch: Iterable[int], entries: _Entries) -> Iterator[str]:
-        """The articles of a branch."""
-        for number in branch:
-            parent = self._parents[number]
-            ways = [(way, self.row(way, entries)) for way in self._ways.get(number, ())]
-            yield article(self.row(number, entries), number=number, parent=parent if parent >= 0 else None, ways=ways)
-
-    def row(self, number: int, entries: _Entries) -> Row:
-        """A row with its entries."""
-        return entries.row(self._rows[number])
+def _articles(branch: Iterable[int], branches: Branches, entries: _Entries) -> Iterator[str]:
+    """The articles of a branch."""
+    for number in branch:
+        ways = [(way, entries.row(branches.rows[way])) for way in branches.ways.get(number, ())]
+        parent = branches.parents[number]
+        row = entries.row(branches.rows[number])
+        yield article(row, number=number, parent=parent if parent >= 0 else None, ways=ways)
 
 
-def _elsewhere(branches: _Branches, entries: _Entries) -> Iterator[str]:
+def _elsewhere(branches: Branches, entries: _Entries) -> Iterator[str]:
     """The branches that were left, below the conversation; the script takes them from here."""
     if not branches.left:
         return
     yield '<section id="elsewhere"><h2>Branches that were left</h2>\n'
     for branch in branches.left:
-        first = branches.row(branch[0], entries).entry
+        first = entries.row(branches.rows[branch[0]]).entry
         yield f"<details><summary><b>{escaped(speaker(first))}</b> {escaped(first_words(first))}</summary>"
-        yield from branches.articles(branch, entries)
+        yield from _articles(branch, branches, entries)
         yield "</details>\n"
     yield "</section>\n"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from miniclaw_sessions.formats.first_words import first_words, speaker
 from miniclaw_sessions.formats.html.articles import anchor, kind_of
 from miniclaw_sessions.formats.html.prose import escaped
-from miniclaw_sessions.formats.outline import Fold, NumberedRow, Row, fold_runs
+from miniclaw_sessions.formats.outline import Fold, NumberedRow, fold_runs
+from miniclaw_sessions.protocol.entries import Entry
 
 LONGEST_WORK, LONGEST_RUN = 3, 60
 """Of more steps than `LONGEST_WORK` between two user messages only the last one is shown, mostly the answer; of a run
@@ -16,7 +18,23 @@ of more rows than `LONGEST_RUN` only `EDGES`. The rest unfolds at a click."""
 EDGES = (20, 20)
 
 
-def tree_list(rows: Iterable[NumberedRow], read: Callable[[NumberedRow], Row]) -> Iterator[str]:
+class Line(NamedTuple):
+    """What the tree shows of an entry: its id and place in the log, its class (`kind_of`), who spoke, how it begins."""
+
+    entry_id: str
+    sequence: int
+    kind: str
+    who: str
+    words: str
+
+
+def line_of(entry: Entry) -> Line:
+    """An entry as a line of the tree."""
+    kind, who, words = kind_of(entry), speaker(entry), first_words(entry)
+    return Line(entry.id, entry.sequence, kind, who, f"{who} {words}" if kind == "note" else words)
+
+
+def tree_list(rows: Iterable[NumberedRow], read: Callable[[NumberedRow], Line]) -> Iterator[str]:
     """The rows of an outline, long runs folded; a branch that was left is a list within the row it leaves."""
     steps = fold_runs(rows, stays=_is_milestone, longest=LONGEST_WORK, edges=(0, 1))
     shown = fold_runs(steps, stays=lambda row: row.is_landmark, longest=LONGEST_RUN, edges=EDGES)
@@ -28,7 +46,7 @@ def _is_milestone(row: NumberedRow | Fold) -> bool:
     return row.is_landmark or row.begins or (not isinstance(row, Fold) and row.is_user)
 
 
-def _nested(rows: Iterable[NumberedRow | Fold], read: Callable[[NumberedRow], Row]) -> Iterator[str]:
+def _nested(rows: Iterable[NumberedRow | Fold], read: Callable[[NumberedRow], Line]) -> Iterator[str]:
     depth = -1  # of the list item that is still open; all lists above it are open, too
     for row in rows:
         while depth > row.depth:
@@ -43,10 +61,10 @@ def _nested(rows: Iterable[NumberedRow | Fold], read: Callable[[NumberedRow], Ro
     yield "</li></ol>" * (depth + 1)
 
 
-def _item(row: NumberedRow | Fold, read: Callable[[NumberedRow], Row]) -> Iterator[str]:
+def _item(row: NumberedRow | Fold, read: Callable[[NumberedRow], Line]) -> Iterator[str]:
     """A list item, its end left out: branches may follow within it."""
     if not isinstance(row, Fold):
-        yield _line(read(row))
+        yield _item_of(row, read(row))
         return
     yield f'<li class="fold"><details><summary>{row.count} more</summary><ol>'
     for folded in row.rows:
@@ -55,13 +73,11 @@ def _item(row: NumberedRow | Fold, read: Callable[[NumberedRow], Row]) -> Iterat
     yield "</ol></details>"
 
 
-def _line(row: Row) -> str:
-    kinds = f"{kind_of(row.entry)}{' on' if row.is_current else ''}"
+def _item_of(row: NumberedRow, line: Line) -> str:
+    kinds = f"{line.kind}{' on' if row.is_current else ''}"
     label = "" if row.label is None else f'<span class="label">{escaped(row.label)}</span>'
     leaf = '<span class="here">leaf</span>' if row.is_leaf else ""
-    who, said = speaker(row.entry), first_words(row.entry)
-    if kind_of(row.entry) == "note":
-        said = f"{who} {said}"
     return (
-        f'<li class="{kinds}"><a href="#{anchor(row.entry.id)}" title="{escaped(who)}">{leaf}{label}{escaped(said)}</a>'
+        f'<li class="{kinds}"><a href="#{anchor(line.entry_id)}" data-n="{line.sequence}" title="{escaped(line.who)}">'
+        f"{leaf}{label}{escaped(line.words)}</a>"
     )

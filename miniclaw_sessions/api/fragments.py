@@ -1,0 +1,161 @@
+"""A conversation for looking at: articles and the tree as HTML, made with the parts of the exported page.
+
+What anybody wrote is escaped there, in one place; whoever shows these fragments writes no markup of his own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from miniclaw_sessions.api.error_table import invalid
+from miniclaw_sessions.api.messages import Sequence_
+from miniclaw_sessions.api.operation import operation
+from miniclaw_sessions.api.sessions import ONE, OneSession
+from miniclaw_sessions.api.shapes import ArticleRow, ArticlesReply, OutlineReply
+from miniclaw_sessions.protocol.entries import Entry, Label, LeafMove, MessageEntry
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.api.context import Context
+    from miniclaw_sessions.session import Session
+
+MAX_ARTICLES = 200
+"""Articles in one reply."""
+
+_ENTRIES_EACH = 8
+"""An article stands for so many entries at most, where many are read to find the oldest: the rest comes next time."""
+
+
+class ShowArticles(msgspec.Struct, frozen=True):
+    """A page of a branch: its newest articles; those before the entry at a place; or its oldest ones after a place.
+
+    The branch ends at `entry_id`, by default at the leaf; with `before`, at the entry that stands there.
+    """
+
+    session_id: str
+    entry_id: str | None = None
+    before: Sequence_ | None = None
+    after: Sequence_ | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_ARTICLES)] = 50
+
+
+@operation("GET", f"{ONE}/articles", ShowArticles, ArticlesReply)
+async def show_articles(context: Context, request: ShowArticles) -> ArticlesReply:
+    """What was said on a branch as HTML articles, oldest first: each with its tool calls and their results."""
+    session = await context.find(request.session_id)
+    if request.before is not None and request.after is not None:
+        raise invalid("send before or after, not both", param="before")
+    async with context.large_replies:
+        if request.after is None:
+            entries, behind = await _newest(_walk_from(session, request), request.limit)
+        else:
+            entries, behind = await _oldest_after(_walk_from(session, request), request.after, request.limit)
+        articles = _articles(entries, session.leaf_id)
+    is_cut = request.after is not None and len(articles) > request.limit
+    return ArticlesReply(
+        leaf_id=session.leaf_id,
+        entries=session.last_sequence,
+        behind=behind,
+        later=request.before is not None or is_cut,
+        articles=articles[: request.limit] if request.after is not None else articles[-request.limit :],
+    )
+
+
+async def _walk_from(session: Session, request: ShowArticles) -> AsyncIterator[Entry]:
+    """The branch that is meant, newest entry first."""
+    end = request.entry_id
+    if request.before is not None:
+        found = await session.tree.read_at([request.before])
+        end = found[request.before].entry_id if request.before in found else end
+    async for entry in session.tree.walk(end):
+        if request.before is None or entry.sequence < request.before:
+            yield entry
+
+
+def _is_piece(entry: Entry) -> bool:
+    """Whether an entry may belong to the article of one before it."""
+    return isinstance(entry, Label) or (isinstance(entry, MessageEntry) and entry.message.is_tool_result)
+
+
+async def _newest(walk: AsyncIterator[Entry], limit: int) -> tuple[list[Entry], int | None]:
+    """The entries of the newest articles, oldest first, and the place of what comes before them."""
+    found: list[Entry] = []
+    articles = 0
+    async for entry in walk:
+        if articles == limit:
+            return found[::-1], entry.sequence
+        found.append(entry)
+        articles += not _is_piece(entry)
+    return found[::-1], None
+
+
+async def _oldest_after(walk: AsyncIterator[Entry], after: int, limit: int) -> tuple[list[Entry], int | None]:
+    """The entries of the oldest articles after a place, oldest first; an article is never cut at its beginning."""
+    found: list[Entry] = []
+    most = (limit + 1) * _ENTRIES_EACH
+    async for entry in walk:
+        if entry.sequence <= after and not (found and _is_piece(found[-1])):
+            return found[: -most - 1 : -1], entry.sequence
+        found.append(entry)
+        if len(found) > 2 * most:
+            del found[:-most]
+    return found[: -most - 1 : -1], None
+
+
+def _articles(entries: Sequence[Entry], leaf_id: str | None) -> list[ArticleRow]:
+    from miniclaw_sessions.formats.html.articles import article  # noqa: PLC0415 - heavy
+    from miniclaw_sessions.formats.outline import Shape, outline_of, with_entries  # noqa: PLC0415 - heavy
+
+    shape = Shape()
+    for entry in entries:
+        shape.add(entry)
+    made = []
+    for row in outline_of(shape, shape.number_of(leaf_id)):
+        first, last = entries[row.entry], entries[max((row.entry, *row.folded))]
+        whole = with_entries(row, [entries[number] for number in (row.entry, *row.folded)])
+        plain = msgspec.structs.replace(whole, begins=False)  # the page's beginning is no branch's: it stays as it is
+        html = article(plain, number=first.sequence, parent=None, ways=())
+        made.append(
+            ArticleRow(
+                entry_id=first.id, parent_id=first.parent_id, sequence=first.sequence, last=last.sequence, html=html
+            )
+        )
+    return made
+
+
+@operation("GET", f"{ONE}/outline", OneSession, OutlineReply, patient=True)
+async def show_outline(context: Context, request: OneSession) -> OutlineReply:
+    """The whole tree as a nested HTML list, the labels, and the entries at which ways part."""
+    from miniclaw_sessions.formats.html.branches import Branches  # noqa: PLC0415 - heavy
+    from miniclaw_sessions.formats.html.tree import Line, line_of, tree_list  # noqa: PLC0415 - heavy
+    from miniclaw_sessions.formats.outline import Shape, outline_of  # noqa: PLC0415 - heavy
+
+    session = await context.find(request.session_id)
+    shape, lines = Shape(), list[Line]()
+    async with context.large_replies:
+        async for entry in session.tree.read_entries():
+            lines += [line_of(entry)] if not isinstance(entry, LeafMove) and shape.add(entry) else []
+        rows = outline_of(shape, shape.number_of(session.leaf_id))
+        branches = Branches(rows)
+        return OutlineReply(
+            leaf_id=session.leaf_id,
+            entries=session.last_sequence,
+            labels={lines[number].entry_id: label for number, label in shape.labels.items()},
+            ways={
+                lines[rows[fork].entry].entry_id: [lines[rows[way].entry].entry_id for way in ways]
+                for fork, ways in branches.ways.items()
+            },
+            tips={
+                lines[rows[branch[0]].entry].entry_id: lines[
+                    max((rows[branch[-1]].entry, *rows[branch[-1]].folded))
+                ].entry_id
+                for branch in branches.left
+            },
+            html="".join(tree_list(rows, lambda row: lines[row.entry])),
+        )
+
+
+OPERATIONS = (show_articles, show_outline)

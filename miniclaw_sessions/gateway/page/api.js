@@ -1,0 +1,110 @@
+// Asking the daemon: every request carries the token, every refusal is an error with the server's own sentence.
+
+const TOKEN = "token";
+
+/** What the daemon refused, or that it could not be reached (`status` 0). */
+export class Refused extends Error {
+  /**
+   * @param {number} status
+   * @param {{message?: string, type?: string}} error
+   */
+  constructor(status, error) {
+    super(error.message ?? `the server answered ${status}`);
+    this.status = status;
+    this.type = error.type ?? "";
+  }
+
+  /** Whether the same request may be answered later. */
+  get passes() {
+    return this.status === 0 || this.status === 503 || this.status === 502 || this.status === 504;
+  }
+}
+
+/** @type {() => void} */
+let askForToken = () => {};
+
+/** @param {() => void} ask what to do when the token is missing or wrong */
+export function whenSignedOut(ask) {
+  askForToken = ask;
+}
+
+/** @param {string} token */
+export function signIn(token) {
+  sessionStorage.setItem(TOKEN, token);
+}
+
+export function isSignedIn() {
+  return sessionStorage.getItem(TOKEN) !== null;
+}
+
+/**
+ * @typedef {{query?: Record<string, any>, json?: any, body?: BodyInit, headers?: Record<string, string>,
+ *   key?: string, signal?: AbortSignal}} Asked
+ */
+
+/**
+ * One request; the reply's body is not read yet.
+ * @param {string} method
+ * @param {string} path without a slash in front
+ * @param {Asked} [asked]
+ * @returns {Promise<Response>}
+ */
+export async function request(method, path, asked = {}) {
+  const url = new URL(path, document.baseURI);
+  for (const [name, value] of Object.entries(asked.query ?? {})) {
+    if (value !== null && value !== undefined) url.searchParams.set(name, String(value));
+  }
+  const headers = new Headers(asked.headers);
+  const token = sessionStorage.getItem(TOKEN);
+  if (token) headers.set("Authorization", `Bearer ${token}`);
+  if (asked.key) headers.set("Idempotency-Key", asked.key);
+  if (asked.json !== undefined) headers.set("Content-Type", "application/json");
+  const body = asked.json === undefined ? asked.body : JSON.stringify(asked.json);
+  let response;
+  try {
+    response = await fetch(url, { method, headers, body, signal: asked.signal, cache: "no-store", credentials: "omit" });
+  } catch (error) {
+    if (asked.signal?.aborted) throw error;
+    throw new Refused(0, { message: "The server cannot be reached.", type: "unreachable" });
+  }
+  if (response.ok) return response;
+  if (response.status === 401) askForToken();
+  throw new Refused(response.status, await errorIn(response));
+}
+
+/** @param {Response} response */
+async function errorIn(response) {
+  try {
+    return (await response.json()).error ?? {};
+  } catch {
+    return {};
+  }
+}
+
+/**
+ * @param {string} path
+ * @param {Record<string, any>} [query]
+ * @param {AbortSignal} [signal]
+ */
+export async function get(path, query, signal) {
+  return (await request("GET", path, { query, signal })).json();
+}
+
+/**
+ * @param {string} method
+ * @param {string} path
+ * @param {any} [json]
+ * @param {Asked} [asked]
+ */
+export async function send(method, path, json, asked = {}) {
+  return (await request(method, path, { json, ...asked })).json();
+}
+
+/**
+ * The path of a session, or of something of it. An id that holds a percent sign is encoded once more.
+ * @param {string} id
+ * @param {string} [part]
+ */
+export function sessionPath(id, part) {
+  return `v1/sessions/${encodeURIComponent(id)}${part ? `/${part}` : ""}`;
+}

@@ -1,0 +1,267 @@
+// The page: signs in, keeps the list, and shows in the middle what the address names.
+
+import { Refused, get, isSignedIn, send, sessionPath, signIn, whenSignedOut } from "./api.js";
+import { Composer } from "./composer.js";
+import { Conversation } from "./conversation.js";
+import { find, icon, make } from "./elements.js";
+import { listenForFiles } from "./importing.js";
+import { listenToKeys, showKeys } from "./keys.js";
+import { Live } from "./live.js";
+import { attempt, notify } from "./notices.js";
+import { startSearch } from "./search.js";
+import { ServiceView } from "./service.js";
+import { SessionList } from "./sessions.js";
+import { showWelcome } from "./welcome.js";
+import { count } from "./words.js";
+
+const TITLE_LENGTH = 60;
+const HEALTH_MS = 15_000;
+
+/** @type {SessionList} */
+let list;
+/** @type {Conversation | null} */
+let conversation = null;
+/** @type {ServiceView | null} */
+let service = null;
+/** @type {Live | null} */
+let events = null;
+/** @type {Composer | null} */
+let beginning = null;
+/** @type {ReturnType<typeof listenForFiles>} */
+let files;
+let navigation = 0;
+
+// --- the address ---
+
+/** Show what the address names. */
+async function navigate() {
+  const [, kind = "", id = "", place = ""] = location.hash.split("/");
+  const mine = ++navigation;
+  const session = kind === "session" ? decoded(id) : "";
+  document.body.dataset.view = kind || "list";
+  list.choose(session);
+  if (conversation && session === conversation.id) {
+    if (place) await attempt(() => /** @type {Conversation} */ (conversation).articles.showPlace(Number(place)));
+    return;
+  }
+  conversation?.close();
+  conversation = null;
+  service?.close();
+  service = null;
+  beginning = null;
+  if (kind === "session") await openSession(session, place ? Number(place) : null, mine);
+  else if (kind === "new") showBeginning();
+  else if (kind === "service") service = new ServiceView(find("main"));
+  else welcome();
+}
+
+/** @param {string} text */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+/**
+ * @param {string} id
+ * @param {number | null} place
+ * @param {number} mine
+ */
+async function openSession(id, place, mine) {
+  try {
+    const session = await get(sessionPath(id));
+    if (mine !== navigation) return;
+    conversation = new Conversation(session, { changed: () => list.refreshSoon(), gone: left });
+    await conversation.open(place);
+    if (place === null && matchMedia("(hover: hover)").matches) conversation?.composer.focus();
+  } catch (error) {
+    if (mine !== navigation || !(error instanceof Error)) return;
+    const isGone = error instanceof Refused && error.status === 404;
+    const text = isGone ? "There is no such session, or this token may not see it." : error.message;
+    find("main").replaceChildren(make("div", { class: "welcome" }, make("h1", {}, isGone ? "Not found" : "It could not be shown"), make("p", { class: "lead" }, text), make("a", { class: "button", href: "#/" }, "All sessions")));
+  }
+}
+
+function left() {
+  list.refreshSoon();
+  location.hash = "#/";
+}
+
+function welcome() {
+  showWelcome({ isEmpty: list.isLoaded && !list.rows.length, begin, bringIn: () => files.choose() });
+}
+
+// --- a new conversation: it is made when something is said ---
+
+function begin() {
+  location.hash = "#/new";
+}
+
+function showBeginning() {
+  document.title = "New conversation";
+  const chat = [...crypto.getRandomValues(new Uint8Array(24))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  const session = { session_id: "", channel: "conv", chat_id: chat };
+  const composer = new Composer(session, { said: () => make("i"), saved: () => {}, failed: (message) => notify(message, { failed: true }) });
+  composer.say = async (text) => {
+    const made = await attempt(() => send("POST", "v1/sessions", { channel: "conv", chat_id: chat, title: titleOf(text) }));
+    if (!made) {
+      composer.giveBack(text);
+      return;
+    }
+    list.refreshSoon();
+    location.replace(`#/session/${encodeURIComponent(made.session_id)}`);
+    await opened(made.session_id);
+    conversation?.composer.say(text);
+  };
+  beginning = composer;
+  find("main").replaceChildren(
+    make(
+      "div",
+      { class: "conversation beginning" },
+      make("header", { class: "top" }, make("a", { class: "icon back", href: "#/", "aria-label": "All sessions" }, icon("back")), make("div", { class: "who" }, make("h1", {}, "New conversation"))),
+      make("div", { class: "scroll" }, make("p", { class: "ask" }, "What is it about?")),
+      make("div", { class: "bottom" }, composer.form),
+    ),
+  );
+  composer.focus();
+}
+
+/** @param {string} text */
+function titleOf(text) {
+  const line = text.replace(/\s+/g, " ").trim();
+  return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1)}…` : line;
+}
+
+/** @param {string} id */
+async function opened(id) {
+  await navigate();
+  if (conversation?.id !== id) throw new Error("another conversation was opened meanwhile");
+}
+
+// --- what happens in all sessions ---
+
+/**
+ * @param {string} kind
+ * @param {any} data
+ */
+function told(kind, data) {
+  if (kind === "ready") {
+    list.answering = new Set(data.turns ?? []);
+    list.refreshSoon();
+  } else if (kind === "turn_started" || kind === "turn_ended") {
+    list.setAnswering(data.session_id, kind === "turn_started");
+  } else if (kind !== "session") {
+    list.refreshSoon();
+  }
+}
+
+/** @param {import("./live.js").LiveState} state */
+function stateChanged(state) {
+  document.body.classList.toggle("offline", state === "lost");
+  if (state === "open") list.refreshSoon();
+  checkHealth();
+}
+
+/** The light at the foot of the list. */
+async function checkHealth() {
+  const link = find("service");
+  let [kind, text, title] = ["failing", "Not reachable", ""];
+  try {
+    const health = await get("health");
+    kind = health.status === "ok" ? (health.losses.length ? "warned" : "ok") : "failing";
+    text = { ok: "All is saved", warned: "Losses to look at", failing: "Something is wrong" }[kind] ?? "";
+    title = [...health.problems, ...health.losses].join("\n");
+    find("total").textContent = count(health.sessions);
+  } catch (error) {
+    if (error instanceof Refused && error.status === 503) [text, title] = ["Something is wrong", error.message];
+  }
+  link.className = `service ${kind}`;
+  link.title = title;
+  link.lastElementChild.textContent = text;
+}
+
+// --- the beginning ---
+
+function askForToken() {
+  find("app").hidden = true;
+  find("sign-in").hidden = false;
+  const error = find("sign-in-error");
+  error.hidden = !isSignedIn();
+  error.textContent = "The server does not know this token.";
+  find("token").focus();
+}
+
+function toggleTheme() {
+  const isDark = getComputedStyle(document.documentElement).colorScheme === "dark" || (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
+  const theme = isDark ? "light" : "dark";
+  document.documentElement.dataset.theme = theme;
+  localStorage.setItem("theme", theme);
+}
+
+/** @type {import("./keys.js").Key[]} */
+const keys = [
+  { key: "/", name: "/", about: "search names and words", act: () => showSearch() },
+  { key: "n", name: "n", about: "new conversation", act: begin },
+  { key: "c", name: "c", about: "write a message", act: () => (conversation?.composer ?? beginning)?.focus() },
+  { key: "j", name: "j", about: "next message", act: () => conversation?.step(1) },
+  { key: "k", name: "k", about: "message before", act: () => conversation?.step(-1) },
+  { key: "o", name: "o", about: "unfold what the message has folded", act: () => conversation?.toggleFolds() },
+  { key: "t", name: "t", about: "the tree", act: () => conversation?.tree.toggle() },
+  { key: "J", name: "Shift J", about: "next session", act: () => openBeside(1) },
+  { key: "K", name: "Shift K", about: "session before", act: () => openBeside(-1) },
+  { key: "?", name: "?", about: "these keys", act: () => showKeys(keys) },
+];
+
+function showSearch() {
+  if (!find("side").offsetHeight) location.hash = "#/";
+  find("search").focus();
+  find("search").select();
+}
+
+/** @param {number} by */
+function openBeside(by) {
+  const row = list.beside(by);
+  if (row) location.hash = `#/session/${encodeURIComponent(row.session_id)}`;
+}
+
+async function start() {
+  find("sign-in").hidden = true;
+  find("app").hidden = false;
+  checkHealth();
+  await list.refresh();
+  await navigate();
+  events?.close();
+  events = new Live("v1/events", {}, { event: told, state: stateChanged });
+}
+
+async function main() {
+  whenSignedOut(askForToken);
+  list = new SessionList(() => {
+    if (document.body.dataset.view === "list") welcome();
+  });
+  files = listenForFiles((id) => {
+    list.refreshSoon();
+    if (id) location.hash = `#/session/${encodeURIComponent(id)}`;
+  });
+  startSearch();
+  listenToKeys(keys);
+  addEventListener("hashchange", () => {
+    if (location.hash.startsWith("#token=")) location.reload();
+    else navigate();
+  });
+  find("new").addEventListener("click", begin);
+  find("import").addEventListener("click", () => files.choose());
+  find("theme").addEventListener("click", toggleTheme);
+  find("keys").addEventListener("click", () => showKeys(keys));
+  find("sign-in").querySelector("form").addEventListener("submit", (/** @type {Event} */ event) => {
+    event.preventDefault();
+    signIn(find("token").value.trim());
+    attempt(start);
+  });
+  setInterval(checkHealth, HEALTH_MS);
+  await attempt(start);
+}
+
+main();

@@ -1,0 +1,272 @@
+// The part of a branch that is in the document: read a page at a time in both directions, and never more than a bounded
+// number of articles, so that a conversation can be scrolled without end.
+
+import { get, sessionPath } from "./api.js";
+import { make } from "./elements.js";
+import { fragment } from "./fragments.js";
+
+const PAGE = 40;
+const MOST = 400;
+const NEAR_PX = 900;
+const AT_END_PX = 60;
+
+/**
+ * @typedef {{entry_id: string, parent_id: string | null, sequence: number, last: number, html: string,
+ *   node: HTMLElement}} Article
+ */
+
+export class Articles {
+  /**
+   * @param {HTMLElement} scroll what is scrolled
+   * @param {string} id of the session
+   * @param {{made: (article: Article) => void, moved: () => void}} hooks `made` decorates a new article, `moved` is
+   *   called when the window has been scrolled or changed
+   */
+  constructor(scroll, id, hooks) {
+    this.scroll = scroll;
+    this.id = id;
+    this.hooks = hooks;
+    this.box = make("div", { class: "articles" });
+    this.start = make("p", { class: "start" });
+    this.scroll.append(this.start, this.box);
+    /** @type {Article[]} */
+    this.shown = [];
+    /** @type {number | null} the place of what comes before the first article */
+    this.behind = null;
+    this.later = false;
+    /** @type {string | null} the end of the branch that is shown; null: the leaf, wherever it goes */
+    this.end = null;
+    /** @type {string | null} */
+    this.leaf = null;
+    /** @type {Promise<void>} one change at a time */
+    this.turn = Promise.resolve();
+    this.isPaging = false;
+    this.scroll.addEventListener("scroll", () => this.scrolled(), { passive: true });
+  }
+
+  /**
+   * Show the end of a branch, or of what the conversation goes on from.
+   * @param {string | null} [end]
+   */
+  showEnd(end = null) {
+    return this.alone(async () => {
+      this.end = end;
+      this.replace(await this.page({ limit: PAGE }));
+      this.toEnd();
+    });
+  }
+
+  /**
+   * Show the place of an entry, wherever in the tree it is.
+   * @param {number} sequence
+   * @param {{entry: string, end: string} | null} [elsewhere] the entry, and the end of a branch through it, if it is
+   *   known not to be on the current one
+   */
+  async showPlace(sequence, elsewhere = null) {
+    const known = this.at(sequence);
+    if (known && (!elsewhere || elsewhere.end === this.end)) return this.point(known);
+    await this.alone(async () => {
+      this.end = elsewhere?.end ?? null;
+      let page = await this.page({ after: sequence - 1, limit: PAGE });
+      if (!elsewhere && !(page.articles[0]?.sequence <= sequence && sequence <= page.articles[0]?.last)) {
+        const [entry] = (await get(sessionPath(this.id, "entries"), { after: sequence - 1, limit: 1 })).entries;
+        if (entry) {
+          this.end = entry.id;
+          page = await this.page({ limit: PAGE });
+        }
+      }
+      this.replace(page);
+      await this.earlier();
+    });
+    const article = this.at(sequence) ?? this.shown.at(-1);
+    if (article) this.point(article);
+  }
+
+  /** Read what has come since, where the end is shown; what cannot be joined is shown anew. */
+  refresh() {
+    return this.alone(async () => {
+      if (this.end !== null) return;
+      if (this.later) return this.hooks.moved();
+      const wasAtEnd = this.isAtEnd;
+      const after = this.shown.at(-2)?.last;
+      if (after === undefined) {
+        this.replace(await this.page({ limit: PAGE }));
+      } else {
+        const page = await this.page({ after, limit: 200 });
+        if (page.behind !== after) this.replace(await this.page({ limit: PAGE }));
+        else this.join(page);
+      }
+      if (wasAtEnd) this.toEnd();
+      this.hooks.moved();
+    });
+  }
+
+  get isAtEnd() {
+    return !this.later && this.scroll.scrollHeight - this.scroll.scrollTop - this.scroll.clientHeight < AT_END_PX;
+  }
+
+  /** Whether a branch is shown that the conversation does not go on from. */
+  get isAside() {
+    return this.end !== null && this.end !== this.leaf;
+  }
+
+  toEnd() {
+    this.scroll.scrollTop = this.scroll.scrollHeight;
+  }
+
+  /** @param {number} sequence */
+  at(sequence) {
+    return this.shown.find((one) => one.sequence <= sequence && sequence <= one.last);
+  }
+
+  /** @param {string} entry */
+  of(entry) {
+    return this.shown.find((one) => one.entry_id === entry);
+  }
+
+  /** @param {Article} article */
+  point(article) {
+    for (const one of this.box.querySelectorAll(".chosen")) one.classList.remove("chosen");
+    article.node.classList.add("chosen");
+    const { node } = article;
+    node.scrollIntoView({ block: node.offsetHeight > this.scroll.clientHeight / 2 ? "start" : "center" });
+  }
+
+  // --- reading ---
+
+  /** @param {Record<string, any>} query */
+  async page(query) {
+    const page = await get(sessionPath(this.id, "articles"), { entry_id: this.end, ...query });
+    this.leaf = page.leaf_id;
+    return page;
+  }
+
+  /**
+   * @template T
+   * @param {() => Promise<T>} act
+   * @returns {Promise<T>}
+   */
+  alone(act) {
+    const done = this.turn.then(act);
+    this.turn = done.then(
+      () => {},
+      () => {},
+    );
+    return done;
+  }
+
+  scrolled() {
+    this.hooks.moved();
+    if (this.isPaging || !this.shown.length) return;
+    const { scrollTop, scrollHeight, clientHeight } = this.scroll;
+    const wanted = scrollTop < NEAR_PX && this.behind !== null ? () => this.earlier() : null;
+    const other = this.later && scrollHeight - scrollTop - clientHeight < NEAR_PX ? () => this.after() : null;
+    const act = wanted ?? other;
+    if (!act) return;
+    this.isPaging = true;
+    this.alone(act)
+      .catch(() => {})
+      .finally(() => {
+        this.isPaging = false;
+      });
+  }
+
+  /** The page before the first article. */
+  async earlier() {
+    const first = this.shown[0];
+    if (!first || this.behind === null) return;
+    const page = await this.page({ before: first.sequence, limit: PAGE });
+    const top = first.node.getBoundingClientRect().top;
+    const made = page.articles.map((/** @type {Article} */ one) => this.made(one));
+    this.box.prepend(...made.map((/** @type {Article} */ one) => one.node));
+    this.shown.unshift(...made);
+    this.behind = page.behind;
+    if (this.shown.length > MOST) {
+      for (const one of this.shown.splice(MOST)) one.node.remove();
+      this.later = true;
+    }
+    this.scroll.scrollTop += first.node.getBoundingClientRect().top - top;
+    this.tellStart();
+  }
+
+  /** The page after the last one. */
+  async after() {
+    const last = this.shown.at(-1);
+    if (!last) return;
+    const page = await this.page({ after: last.last, limit: PAGE });
+    if (page.behind !== last.last) return this.replace(await this.page({ limit: PAGE }));
+    this.join(page);
+    if (this.shown.length > MOST) {
+      const kept = this.shown[this.shown.length - MOST];
+      const top = kept.node.getBoundingClientRect().top;
+      for (const one of this.shown.splice(0, this.shown.length - MOST)) {
+        this.behind = one.last;
+        one.node.remove();
+      }
+      this.scroll.scrollTop += kept.node.getBoundingClientRect().top - top;
+      this.tellStart();
+    }
+  }
+
+  // --- changing what is in the document ---
+
+  /** @param {any} page */
+  replace(page) {
+    this.shown = page.articles.map((/** @type {Article} */ one) => this.made(one));
+    this.box.replaceChildren(...this.shown.map((one) => one.node));
+    this.behind = page.behind;
+    this.later = page.later;
+    this.tellStart();
+    this.hooks.moved();
+  }
+
+  /**
+   * Append what follows; an article that has changed, because its tools have answered, takes its own place.
+   * @param {any} page
+   */
+  join(page) {
+    this.later = page.later;
+    for (const fresh of page.articles) {
+      const at = this.shown.findIndex((one) => one.entry_id === fresh.entry_id);
+      if (at === -1) {
+        const made = this.made(fresh);
+        this.shown.push(made);
+        this.box.append(made.node);
+      } else if (this.shown[at].html !== fresh.html) {
+        const made = this.made(fresh);
+        keepOpen(this.shown[at].node, made.node);
+        this.shown[at].node.replaceWith(made.node);
+        this.shown[at] = made;
+      }
+    }
+  }
+
+  /**
+   * @param {Article} article
+   * @returns {Article}
+   */
+  made(article) {
+    const node = /** @type {HTMLElement} */ (fragment(article.html).firstElementChild);
+    node.tabIndex = -1;
+    const made = { ...article, node };
+    this.hooks.made(made);
+    return made;
+  }
+
+  tellStart() {
+    const isStart = this.behind === null && this.shown.length > 0;
+    this.start.textContent = isStart ? "The conversation begins here" : this.shown.length ? "Reading what came before…" : "";
+  }
+}
+
+/**
+ * What was unfolded stays so.
+ * @param {HTMLElement} old
+ * @param {HTMLElement} made
+ */
+function keepOpen(old, made) {
+  const folds = made.querySelectorAll("details");
+  old.querySelectorAll("details").forEach((fold, place) => {
+    if (folds[place]) folds[place].open = fold.open;
+  });
+}

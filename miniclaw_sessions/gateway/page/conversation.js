@@ -1,0 +1,237 @@
+// One conversation: its head, what was said, the answer under way, the chat box; it follows what others say there.
+
+import { articleMenu, rename, sessionMenu } from "./actions.js";
+import { get, sessionPath } from "./api.js";
+import { Articles } from "./articles.js";
+import { Composer } from "./composer.js";
+import { find, icon, iconButton, make } from "./elements.js";
+import { entryOf } from "./fragments.js";
+import { Live } from "./live.js";
+import { attempt } from "./notices.js";
+import { TreePanel } from "./tree.js";
+import { Turn } from "./turn.js";
+import { clockTime, compact, count, counted, moment, nameOf } from "./words.js";
+
+const TOLD_BY_TURN = new Set(["typing", "accepted", "text", "tool_started", "done", "stopped", "suspended", "error"]);
+
+export class Conversation {
+  /**
+   * @param {any} session as the API tells of it
+   * @param {{changed: () => void, gone: () => void}} hooks
+   */
+  constructor(session, hooks) {
+    this.session = session;
+    this.hooks = hooks;
+    this.id = session.session_id;
+    this.isClosed = false;
+    this.head = make("header", { class: "top" });
+    this.scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "What was said" });
+    this.articles = new Articles(this.scroll, this.id, { made: (article) => this.decorate(article), moved: () => this.moved() });
+    this.pending = make("div", { class: "pending", "aria-live": "polite" });
+    this.scroll.append(this.pending);
+    this.aside = make("p", { class: "aside", hidden: true });
+    this.toNewest = make("button", { type: "button", class: "newest", hidden: true, click: () => attempt(() => this.articles.showEnd()) }, icon("down"), make("span", {}, "Newest"));
+    this.turn = new Turn(this.pending, {
+      changed: () => {
+        if (this.wasAtEnd) this.articles.toEnd();
+        this.moved();
+      },
+      busy: (isBusy) => this.composer.setBusy(isBusy),
+    });
+    this.composer = new Composer(session, {
+      said: (text) => this.said(text),
+      saved: () => this.refresh(),
+      failed: (message) => this.turn.fail(message),
+    });
+    this.tree = new TreePanel(this);
+    this.root = make("div", { class: "conversation" }, this.head, this.aside, this.scroll, make("div", { class: "bottom" }, this.toNewest, this.composer.form));
+    this.scroll.addEventListener("click", (event) => this.clicked(event));
+    this.drawHead();
+  }
+
+  /**
+   * Show it.
+   * @param {number | null} place the sequence of an entry
+   */
+  async open(place) {
+    find("main").replaceChildren(this.root);
+    await (place === null ? this.articles.showEnd() : this.articles.showPlace(place));
+    if (this.isClosed) return;
+    const after = (await get(sessionPath(this.id))).entries;
+    if (this.isClosed) return;
+    this.live = new Live(sessionPath(this.id, "follow"), { after }, {
+      event: (kind, data) => this.told(kind, data),
+      state: (state) => this.stateChanged(state),
+      gone: (error) => error.status === 404 && this.hooks.gone(),
+    });
+    this.refresh();
+    this.tree.refreshSoon();
+  }
+
+  close() {
+    this.isClosed = true;
+    this.live?.close();
+    this.composer.close();
+    this.tree.close();
+  }
+
+  // --- what happens elsewhere ---
+
+  /**
+   * @param {string} kind
+   * @param {any} data
+   */
+  told(kind, data) {
+    if (kind === "gone") this.hooks.gone();
+    else if (kind === "entry") this.saved(data);
+    else if (TOLD_BY_TURN.has(kind)) this.turn.tell(kind, data);
+  }
+
+  /** @param {any} entry */
+  saved(entry) {
+    const role = entry.message?.role;
+    if (role && role !== "user") this.turn.saved();
+    if (entry.type === "label" || entry.type === "leaf" || this.tree.isOpen) this.tree.refreshSoon();
+    this.refresh();
+  }
+
+  /** @param {import("./live.js").LiveState} state */
+  stateChanged(state) {
+    this.root.classList.toggle("lost", state === "lost");
+    if (state === "lost") this.turn.reset();
+    if (state === "open") this.refresh();
+  }
+
+  /** Read what has come; several wishes at once are one. */
+  refresh() {
+    this.wish ||= Promise.resolve().then(async () => {
+      this.wish = null;
+      await attempt(async () => {
+        await this.articles.refresh();
+        this.session = await get(sessionPath(this.id));
+      });
+      if (this.isClosed) return;
+      const newest = this.articles.shown.at(-1)?.sequence ?? 0;
+      for (const said of this.pending.querySelectorAll(".said")) {
+        if (newest > Number(/** @type {HTMLElement} */ (said).dataset.after)) said.remove();
+      }
+      this.turn.settle();
+      this.drawHead();
+    });
+    return this.wish;
+  }
+
+  /** @type {Promise<void> | null} */
+  wish = null;
+
+  /** Whether the end was in sight before the last change. */
+  wasAtEnd = true;
+
+  // --- what is shown ---
+
+  drawHead() {
+    const { session } = this;
+    const { usage } = session;
+    document.title = nameOf(session);
+    const facts = [
+      session.channel,
+      counted(session.message_count, "message"),
+      usage.total_tokens ? `${compact(usage.total_tokens)} tokens` : "",
+      usage.cost ? `cost ${usage.cost.toFixed(usage.cost < 0.1 ? 4 : 2)}` : "",
+    ].filter(Boolean);
+    const about = make("p", { class: "facts", title: `${session.session_id}\n${count(usage.input_tokens)} tokens in, ${count(usage.output_tokens)} out` }, facts.join(" · "));
+    const title = make("h1", {}, make("button", { type: "button", class: "title", title: "Rename", click: () => rename(this) }, nameOf(session)));
+    this.head.replaceChildren(
+      make("a", { class: "icon back", href: "#/", "aria-label": "All sessions", title: "All sessions" }, icon("back")),
+      make("div", { class: "who" }, title, about),
+      make("span", { class: "lost-note", role: "status" }, this.root?.classList.contains("lost") ? "Connection lost. Trying again…" : ""),
+      iconButton("tree", "Tree (t)", () => this.tree.toggle()),
+      moreButton(this),
+    );
+  }
+
+  /** @param {import("./articles.js").Article} article */
+  decorate(article) {
+    const header = article.node.querySelector("header");
+    const button = iconButton("more", "What can be done from here", (event) => articleMenu(this, article, /** @type {HTMLElement} */ (event.currentTarget)));
+    button.setAttribute("aria-haspopup", "menu");
+    header?.append(button);
+    for (const time of article.node.querySelectorAll("time")) {
+      time.title = moment(time.dateTime);
+      time.textContent = clockTime(time.dateTime);
+    }
+    this.tree?.decorate(article);
+  }
+
+  moved() {
+    const { articles } = this;
+    this.wasAtEnd = articles.isAtEnd;
+    const isFar = articles.later || articles.scroll.scrollHeight - articles.scroll.scrollTop - articles.scroll.clientHeight > 600;
+    this.toNewest.hidden = !isFar && !articles.isAside;
+    const isAside = articles.isAside;
+    if (this.aside.hidden === !isAside) return;
+    this.aside.hidden = !isAside;
+    this.aside.replaceChildren(
+      "This branch was left. ",
+      make("button", { type: "button", click: () => attempt(() => this.articles.showEnd()) }, "Back to where the conversation goes on"),
+    );
+  }
+
+  /** @param {string} text */
+  said(text) {
+    const body = make("p", {}, text);
+    const after = this.articles.shown.at(-1)?.last ?? 0;
+    const article = make("article", { class: "user said", "data-after": after }, make("header", {}, make("a", {}, "User")), make("div", {}, body));
+    this.pending.prepend(article);
+    if (this.articles.end !== null || this.articles.later) attempt(() => this.articles.showEnd());
+    this.articles.toEnd();
+    return article;
+  }
+
+  /** @param {Event} event */
+  clicked(event) {
+    const link = /** @type {HTMLElement} */ (event.target).closest?.("a");
+    if (!link) return;
+    const entry = entryOf(link);
+    if (entry === null) return;
+    event.preventDefault();
+    attempt(() => this.goTo(entry));
+  }
+
+  /**
+   * Show an entry, wherever in the tree it is.
+   * @param {string} entry
+   */
+  async goTo(entry) {
+    const shown = this.articles.of(entry);
+    if (shown) return this.articles.point(shown);
+    await this.tree.show(entry);
+  }
+
+  /**
+   * Move the mark by some articles.
+   * @param {number} by
+   */
+  step(by) {
+    const { shown, scroll } = this.articles;
+    const marked = shown.findIndex((one) => one.node.classList.contains("chosen"));
+    const top = scroll.getBoundingClientRect().top;
+    const inView = shown.findIndex((one) => one.node.getBoundingClientRect().bottom > top + 40);
+    const article = shown[Math.min(Math.max(marked === -1 ? inView : marked + by, 0), shown.length - 1)];
+    if (article) this.articles.point(article);
+  }
+
+  /** Unfold everything in the marked article, or fold it. */
+  toggleFolds() {
+    const folds = [...this.scroll.querySelectorAll(".chosen details")];
+    const open = folds.some((fold) => !(/** @type {HTMLDetailsElement} */ (fold).open));
+    for (const fold of folds) /** @type {HTMLDetailsElement} */ (fold).open = open;
+  }
+}
+
+/** @param {Conversation} conversation */
+function moreButton(conversation) {
+  const button = iconButton("more", "More", () => sessionMenu(conversation, button));
+  button.setAttribute("aria-haspopup", "menu");
+  return button;
+}

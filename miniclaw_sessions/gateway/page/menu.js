@@ -1,0 +1,61 @@
+// A list of things that can be done, opened by a button: arrows move, Escape and a click elsewhere close it.
+
+import { make } from "./elements.js";
+
+/** @typedef {{text: string, act: () => void, danger?: boolean, hint?: string}} Choice */
+
+/**
+ * @param {HTMLElement} button
+ * @param {(Choice | null)[]} choices null draws a line
+ */
+export function openMenu(button, choices) {
+  const menu = make("div", { class: "menu", role: "menu", popover: "auto" });
+  for (const choice of choices) {
+    if (!choice) {
+      menu.append(make("hr"));
+      continue;
+    }
+    const act = () => {
+      menu.hidePopover();
+      choice.act();
+    };
+    const hint = choice.hint && make("span", { class: "hint" }, choice.hint);
+    menu.append(make("button", { type: "button", role: "menuitem", class: choice.danger ? "danger" : null, click: act }, choice.text, hint));
+  }
+  menu.addEventListener("keydown", (event) => move(menu, event));
+  menu.addEventListener("toggle", (event) => {
+    const isOpen = /** @type {ToggleEvent} */ (event).newState === "open";
+    button.setAttribute("aria-expanded", String(isOpen));
+    if (isOpen) return;
+    if (menu.contains(document.activeElement)) button.focus();
+    menu.remove();
+  });
+  document.body.append(menu);
+  menu.showPopover();
+  place(menu, button.getBoundingClientRect());
+  /** @type {HTMLElement} */ (menu.querySelector("button")).focus();
+}
+
+/**
+ * @param {HTMLElement} menu
+ * @param {DOMRect} beside
+ */
+function place(menu, beside) {
+  const { offsetWidth: width, offsetHeight: height } = menu;
+  const isBelow = beside.bottom + height + 12 < innerHeight || beside.top < height + 12;
+  menu.style.left = `${Math.max(8, Math.min(beside.right - width, innerWidth - width - 8))}px`;
+  menu.style.top = `${isBelow ? beside.bottom + 4 : beside.top - height - 4}px`;
+}
+
+/**
+ * @param {HTMLElement} menu
+ * @param {KeyboardEvent} event
+ */
+function move(menu, event) {
+  const items = [...menu.querySelectorAll("button")];
+  const at = items.indexOf(/** @type {any} */ (document.activeElement));
+  const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: items.length - 1 }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  items[(to + items.length) % items.length].focus();
+}

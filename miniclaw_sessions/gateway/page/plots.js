@@ -1,0 +1,119 @@
+// The daemon's numbers of the last hour as plots (uPlot, vendored); the daemon keeps the series, the page draws them.
+
+import { get } from "./api.js";
+import { make } from "./elements.js";
+import uPlot from "./vendor/uPlot.esm.js";
+
+const HEIGHT = 132;
+
+/**
+ * @typedef {{every_s: number, at: number[], appended: number[], commits: number[], commit_seconds: number[],
+ *   flush_seconds: number[], memory_bytes: number[], loop_delay_s: number[]}} Series
+ */
+
+/** @type {{name: string, unit: string, colour: string, values: (series: Series) => (number | null)[]}[]} */
+const PLOTS = [
+  { name: "Messages per minute", unit: "", colour: "--assistant", values: (series) => rates(series.appended, series.at, 60) },
+  { name: "Commit", unit: "ms", colour: "--user", values: (series) => ratios(series.commit_seconds, series.commits, 1000) },
+  { name: "Flush", unit: "ms", colour: "--summary", values: (series) => series.flush_seconds.map((one) => one * 1000) },
+  { name: "Memory", unit: "MB", colour: "--tool", values: (series) => series.memory_bytes.map((one) => one / 1e6) },
+  { name: "Delay of the event loop, worst", unit: "ms", colour: "--failed", values: (series) => series.loop_delay_s.map((one) => one * 1000) },
+];
+
+/**
+ * How much a count grew, for each step.
+ * @param {number[]} counts
+ * @param {number[]} at
+ * @param {number} factor
+ */
+function rates(counts, at, factor) {
+  return counts.map((one, place) => (place ? ((one - counts[place - 1]) * factor) / (at[place] - at[place - 1]) : null));
+}
+
+/**
+ * How much a sum grew for each that was counted; null where nothing was.
+ * @param {number[]} sums
+ * @param {number[]} counts
+ * @param {number} factor
+ */
+function ratios(sums, counts, factor) {
+  return sums.map((one, place) => {
+    const grown = place ? counts[place] - counts[place - 1] : 0;
+    return grown > 0 ? ((one - sums[place - 1]) * factor) / grown : null;
+  });
+}
+
+export class Plots {
+  constructor() {
+    this.box = make("div", { class: "plots" });
+    /** @type {{plot: uPlot, now: HTMLElement, frame: HTMLElement}[]} */
+    this.drawn = [];
+    this.observer = new ResizeObserver(() => this.fit());
+    this.observer.observe(this.box);
+  }
+
+  close() {
+    this.observer.disconnect();
+    for (const { plot } of this.drawn) plot.destroy();
+  }
+
+  async refresh() {
+    /** @type {Series} */
+    const series = await get("v1/statistics/series");
+    if (!this.drawn.length) this.draw();
+    PLOTS.forEach(({ values, unit, name }, place) => {
+      const found = values(series);
+      const { plot, now, frame } = this.drawn[place];
+      plot.setData([series.at, found]);
+      const newest = found.findLast((one) => one !== null);
+      now.textContent = newest === undefined || newest === null ? "" : `${rounded(newest)} ${unit}`;
+      frame.setAttribute("aria-label", `${name}: ${now.textContent || "nothing yet"}`);
+    });
+  }
+
+  draw() {
+    const ink = colour(this.box, "--faint");
+    const line = colour(this.box, "--line");
+    this.drawn = PLOTS.map((one) => {
+      const stroke = colour(this.box, one.colour);
+      const now = make("b");
+      const frame = make("div", { class: "plot", role: "img" });
+      this.box.append(make("figure", {}, make("figcaption", {}, one.name, now), frame));
+      const axis = { stroke: ink, font: "11px system-ui, sans-serif", grid: { stroke: line, width: 1 }, ticks: { show: false } };
+      const options = {
+        width: Math.max(frame.clientWidth, 120),
+        height: HEIGHT,
+        legend: { show: false },
+        cursor: { y: false, points: { size: 6 } },
+        scales: { y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, most > 0 ? most * 1.15 : 1] } },
+        axes: [{ ...axis, grid: { show: false }, space: 70 }, { ...axis, size: 44, space: 34, values: (/** @type {any} */ _, /** @type {number[]} */ marks) => marks.map(rounded) }],
+        series: [{}, { stroke, width: 1.6, fill: stroke.replace("rgb(", "rgba(").replace(")", ", 0.12)"), spanGaps: true, points: { show: false } }],
+      };
+      return { plot: new uPlot(/** @type {any} */ (options), [[], []], frame), now, frame };
+    });
+  }
+
+  fit() {
+    for (const { plot, frame } of this.drawn) plot.setSize({ width: Math.max(frame.clientWidth, 120), height: HEIGHT });
+  }
+}
+
+/** @param {number} value */
+function rounded(value) {
+  if (value >= 10_000) return `${Math.round(value / 1000)}k`;
+  return value >= 100 ? String(Math.round(value)) : String(Number(value.toPrecision(2)));
+}
+
+/**
+ * A colour of the page as the canvas wants it.
+ * @param {HTMLElement} box
+ * @param {string} name
+ */
+function colour(box, name) {
+  const probe = make("i");
+  probe.style.color = `var(${name})`;
+  box.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}

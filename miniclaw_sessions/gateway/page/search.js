@@ -1,0 +1,98 @@
+// Searching names and words: what is found stands in the place of the list.
+
+import { get } from "./api.js";
+import { find, make } from "./elements.js";
+import { counted, moment, nameOf, when } from "./words.js";
+
+const PAUSE_MS = 180;
+const NAMES = 8;
+const HITS = 30;
+
+/** Listen to the search box. */
+export function startSearch() {
+  const field = find("search");
+  const hits = find("hits");
+  const list = find("list");
+  let timer = 0;
+  /** @type {AbortController | null} */
+  let running = null;
+
+  const search = async () => {
+    running?.abort();
+    const query = field.value.trim();
+    hits.hidden = !query;
+    list.hidden = Boolean(query);
+    if (!query) return;
+    const asked = new AbortController();
+    running = asked;
+    const [names, said] = await Promise.all([
+      get("v1/sessions", { prefix: query, limit: NAMES, last_words: true }, asked.signal).catch(() => ({ sessions: [] })),
+      get("v1/search", { query, limit: HITS }, asked.signal).catch((error) => ({ results: [], note: error.message })),
+    ]);
+    if (asked.signal.aborted) return;
+    hits.replaceChildren(...shown(names.sessions, said));
+  };
+  field.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(search, PAUSE_MS);
+  });
+  field.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+    if (event.key === "Enter" || event.key === "ArrowDown") {
+      event.preventDefault();
+      hits.querySelector("a")?.[event.key === "Enter" ? "click" : "focus"]();
+    }
+    if (event.key === "Escape") {
+      field.value = "";
+      search();
+      field.blur();
+    }
+  });
+  hits.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+    if (event.key !== "ArrowDown" && event.key !== "ArrowUp") return;
+    const links = [...hits.querySelectorAll("a")];
+    const at = links.indexOf(/** @type {any} */ (document.activeElement)) + (event.key === "ArrowDown" ? 1 : -1);
+    event.preventDefault();
+    (at < 0 ? field : links[Math.min(at, links.length - 1)]).focus();
+  });
+}
+
+/**
+ * @param {any[]} names
+ * @param {{results: any[], next?: string | null, note?: string | null, behind?: number}} said
+ */
+function shown(names, said) {
+  const parts = [];
+  if (names.length) {
+    parts.push(make("h2", {}, "Sessions"));
+    for (const row of names) parts.push(sessionLink(row));
+  }
+  parts.push(make("h2", {}, said.results.length ? `${counted(said.results.length, "place")}${said.next ? " and more" : ""}` : "Nothing was said like this"));
+  if (said.note) parts.push(make("p", { class: "hint" }, said.note));
+  for (const hit of said.results) parts.push(hitLink(hit));
+  return parts;
+}
+
+/** @param {any} row */
+function sessionLink(row) {
+  return make(
+    "a",
+    { href: `#/session/${encodeURIComponent(row.session_id)}` },
+    make("b", {}, nameOf(row)),
+    make("span", { class: "where" }, row.channel),
+    make("span", { class: "snippet" }, row.last_words ?? ""),
+  );
+}
+
+/** @param {any} hit */
+function hitLink(hit) {
+  const pieces = hit.snippet.map((/** @type {any} */ piece) => (piece.match ? make("mark", {}, piece.text) : piece.text));
+  const who = hit.role === "title" ? "title" : (hit.author ?? hit.role.replace("_", " "));
+  return make(
+    "a",
+    { href: `#/session/${encodeURIComponent(hit.session_id)}/${hit.sequence}` },
+    make("b", {}, who),
+    make("span", { class: "where" }, `${hit.channel} · ${hit.chat_id}`),
+    make("time", { title: moment(hit.said_at) }, when(hit.said_at)),
+    make("span", { class: "snippet" }, ...pieces),
+  );
+}

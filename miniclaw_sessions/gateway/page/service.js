@@ -1,0 +1,108 @@
+// How the daemon is: whether everything is saved, what was lost, its numbers as plots, backups.
+
+import { Refused, get, send } from "./api.js";
+import { askText } from "./dialogs.js";
+import { icon, make } from "./elements.js";
+import { attempt, notify } from "./notices.js";
+import { counted, count, duration, moment } from "./words.js";
+
+const AGAIN_MS = 5_000;
+
+export class ServiceView {
+  /** @param {HTMLElement} main */
+  constructor(main) {
+    document.title = "Service";
+    this.tiles = make("dl", { class: "tiles" });
+    this.state = make("section", {});
+    this.more = make("section", {});
+    const head = make("header", { class: "top" }, make("a", { class: "icon back", href: "#/", "aria-label": "All sessions" }, icon("back")), make("div", { class: "who" }, make("h1", {}, "Service")));
+    main.replaceChildren(make("div", { class: "page" }, head, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Service" }, this.state, this.tiles, this.more)));
+    this.timer = setInterval(() => this.refresh(), AGAIN_MS);
+    this.drawUpkeep();
+    this.refresh();
+  }
+
+  close() {
+    clearInterval(this.timer);
+  }
+
+  async refresh() {
+    await attempt(async () => {
+      const [health, numbers] = await Promise.all([this.health(), get("v1/statistics")]);
+      this.drawState(health);
+      this.drawTiles(health, numbers);
+    });
+  }
+
+  /** Whether it is well is told with 503 where it is not. */
+  async health() {
+    try {
+      return await get("health");
+    } catch (error) {
+      if (error instanceof Refused && error.status === 503) return { status: "failing", problems: [error.message], losses: [] };
+      throw error;
+    }
+  }
+
+  /** @param {any} health */
+  drawState(health) {
+    const isWell = health.status === "ok";
+    const losses = health.losses.length > 0 && [
+      make("h2", {}, "Losses"),
+      make("ul", {}, ...health.losses.map((/** @type {string} */ one) => make("li", {}, one))),
+      make("button", { type: "button", click: () => this.act("v1/losses/acknowledge", (reply) => `${counted(reply.acknowledged, "session")} acknowledged.`) }, "Acknowledge"),
+    ];
+    this.state.replaceChildren(
+      make("p", { class: isWell ? "state ok" : "state failing" }, isWell ? "Messages are accepted and saved." : "Something is wrong."),
+      make("ul", { class: "problems" }, ...health.problems.map((/** @type {string} */ one) => make("li", {}, one))),
+      ...(losses || []),
+    );
+  }
+
+  /**
+   * @param {any} health
+   * @param {any} numbers
+   */
+  drawTiles(health, numbers) {
+    const tiles = [
+      ["Sessions", count(numbers.sessions), `${count(numbers.cached)} in memory`],
+      ["Messages since the start", count(numbers.appended), `${count(numbers.unsaved_entries)} on their way to the disk`],
+      ["Store", numbers.store, numbers.store_state],
+      ["Up for", health.uptime_s === undefined ? "…" : duration(health.uptime_s), health.version ? `version ${health.version}` : ""],
+      ["Last flush", `${Math.round(numbers.last_flush_seconds * 1000)} ms`, `${count(numbers.snapshots_written)} files written`],
+      ["Quarantine", count(numbers.quarantined), numbers.quarantined ? "damaged files were set aside" : "nothing was damaged"],
+    ];
+    this.tiles.replaceChildren(...tiles.map(([name, value, about]) => make("div", {}, make("dt", {}, name), make("dd", {}, make("b", {}, value), make("span", {}, about)))));
+  }
+
+  drawUpkeep() {
+    const buttons = make(
+      "div",
+      { class: "buttons start" },
+      make("button", { type: "button", click: () => this.backUp() }, "Make a backup…"),
+      make("button", { type: "button", click: () => this.act("v1/check", (reply) => (reply.sound ? `Sound: ${counted(reply.entries, "entry", "entries")} of ${counted(reply.sessions, "session")}.` : `Not sound: ${reply.problems.join("; ")}`)) }, "Check everything"),
+      make("button", { type: "button", click: () => this.act("v1/flush", (reply) => `${counted(reply.written, "file")} written.`) }, "Write all files now"),
+    );
+    this.more.replaceChildren(make("h2", {}, "Upkeep"), buttons);
+  }
+
+  /**
+   * @param {string} path
+   * @param {(reply: any) => string} told
+   */
+  act(path, told) {
+    return attempt(async () => {
+      notify(told(await send("POST", path)));
+      await this.refresh();
+    });
+  }
+
+  async backUp() {
+    const directory = await askText({ title: "Make a backup", label: "Directory on the server, by its whole path", value: "", confirm: "Back up", required: true, hint: "It must not be there yet, or be empty. The daemon goes on meanwhile." });
+    if (!directory) return;
+    await attempt(async () => {
+      const made = await send("POST", "v1/backup", { directory: directory.trim() });
+      notify(`${counted(made.sessions, "session")} copied to ${made.directory}, as of ${moment(made.made_at)}.`);
+    });
+  }
+}

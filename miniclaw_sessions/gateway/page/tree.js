@@ -1,0 +1,138 @@
+// The tree beside the conversation: the server's nested list, what its labels and parting ways add to the articles, and
+// which branch an entry is on.
+
+import { get, sessionPath } from "./api.js";
+import { find, iconButton, make } from "./elements.js";
+import { entryOf, fragment } from "./fragments.js";
+import { attempt } from "./notices.js";
+
+const SOON_MS = 350;
+const WIDE = matchMedia("(min-width: 72rem)");
+
+/** @typedef {import("./articles.js").Article} Article */
+
+export class TreePanel {
+  /** @param {import("./conversation.js").Conversation} conversation */
+  constructor(conversation) {
+    this.conversation = conversation;
+    this.panel = find("tree");
+    /** @type {any} */
+    this.outline = { labels: {}, ways: {}, tips: {}, leaf_id: null };
+    /** @type {Map<string, HTMLAnchorElement>} */
+    this.links = new Map();
+    this.list = make("div", { class: "tree branches", id: "branches" });
+    this.list.addEventListener("click", (event) => this.clicked(event));
+    this.isClosed = false;
+    this.timer = 0;
+    this.panel.replaceChildren(make("header", {}, make("h2", {}, "Tree"), iconButton("close", "Close the tree (t)", () => this.toggle(false))), this.list);
+    this.panel.hidden = !(WIDE.matches && localStorage.getItem("tree") === "open");
+  }
+
+  close() {
+    this.isClosed = true;
+    clearTimeout(this.timer);
+    this.panel.hidden = true;
+    this.panel.replaceChildren();
+  }
+
+  get isOpen() {
+    return !this.panel.hidden;
+  }
+
+  /** @param {boolean} [isOpen] */
+  toggle(isOpen = !this.isOpen) {
+    this.panel.hidden = !isOpen;
+    localStorage.setItem("tree", isOpen ? "open" : "closed");
+    if (isOpen) attempt(() => this.refresh());
+  }
+
+  refreshSoon() {
+    this.timer ||= setTimeout(() => {
+      this.timer = 0;
+      if (!this.isClosed) attempt(() => this.refresh());
+    }, SOON_MS);
+  }
+
+  async refresh() {
+    const outline = await get(sessionPath(this.conversation.id, "outline"));
+    if (this.isClosed) return;
+    this.outline = outline;
+    const top = this.list.scrollTop;
+    this.list.replaceChildren(fragment(outline.html));
+    this.links = new Map();
+    for (const link of this.list.querySelectorAll("a")) this.links.set(entryOf(link) ?? "", link);
+    for (const article of this.conversation.articles.shown) this.decorate(article);
+    this.list.scrollTop = top;
+    if (!top) this.list.querySelector(".here")?.scrollIntoView({ block: "center" });
+  }
+
+  /** @param {string} entry */
+  labelOf(entry) {
+    return this.outline.labels[entry] ?? "";
+  }
+
+  /**
+   * Show the label of an article, and the ways that part there.
+   * @param {Article} article
+   */
+  decorate({ node, entry_id }) {
+    const label = this.labelOf(entry_id);
+    node.querySelector(":scope > header > .label")?.remove();
+    if (label) node.querySelector(":scope > header > a")?.after(make("span", { class: "label" }, label));
+    node.querySelector(":scope > nav.ways")?.remove();
+    const ways = this.outline.ways[entry_id];
+    if (ways) node.append(this.ways(ways));
+  }
+
+  /** @param {string[]} entries */
+  ways(entries) {
+    const items = entries.map((entry) => {
+      const link = this.links.get(entry);
+      const isTaken = link?.parentElement?.classList.contains("on");
+      const words = link?.lastChild?.textContent ?? "";
+      return make("li", {}, make("a", { href: link?.getAttribute("href"), class: isTaken ? "taken" : null }, make("b", {}, link?.title ?? ""), ` ${words}`));
+    });
+    return make("nav", { class: "ways", "aria-label": "Ways on from here" }, make("p", {}, `${entries.length} ways on from here`), make("ul", {}, ...items));
+  }
+
+  /** @param {Event} event */
+  clicked(event) {
+    const link = /** @type {HTMLElement} */ (event.target).closest?.("a");
+    if (!link) return;
+    event.preventDefault();
+    if (!WIDE.matches) this.toggle(false);
+    attempt(() => this.go(link));
+  }
+
+  /** @param {string} entry */
+  async show(entry) {
+    if (!this.links.has(entry)) await this.refresh();
+    const link = this.links.get(entry);
+    if (link) await this.go(link);
+  }
+
+  /** @param {HTMLAnchorElement} link */
+  async go(link) {
+    for (const one of this.list.querySelectorAll(".chosen")) one.classList.remove("chosen");
+    link.classList.add("chosen");
+    for (let fold = link.closest("details"); fold; fold = fold.parentElement?.closest("details") ?? null) fold.open = true;
+    const sequence = Number(link.dataset.n);
+    const isCurrent = link.closest("li")?.classList.contains("on");
+    const entry = entryOf(link) ?? "";
+    const { articles } = this.conversation;
+    if (isCurrent && articles.end !== null) await articles.showEnd();
+    await articles.showPlace(sequence, isCurrent ? null : { entry, end: this.tipOf(link) });
+  }
+
+  /**
+   * The end of the branch that an entry of the tree is on.
+   * @param {HTMLAnchorElement} link
+   */
+  tipOf(link) {
+    let list = link.closest("ol");
+    while (list?.parentElement?.closest("li")?.classList.contains("fold")) list = list.parentElement.closest("li")?.closest("ol") ?? null;
+    const first = list?.querySelector("a");
+    const begin = first ? entryOf(first) : null;
+    return (begin !== null && this.outline.tips[begin]) || (entryOf(link) ?? "");
+  }
+}

@@ -1,0 +1,106 @@
+// An answer while it is made: its words as they come, its tools as they run. What is saved replaces it.
+
+import { make } from "./elements.js";
+
+const ENDS = new Set(["done", "stopped", "suspended", "error"]);
+
+export class Turn {
+  /**
+   * @param {HTMLElement} box where it is shown
+   * @param {{changed: () => void, busy: (isBusy: boolean) => void}} hooks
+   */
+  constructor(box, hooks) {
+    this.box = box;
+    this.hooks = hooks;
+    this.isRunning = false;
+    /** @type {HTMLElement | null} */
+    this.article = null;
+    /** @type {Text | null} */
+    this.text = null;
+  }
+
+  /**
+   * Something happened, by the names of /v1/chat.
+   * @param {string} kind
+   * @param {any} data
+   */
+  tell(kind, data) {
+    if (ENDS.has(kind)) {
+      this.end();
+      if (kind === "error") this.fail(data.message);
+      return;
+    }
+    if (kind === "typing" || kind === "accepted") this.begin();
+    else if (kind === "text") this.say(data.text);
+    else if (kind === "tool_started") this.use(data);
+    else return;
+    this.hooks.changed();
+  }
+
+  /** An entry was saved: what was said of it here is shown by its article from now on. */
+  saved() {
+    for (const old of this.box.querySelectorAll("[data-live]")) old.classList.add("saved");
+    this.text = null;
+  }
+
+  /** The saved articles are in the document. */
+  settle() {
+    for (const old of this.box.querySelectorAll(".saved")) old.remove();
+  }
+
+  begin() {
+    if (this.isRunning) return;
+    this.isRunning = true;
+    this.box.querySelector(".failed")?.remove();
+    this.article = make(
+      "article",
+      { class: "assistant running", "aria-busy": "true" },
+      make("header", {}, make("a", {}, "Assistant"), make("span", { class: "about" }, make("span", { class: "typing", role: "img", "aria-label": "is answering" }, make("i"), make("i"), make("i")))),
+      make("div"),
+    );
+    this.box.append(this.article);
+    this.hooks.busy(true);
+  }
+
+  /** @param {string} words */
+  say(words) {
+    this.begin();
+    if (!this.text) {
+      this.text = document.createTextNode("");
+      this.article?.lastElementChild?.append(make("p", { "data-live": true }, this.text));
+    }
+    this.text.appendData(words);
+  }
+
+  /** @param {{name: string, arguments: string}} call */
+  use(call) {
+    this.begin();
+    this.text = null;
+    const line = make("p", { class: "using", "data-live": true }, make("b", {}, call.name), " ", make("span", {}, call.arguments === "{}" ? "" : call.arguments));
+    this.article?.lastElementChild?.append(line);
+  }
+
+  end() {
+    const wasRunning = this.isRunning;
+    this.isRunning = false;
+    this.text = null;
+    const article = this.article;
+    this.article = null;
+    if (!article) return;
+    article.classList.add("saved");
+    article.querySelector(".about")?.remove();
+    if (wasRunning) this.hooks.busy(false);
+    this.hooks.changed();
+  }
+
+  /** @param {string} message */
+  fail(message) {
+    this.box.append(make("p", { class: "failed", role: "alert" }, message));
+  }
+
+  /** Forget it: the stream was cut off, and tells anew what is under way. */
+  reset() {
+    this.end();
+    this.box.replaceChildren();
+  }
+}

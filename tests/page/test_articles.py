@@ -1,0 +1,182 @@
+"""What the page shows of a conversation: pages of articles that fit together, and the tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miniclaw_sessions.api.context import Context
+from miniclaw_sessions.api.error_table import RequestError
+from miniclaw_sessions.api.fragments import ShowArticles, show_articles, show_outline
+from miniclaw_sessions.api.sessions import ListSessions, OneSession, list_sessions
+from miniclaw_sessions.api.shapes import ArticlesReply, OutlineReply
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.messages import Message, ToolCall
+from miniclaw_sessions.session import Session
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
+    async with SessionManager(tmp_path, settings=SessionSettings(store="memory:")) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def session(manager: SessionManager) -> Session:
+    return await manager.get_or_create("demo", "1")
+
+
+async def articles(manager: SessionManager, **query: Any) -> ArticlesReply:
+    reply = await show_articles.handler(Context(manager), ShowArticles(session_id="demo_1", **query))
+    assert isinstance(reply, ArticlesReply)
+    return reply
+
+
+async def outline(manager: SessionManager) -> OutlineReply:
+    reply = await show_outline.handler(Context(manager), OneSession("demo_1"))
+    assert isinstance(reply, OutlineReply)
+    return reply
+
+
+def words(reply: ArticlesReply) -> list[str]:
+    """What each article says, without its markup."""
+    return [
+        re.sub(r"\s+", " ", re.sub(r"<header>.*?</header>|<[^>]+>", " ", one.html)).strip() for one in reply.articles
+    ]
+
+
+async def said(session: Session, *texts: str) -> None:
+    for text in texts:
+        await session.add_message(Message.user(text))
+
+
+async def with_call(session: Session, name: str, result: str) -> None:
+    call = ToolCall(f"call-{name}", name, "{}")
+    await session.add_message(Message.assistant("", (call,)))
+    await session.add_message(Message.tool_result(call, result))
+
+
+async def test_the_newest_articles_come_first_and_pages_before_them_join_without_a_gap(
+    manager: SessionManager, session: Session
+) -> None:
+    texts = [f"message {number}" for number in range(25)]
+    await said(session, *texts)
+    page = await articles(manager, limit=10)
+    found = words(page)
+    assert found == texts[-10:]
+    while page.behind is not None:
+        before = page.articles[0].sequence
+        page = await articles(manager, limit=10, before=before)
+        assert page.articles[-1].last < before
+        found = words(page) + found
+    assert found == texts
+
+
+async def test_pages_after_a_place_join_without_a_gap(manager: SessionManager, session: Session) -> None:
+    texts = [f"message {number}" for number in range(25)]
+    await said(session, *texts)
+    page = await articles(manager, limit=10, after=0)
+    found = words(page)
+    while page.later:
+        last = page.articles[-1].last
+        page = await articles(manager, limit=10, after=last)
+        assert page.behind == last
+        found += words(page)
+    assert found == texts
+
+
+async def test_a_call_and_its_result_are_one_article_on_whatever_page(
+    manager: SessionManager, session: Session
+) -> None:
+    for number in range(6):
+        await said(session, f"question {number}")
+        await with_call(session, f"tool{number}", f"result {number}")
+    whole = await articles(manager, limit=100)
+    assert len(whole.articles) == 12
+    for limit in (1, 2, 3, 5):
+        page = await articles(manager, limit=limit)
+        found = page.articles
+        while page.behind is not None:
+            page = await articles(manager, limit=limit, before=found[0].sequence)
+            found = page.articles + found
+        assert [one.html for one in found] == [one.html for one in whole.articles]
+
+
+async def test_what_is_asked_for_in_the_midst_of_a_call_begins_with_the_call(
+    manager: SessionManager, session: Session
+) -> None:
+    await said(session, "question")
+    await with_call(session, "tool", "the result")
+    call = (await articles(manager)).articles[-1]
+    page = await articles(manager, after=call.last - 1)
+    assert [one.entry_id for one in page.articles] == [call.entry_id]
+    assert "the result" in page.articles[0].html
+
+
+async def test_a_branch_that_was_left_is_shown_by_its_end_and_paged_back_on_itself(
+    manager: SessionManager, session: Session
+) -> None:
+    await said(session, "root", "left one", "left two")
+    left = session.leaf_id
+    root = (await articles(manager)).articles[0].entry_id
+    await session.tree.branch(root, then=[Message.user("taken")])
+    assert words(await articles(manager)) == ["root", "taken"]
+    page = await articles(manager, entry_id=left, limit=1)
+    assert words(page) == ["left two"]
+    assert words(await articles(manager, before=page.articles[0].sequence)) == ["root", "left one"]
+
+
+async def test_the_outline_names_labels_ways_and_the_ends_of_what_was_left(
+    manager: SessionManager, session: Session
+) -> None:
+    await said(session, "root", "left one", "left two")
+    left = session.leaf_id
+    first = (await articles(manager)).articles
+    await session.tree.branch(first[0].entry_id, then=[Message.user("taken")])
+    await session.tree.set_label(first[1].entry_id, "a mark")
+    found = await outline(manager)
+    taken = (await articles(manager)).articles[-1].entry_id
+    assert found.labels == {first[1].entry_id: "a mark"}
+    assert found.ways == {first[0].entry_id: [first[1].entry_id, taken]}
+    assert found.tips == {first[1].entry_id: left}
+    assert found.html.count("<li") == 4
+
+
+async def test_what_somebody_wrote_is_no_markup_in_articles_and_outline(
+    manager: SessionManager, session: Session
+) -> None:
+    hostile = '<img src=x onerror="alert(1)"><script>alert(1)</script>'
+    await said(session, hostile)
+    await session.tree.set_label((await articles(manager)).articles[0].entry_id, hostile)
+    html = (await articles(manager)).articles[0].html + (await outline(manager)).html
+    assert "<img" not in html
+    assert "<script" not in html
+    assert "&lt;script&gt;" in html
+
+
+async def test_before_and_after_together_are_refused(manager: SessionManager, session: Session) -> None:
+    await said(session, "x")
+    with pytest.raises(RequestError):
+        await articles(manager, before=1, after=1)
+
+
+async def test_the_list_says_how_the_newest_words_begin_where_that_is_asked_for(
+    manager: SessionManager, session: Session
+) -> None:
+    await said(session, "first", "last\nwords")
+    await with_call(session, "tool", "result")
+    await manager.get_or_create("demo", "2")
+    found = {}
+    for wanted in (False, True):
+        stream: Any = await list_sessions.handler(Context(manager), ListSessions(last_words=wanted))
+        found[wanted] = b"".join([piece async for piece in stream.chunks])
+    assert b"last_words" in found[True]
+    assert b'"last_words":"\xe2\x86\x92 tool' in found[True]
+    assert b'"last_words":"' not in found[False]

@@ -1,0 +1,136 @@
+"""Talking on the page: in a real browser, with a real daemon that is killed meanwhile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.page.model import PATIENCE_S, ModelService
+from tests.page.served import TOKEN, PageDaemon
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.proof
+OpenPage = Callable[..., "Page"]
+
+
+def say(page: Page, text: str) -> None:
+    page.get_by_role("textbox", name="Write a message").fill(text)
+    page.keyboard.press("Enter")
+
+
+def see(page: Page, *texts: str) -> None:
+    """What is shown of the conversation, article by article."""
+    from playwright.sync_api import expect  # noqa: PLC0415 - the round does not install it
+
+    articles = page.locator(".conversation article > div")
+    expect(articles).to_have_text([re.compile(re.escape(text)) for text in texts], timeout=30_000)
+
+
+def test_the_token_is_taken_out_of_the_address_and_a_form_asks_where_there_is_none(
+    open_page: OpenPage, daemon: PageDaemon, complaints: list[str]
+) -> None:
+    page = open_page(signed_in=False)
+    page.get_by_label("Token").fill("not the token of this daemon")
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("alert").get_by_text("does not know this token").wait_for()
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("heading", name="Nothing here yet").wait_for()
+    assert TOKEN not in page.url
+    page.goto(f"{daemon.address}/#token={TOKEN}")
+    page.wait_for_url(f"{daemon.address}/#/")
+    assert complaints == []
+
+
+def test_what_is_said_is_answered_and_the_answer_streams(open_page: OpenPage, model: ModelService) -> None:
+    page = open_page()
+    page.get_by_role("button", name="New conversation").first.click()
+    say(page, "slowly now")
+    assert model.waiting.wait(PATIENCE_S)
+    page.locator(".running").get_by_text("You said **slowly").wait_for()
+    assert page.locator("article.assistant:not(.running)").count() == 0
+    model.gate.set()
+    see(page, "slowly now", "You said slowly now, and I heard it.")
+    page.locator("article.assistant strong").wait_for()
+    assert page.locator(".running").count() == 0
+    model.gate.clear()
+    page.locator("#list li").get_by_text("slowly now", exact=True).wait_for()
+
+
+def test_an_answer_is_stopped_and_what_was_said_of_it_stays(
+    open_page: OpenPage, daemon: PageDaemon, model: ModelService
+) -> None:
+    daemon.say("demo_stop", "hello")
+    page = open_page("#/session/demo_stop")
+    see(page, "hello")
+    say(page, "slowly stop")
+    assert model.waiting.wait(PATIENCE_S)
+    page.locator(".running").get_by_text("You said **slowly").wait_for()
+    page.get_by_role("button", name="Stop the answer").click()
+    page.get_by_role("button", name="Stop the answer").wait_for(state="hidden")
+    see(page, "hello", "slowly stop", "You said **slowly")
+    page.locator("article.assistant").get_by_text("aborted").wait_for()
+    model.gate.set()
+    say(page, "and again")
+    see(page, "hello", "slowly stop", "You said **slowly", "and again", "You said and again")
+    model.gate.clear()
+
+
+def test_a_tool_call_is_folded_with_its_result(open_page: OpenPage, daemon: PageDaemon) -> None:
+    daemon.say("demo_tool", "hello")
+    page = open_page("#/session/demo_tool")
+    see(page, "hello")
+    say(page, "calculate 6*7")
+    page.get_by_text("It is 42").wait_for()
+    call = page.locator("details.call")
+    assert not call.locator("pre").first.is_visible()
+    call.locator("summary").click()
+    call.get_by_text("42", exact=True).wait_for()
+
+
+def test_what_another_client_says_arrives(open_page: OpenPage, daemon: PageDaemon) -> None:
+    daemon.say("demo_two", "from the beginning")
+    page = open_page("#/session/demo_two")
+    see(page, "from the beginning")
+    daemon.say("demo_two", "from elsewhere")
+    see(page, "from the beginning", "from elsewhere")
+    daemon.say("demo_other", "somewhere else")
+    page.locator("#list li").get_by_text("somewhere else").wait_for()
+
+
+def test_the_page_goes_on_after_the_daemon_was_killed_with_nothing_missing_and_nothing_twice(
+    open_page: OpenPage, daemon: PageDaemon
+) -> None:
+    daemon.say("demo_kill", "before")
+    page = open_page("#/session/demo_kill")
+    see(page, "before")
+    daemon.kill()
+    page.get_by_text("Connection lost").wait_for()
+    say(page, "said while it was away")
+    daemon.start()
+    see(page, "before", "said while it was away", "You said said while it was away")
+    daemon.say("demo_kill", "and after")
+    see(page, "before", "said while it was away", "You said said while it was away", "and after")
+    asked = [one["content"] for one in daemon.ask("GET", "/v1/sessions/demo_kill/messages")["messages"]]
+    assert asked.count("said while it was away") == 1
+    page.get_by_text("Connection lost").wait_for(state="hidden")
+
+
+def test_an_answer_goes_on_where_the_daemon_is_killed_in_its_midst(
+    open_page: OpenPage, daemon: PageDaemon, model: ModelService
+) -> None:
+    daemon.say("demo_midst", "before")
+    page = open_page("#/session/demo_midst")
+    see(page, "before")
+    say(page, "slowly")
+    assert model.waiting.wait(PATIENCE_S)
+    daemon.kill()
+    model.gate.set()
+    daemon.start()
+    see(page, "before", "slowly", "You said slowly, and I heard it.")
+    model.gate.clear()

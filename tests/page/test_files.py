@@ -1,0 +1,66 @@
+"""The page's files: what the gateway sends with them, that nothing in them could not run, and what is not our own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from miniclaw_sessions.gateway import page
+from miniclaw_sessions.gateway.page import page_files
+
+FOLDER = Path(str(files(page)))
+SCRIPTS = sorted(FOLDER.glob("*.js"))
+VENDORED = {  # uPlot 1.6.32, MIT: the files of its published package, unchanged
+    "uPlot.esm.js": "5dd9b3281aa64b461b42d9945f6adb2649d346502b12281a9ae0d46599a80eba",
+    "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+    "uPlot.LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
+}
+
+
+def test_what_is_not_our_own_is_what_was_published_and_has_its_licence() -> None:
+    found = {file.name: sha256(file.read_bytes()).hexdigest() for file in (FOLDER / "vendor").iterdir()}
+    assert found == VENDORED
+
+
+def test_the_page_names_only_files_that_are_served_and_no_other_server() -> None:
+    index = page_files()["/"].body.decode()
+    named = re.findall(r'(?:src|href)="(?!#)([^"]+)"', index)
+    assert named
+    assert {f"/{name}" for name in named} <= page_files().keys()
+    for script in SCRIPTS:
+        for name in re.findall(r'from "\./([^"]+)"', script.read_text()):
+            assert f"/page/{name}" in page_files(), script.name
+
+
+def test_every_script_is_served_and_reached() -> None:
+    texts = [page_files()["/"].body.decode(), *(script.read_text() for script in SCRIPTS)]
+    for script in SCRIPTS:
+        assert any(f"/{script.name}" in text for text in texts), f"nobody loads {script.name}"
+
+
+def test_nothing_in_the_page_is_inline_where_the_policy_would_refuse_it() -> None:
+    index = page_files()["/"].body.decode()
+    assert not re.search(r"\son\w+=|\sstyle=|<style|javascript:", index)
+    assert not re.search(r"<script(?![^>]*\bsrc=)", index)
+
+
+def test_text_becomes_markup_in_one_place() -> None:
+    sinks = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|\beval\b"
+    )
+    assert [script.name for script in SCRIPTS if sinks.search(script.read_text())] == ["fragments.js"]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+def test_every_script_can_be_parsed(tmp_path: Path) -> None:
+    for script in SCRIPTS:
+        (tmp_path / f"{script.stem}.mjs").write_bytes(script.read_bytes())
+    command = "for file in *.mjs; do node --check $file || exit 1; done"
+    checked = subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr

@@ -1,0 +1,169 @@
+"""Sessions on the page: the list, searching, renaming, the tree, importing, deleting; in a real browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.page.served import PageDaemon
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.proof
+OpenPage = Callable[..., "Page"]
+
+
+def menu(page: Page, article: str, choice: str) -> None:
+    """Choose something from the menu of the article that says this."""
+    found = page.locator(".conversation article").filter(has_text=article).first
+    found.hover()
+    found.get_by_role("button", name="What can be done from here").click()
+    page.get_by_role("menuitem", name=choice).click()
+
+
+def answer(page: Page, text: str, button: str) -> None:
+    page.locator("dialog").locator("input, textarea").first.fill(text)
+    page.locator("dialog").get_by_role("button", name=button, exact=True).click()
+
+
+def test_a_session_is_found_by_its_words_and_by_its_name(open_page: OpenPage, daemon: PageDaemon) -> None:
+    daemon.say("search_here", *(f"filler {number}" for number in range(120)), "a needle <b>in</b> hay")
+    daemon.say("search_here", *(f"more {number}" for number in range(120)))
+    page = open_page()
+    page.keyboard.press("/")
+    page.keyboard.type("needle")
+    page.locator("#hits mark").get_by_text("needle").wait_for()
+    page.keyboard.press("Enter")
+    page.locator("article.chosen").get_by_text("a needle <b>in</b> hay").wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("search_h")
+    page.locator("#hits b").get_by_text("here").first.wait_for()
+    page.keyboard.press("Escape")
+    page.locator("#list").wait_for()
+
+
+def test_a_conversation_is_scrolled_back_without_end(open_page: OpenPage, daemon: PageDaemon) -> None:
+    from playwright.sync_api import expect  # noqa: PLC0415 - the round does not install it
+
+    texts = [f"line {number}" for number in range(1, 951)]
+    daemon.say("scroll_back", *texts)
+    page = open_page("#/session/scroll_back")
+    page.get_by_text("line 950", exact=True).wait_for()
+    articles = page.locator(".conversation article > div")
+    seen = set(articles.all_inner_texts())
+    while "line 1" not in seen:
+        first = articles.first.inner_text()
+        page.locator(".conversation .scroll").evaluate("one => { one.scrollTop = 0; }")
+        expect(articles.first).not_to_have_text(first)
+        seen.update(articles.all_inner_texts())
+    assert seen == set(texts)
+    assert page.locator(".conversation article").count() <= 440
+    page.get_by_role("button", name="Newest").click()
+    page.get_by_text("line 950", exact=True).wait_for()
+
+
+def test_a_session_is_renamed_in_its_head_and_in_the_list(open_page: OpenPage, daemon: PageDaemon) -> None:
+    daemon.say("demo_name", "hello")
+    page = open_page("#/session/demo_name")
+    page.get_by_role("heading", name="name").get_by_role("button").click()
+    answer(page, "A <i>better</i> name", "Save")
+    page.get_by_role("heading", name="A <i>better</i> name").wait_for()
+    page.locator("#list").get_by_text("A <i>better</i> name").wait_for()
+
+
+def test_a_message_is_edited_and_sent_again_as_a_branch_and_both_can_be_seen(
+    open_page: OpenPage, daemon: PageDaemon
+) -> None:
+    daemon.say("demo_branch", "the beginning", "a first try", "went on")
+    page = open_page("#/session/demo_branch")
+    menu(page, "a first try", "Edit and send again…")
+    answer(page, "a second try", "Send")
+    page.get_by_text("You said a second try").wait_for()
+    assert page.locator("article").get_by_text("went on").count() == 0
+    ways = page.get_by_role("navigation", name="Ways on from here")
+    ways.get_by_role("link").filter(has_text="a first try").click()
+    page.locator("article").get_by_text("went on").wait_for()
+    page.get_by_text("This branch was left").wait_for()
+    page.get_by_role("button", name="Back to where the conversation goes on").click()
+    page.locator("article").get_by_text("You said a second try").wait_for()
+
+
+def test_the_conversation_goes_on_from_an_earlier_answer(open_page: OpenPage, daemon: PageDaemon) -> None:
+    daemon.say("demo_back", "question")
+    daemon.say("demo_back", "an answer", role="assistant")
+    daemon.say("demo_back", "a way that is left")
+    page = open_page("#/session/demo_back")
+    menu(page, "an answer", "Go on from here")
+    page.locator("article").get_by_text("a way that is left").wait_for(state="detached")
+    page.get_by_role("textbox", name="Write a message").fill("another way")
+    page.keyboard.press("Enter")
+    page.get_by_text("You said another way").wait_for()
+
+
+def test_a_label_is_set_and_shown_in_the_article_and_in_the_tree(open_page: OpenPage, daemon: PageDaemon) -> None:
+    daemon.say("demo_label", "here it was", "and more")
+    page = open_page("#/session/demo_label")
+    menu(page, "here it was", "Label…")
+    answer(page, "the place", "Save")
+    page.locator("article .label").get_by_text("the place").wait_for()
+    page.keyboard.press("t")
+    page.locator("#tree .label").get_by_text("the place").wait_for()
+
+
+def test_a_file_is_imported_after_a_report_of_what_it_would_become(open_page: OpenPage, daemon: PageDaemon) -> None:
+    page = open_page()
+    lines = [
+        {"type": "session", "version": 3, "id": "s1", "timestamp": "2026-01-01T00:00:00Z", "cwd": "/"},
+        {
+            "type": "message",
+            "id": "a1",
+            "parentId": None,
+            "timestamp": "2026-01-01T00:00:00Z",
+            "message": {"role": "user", "content": "imported words", "timestamp": 1767225600000},
+        },
+    ]
+    data = "\n".join(map(json.dumps, lines)).encode()
+    page.locator("#files").set_input_files({"name": "old.jsonl", "mimeType": "text/plain", "buffer": data})
+    page.get_by_text("Nothing has been changed yet").wait_for()
+    before = daemon.ask("GET", "/health")["sessions"]
+    page.get_by_role("button", name="Import 1 session").click()
+    page.locator("article").get_by_text("imported words").wait_for()
+    assert daemon.ask("GET", "/health")["sessions"] == before + 1
+
+
+def test_a_session_is_exported_as_a_file(open_page: OpenPage, daemon: PageDaemon) -> None:
+    daemon.say("demo_export", "to be kept")
+    page = open_page("#/session/demo_export")
+    page.get_by_role("button", name="More", exact=True).click()
+    page.get_by_role("menuitem", name="Export…").click()
+    page.get_by_role("radio", name="html").check()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save the file").click()
+    assert saved.value.suggested_filename.endswith(".html")
+    assert "to be kept" in saved.value.path().read_text()
+
+
+def test_a_session_is_deleted_after_a_question(open_page: OpenPage, daemon: PageDaemon) -> None:
+    daemon.say("demo_gone", "soon gone")
+    page = open_page("#/session/demo_gone")
+    page.get_by_role("button", name="More", exact=True).click()
+    page.get_by_role("menuitem", name="Delete…").click()
+    page.get_by_role("button", name="Cancel").click()
+    assert daemon.ask("GET", "/v1/sessions/demo_gone")
+    page.get_by_role("button", name="More", exact=True).click()
+    page.get_by_role("menuitem", name="Delete…").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.wait_for_url(f"{daemon.address}/#/")
+    rows = daemon.ask("GET", "/v1/sessions?channel=demo")["sessions"]
+    assert "demo_gone" not in [row["session_id"] for row in rows]
+
+
+def test_the_service_tells_that_everything_is_saved(open_page: OpenPage) -> None:
+    page = open_page("#/service")
+    page.get_by_text("Messages are accepted and saved.").wait_for()
+    page.get_by_role("button", name="Check everything").click()
+    page.locator(".notice").get_by_text("Sound:").wait_for()
