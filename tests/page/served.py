@@ -62,9 +62,11 @@ class PageDaemon:
         while time.monotonic() < deadline:
             assert self._process.poll() is None, self._log.read_text()
             try:
-                return self.ask("GET", "/health") and None
+                self.ask("GET", "/health")
             except OSError:
                 time.sleep(0.02)
+            else:
+                return
         raise AssertionError(f"the daemon did not answer: {self._log.read_text()}")
 
     def kill(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from miniclaw_sessions.gateway import page
-from miniclaw_sessions.gateway.page import page_files
+from miniclaw_sessions.gateway.page import FILES
 
 FOLDER = Path(str(files(page)))
 SCRIPTS = sorted(FOLDER.glob("*.js"))
@@ -29,23 +29,23 @@ def test_what_is_not_our_own_is_what_was_published_and_has_its_licence() -> None
 
 
 def test_the_page_names_only_files_that_are_served_and_no_other_server() -> None:
-    index = page_files()["/"].body.decode()
+    index = FILES["/"].body.decode()
     named = re.findall(r'(?:src|href)="(?!#)([^"]+)"', index)
     assert named
-    assert {f"/{name}" for name in named} <= page_files().keys()
+    assert {f"/{name}" for name in named} <= FILES.keys()
     for script in SCRIPTS:
         for name in re.findall(r'from "\./([^"]+)"', script.read_text()):
-            assert f"/page/{name}" in page_files(), script.name
+            assert f"/page/{name}" in FILES, script.name
 
 
 def test_every_script_is_served_and_reached() -> None:
-    texts = [page_files()["/"].body.decode(), *(script.read_text() for script in SCRIPTS)]
+    texts = [FILES["/"].body.decode(), *(script.read_text() for script in SCRIPTS)]
     for script in SCRIPTS:
         assert any(f"/{script.name}" in text for text in texts), f"nobody loads {script.name}"
 
 
 def test_nothing_in_the_page_is_inline_where_the_policy_would_refuse_it() -> None:
-    index = page_files()["/"].body.decode()
+    index = FILES["/"].body.decode()
     assert not re.search(r"\son\w+=|\sstyle=|<style|javascript:", index)
     assert not re.search(r"<script(?![^>]*\bsrc=)", index)
 

@@ -7,14 +7,14 @@ than its own files, and no text become markup but through one function of theirs
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 from miniclaw_sessions.formats.html.sources import SHARED_STYLES, source
-from miniclaw_sessions.gateway.exchange import Exchange, Reply
+from miniclaw_sessions.gateway.binding import method_refusal
+from miniclaw_sessions.gateway.exchange import NOT_MODIFIED, Exchange, Reply
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -47,9 +47,7 @@ class PageFile(NamedTuple):
     etag: str
 
 
-@cache
-def page_files() -> Mapping[str, PageFile]:
-    """Every file of the page, by its path."""
+def _page_files() -> dict[str, PageFile]:
     found = {f"/page/{name}": _file(name, source(name).encode()) for name in SHARED_STYLES}
     for place in ("", "vendor/"):
         for one in sorted(_folder(place).iterdir(), key=lambda each: each.name):
@@ -60,12 +58,18 @@ def page_files() -> Mapping[str, PageFile]:
 
 
 def page_reply(exchange: Exchange, file: PageFile) -> Reply:
-    """The file, or that the reader's copy is still the same."""
+    """The file, or that the reader's copy is still the same.
+
+    Raises:
+        RequestError: it is asked for by another method than GET and HEAD (405).
+    """
     exchange.operation = "page"
+    if (refused := method_refusal(exchange, ("GET", "HEAD"))) is not None:
+        raise refused
     headers = {**HEADERS, "ETag": file.etag}
     known = [tag.strip().removeprefix(b"W/") for tag in exchange.header(b"if-none-match").split(b",")]
     if file.etag.encode() in known:
-        return Reply(304, b"", file.media_type, headers)
+        return Reply(NOT_MODIFIED, b"", file.media_type, headers)
     return Reply(200, file.body, file.media_type, headers)
 
 
@@ -79,3 +83,7 @@ def _suffix(name: str) -> str:
 
 def _file(name: str, body: bytes) -> PageFile:
     return PageFile(body, _TYPES[_suffix(name)], f'"{sha256(body).hexdigest()[:32]}"')
+
+
+FILES: Mapping[str, PageFile] = _page_files()
+"""Every file of the page, by its path; read when the gateway is loaded, because nothing may block its loop later."""

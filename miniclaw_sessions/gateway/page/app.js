@@ -230,8 +230,7 @@ async function start() {
   find("sign-in").hidden = true;
   find("app").hidden = false;
   checkHealth();
-  await list.refresh();
-  await navigate();
+  await Promise.all([list.refresh(), navigate()]);
   events?.close();
   events = new Live("v1/events", {}, { event: told, state: stateChanged });
 }

@@ -4,6 +4,7 @@ import { Refused, get, send } from "./api.js";
 import { askText } from "./dialogs.js";
 import { icon, make } from "./elements.js";
 import { attempt, notify } from "./notices.js";
+import { Plots } from "./plots.js";
 import { counted, count, duration, moment } from "./words.js";
 
 const AGAIN_MS = 5_000;
@@ -15,8 +16,9 @@ export class ServiceView {
     this.tiles = make("dl", { class: "tiles" });
     this.state = make("section", {});
     this.more = make("section", {});
+    this.plots = new Plots();
     const head = make("header", { class: "top" }, make("a", { class: "icon back", href: "#/", "aria-label": "All sessions" }, icon("back")), make("div", { class: "who" }, make("h1", {}, "Service")));
-    main.replaceChildren(make("div", { class: "page" }, head, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Service" }, this.state, this.tiles, this.more)));
+    main.replaceChildren(make("div", { class: "page" }, head, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Service" }, this.state, this.tiles, this.plots.box, this.more)));
     this.timer = setInterval(() => this.refresh(), AGAIN_MS);
     this.drawUpkeep();
     this.refresh();
@@ -24,6 +26,7 @@ export class ServiceView {
 
   close() {
     clearInterval(this.timer);
+    this.plots.close();
   }
 
   async refresh() {
@@ -31,6 +34,7 @@ export class ServiceView {
       const [health, numbers] = await Promise.all([this.health(), get("v1/statistics")]);
       this.drawState(health);
       this.drawTiles(health, numbers);
+      await this.plots.refresh();
     });
   }
 

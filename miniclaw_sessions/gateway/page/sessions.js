@@ -6,7 +6,7 @@ import { find, make } from "./elements.js";
 import { attempt } from "./notices.js";
 import { moment, nameOf, plain, when } from "./words.js";
 
-const PAGE = 100;
+const PAGE = 60;
 const ROW_PX = 66;
 const BEYOND = 8;
 const AGAIN_MS = 400;
