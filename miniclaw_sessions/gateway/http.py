@@ -23,8 +23,8 @@ from miniclaw_sessions.gateway.chat import DispatchedChats
 from miniclaw_sessions.gateway.exchange import ClientGone, Exchange, Receive, Reply, Send
 from miniclaw_sessions.gateway.exchange import Scope as RequestScope
 from miniclaw_sessions.gateway.metrics import LoopDelay, RequestCounts, make_registry
-from miniclaw_sessions.gateway.responding import DispatchedResponses
 from miniclaw_sessions.gateway.page import FILES, page_reply
+from miniclaw_sessions.gateway.responding import DispatchedResponses
 from miniclaw_sessions.gateway.security import AccessPolicy
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.log.audit import AuditLog
