@@ -158,6 +158,8 @@ async def test_a_repeated_creation_with_the_same_key_makes_one_conversation(serv
     assert await client.conversations.create(items=[user("hello")], extra_headers=key) == made
     assert texts(await every(client, made.id)) == ["hello"]
     assert len(await served.manager.list()) == 1
+    async with package_by_tcp(served) as somebody_else:  # whose keys are his own
+        assert (await somebody_else.conversations.create(extra_headers=key)).id != made.id
 
 
 # --- items -----------------------------------------------------------------------------------------------------------

@@ -55,13 +55,19 @@ _adding: WeakKeyDictionary[Journal, _Adding] = WeakKeyDictionary()
 
 
 async def add_items(
-    session: Session, items: Sequence[Item], *, is_repeated: bool = False, idempotency_key: str | None = None
+    session: Session,
+    items: Sequence[Item],
+    *,
+    client: str,
+    is_repeated: bool = False,
+    idempotency_key: str | None = None,
 ) -> list[Item]:
     """Append items, and give them as they are in the session when they are acknowledged.
 
     Args:
         session: where to.
-        items: what clients sent.
+        items: what a client sent.
+        client: whose request it is.
         is_repeated: whether the client says that it sent the same before.
         idempotency_key: the client's name for the request; one that is known appends nothing again.
 
@@ -74,15 +80,15 @@ async def add_items(
     async with adding.lock:
         if idempotency_key is not None and (known := await session.journal.find_by_key(idempotency_key)) is not None:
             return await _appended_with(session, known, len(items))
-        digest, now = _digest(items), session.journal.now()
+        digest, now = _digest(client, items), session.journal.now()
         if is_repeated and (before := await _added_before(adding.last, session, items, digest, now)) is not None:
             return before
         adding.last = _Last(digest, now)
         return await _add_new(session, items, adding.last, idempotency_key)
 
 
-def _digest(items: Sequence[Item]) -> bytes:
-    return hashlib.sha256(msgspec.json.encode(items, order="sorted")).digest()
+def _digest(client: str, items: Sequence[Item]) -> bytes:
+    return hashlib.sha256(msgspec.json.encode((client, items), order="sorted")).digest()
 
 
 async def _add_new(session: Session, items: Sequence[Item], last: _Last, idempotency_key: str | None) -> list[Item]:

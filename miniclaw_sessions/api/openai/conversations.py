@@ -90,8 +90,7 @@ async def create_conversation(context: Context, request: CreateConversationReque
     key = checked_idempotency_key(request.idempotency_key)
     items, metadata = request.body.items or [], request.body.metadata or {}
     check_items(items)
-    digits = secrets.token_hex(24) if key is None else hashlib.sha256(key.encode()).hexdigest()[:48]
-    session = await context.find_or_create(f"{CHANNEL}_{digits}")
+    session = await context.find_or_create(f"{CHANNEL}_{_digits(context.caller.name, key)}")
     if session.last_sequence:
         await session.saved()  # the key is known: it was made before
         return conversation_reply(session)
@@ -107,6 +106,11 @@ async def create_conversation(context: Context, request: CreateConversationReque
             await context.manager.delete(session.session_id)  # a refused request makes nothing
         raise
     return conversation_reply(session)
+
+
+def _digits(client: str, key: str | None) -> str:
+    """What names a new conversation: always the same for a client's key."""
+    return secrets.token_hex(24) if key is None else hashlib.sha256(f"{client} {key}".encode()).hexdigest()[:48]
 
 
 class OneConversation(msgspec.Struct, frozen=True):
@@ -210,7 +214,11 @@ async def create_items(context: Context, request: CreateItemsRequest) -> ItemLis
     key = checked_idempotency_key(request.idempotency_key)
     session = await find_conversation(context, request.conversation_id)
     added = await add_items(
-        session, request.body.items, is_repeated=is_repeated(request.retry_count), idempotency_key=key
+        session,
+        request.body.items,
+        client=context.caller.name,
+        is_repeated=is_repeated(request.retry_count),
+        idempotency_key=key,
     )
     return ItemList.holding(added)
 
