@@ -41,7 +41,7 @@ def measure(directory: Path, *, quick: bool = False) -> list[Row]:
 
 async def _measure(directory: Path, scratch: Path, rounds: int, requests: int) -> list[Row]:
     rows: list[Row] = []
-    with Daemon(directory / "client", scratch) as daemon, _echo(scratch / "echo.sock") as (echo_socket, echo_pid):
+    with Daemon(directory / "client", scratch) as daemon, served_echo(scratch / "echo.sock") as (echo_socket, echo_pid):
         await daemon.start()
         async with (
             connect(f"unix:{daemon.socket}") as ours,
@@ -54,20 +54,20 @@ async def _measure(directory: Path, scratch: Path, rounds: int, requests: int) -
                 ]
                 rows.append(_row("through the client", callers, pairs))
         for callers in CALLERS:
-            spent = [_processor_s(daemon.pid), _processor_s(echo_pid)]
+            spent = [processor_s(daemon.pid), processor_s(echo_pid)]
             pairs = [
                 (await _bare(daemon.socket, callers, requests), await _bare(echo_socket, callers, requests))
                 for _ in range(rounds)
             ]
             rows.append(_row("over bare connections", callers, pairs))
-            ours_s, floor_s = _processor_s(daemon.pid) - spent[0], _processor_s(echo_pid) - spent[1]
+            ours_s, floor_s = processor_s(daemon.pid) - spent[0], processor_s(echo_pid) - spent[1]
             each = 1e6 / (rounds * requests)
             name = f"the server's processor time for one of them, {callers} callers"
             rows.append(Row(name, "us", ours_s * each, floor_s * each))
     return rows
 
 
-def _processor_s(pid: int) -> float:
+def processor_s(pid: int) -> float:
     """How long a process has run on a processor, in seconds, its threads included."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -136,7 +136,7 @@ async def _bare(socket: Path, callers: int, requests: int) -> float:
 
 
 @contextmanager
-def _echo(socket: Path) -> Iterator[tuple[Path, int]]:
+def served_echo(socket: Path) -> Iterator[tuple[Path, int]]:
     process = multiprocessing.get_context("spawn").Process(target=_serve_echo, args=(str(socket),), daemon=True)
     process.start()
     while not socket.exists():
@@ -159,5 +159,16 @@ def _serve_echo(socket: str) -> None:
         document = msgspec.json.decode(await request.body())
         return Response(orjson.dumps(document), 201, media_type="application/json")
 
-    app = Starlette(routes=[Route("/v1/sessions/{session_id}/messages", echo, methods=["POST"])])
+    async def show(request: Request) -> Response:
+        one = {
+            "role": "user",
+            "content": "how is the weather in the mountains today? " * 5,
+            "id": 36 * "x",
+            "sequence": 1,
+        }
+        document = {"session_id": request.path_params["session_id"], "messages": [one] * 10}
+        return Response(orjson.dumps(document), media_type="application/json")
+
+    path = "/v1/sessions/{session_id}/messages"
+    app = Starlette(routes=[Route(path, echo, methods=["POST"]), Route(path, show, methods=["GET"])])
     uvicorn.run(app, uds=socket, http="httptools", loop="asyncio", access_log=False, log_level="critical")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -13,7 +13,6 @@ from msgspec import Meta
 
 from miniclaw_sessions.api.error_table import invalid
 from miniclaw_sessions.api.operation import (
-    HEARTBEAT,
     PIECE_BYTES,
     Stream,
     checked_idempotency_key,
@@ -41,7 +40,7 @@ from miniclaw_sessions.api.shapes import (
     SaveTurn,
     TurnReply,
 )
-from miniclaw_sessions.errors import InvalidMessage, ManagerClosed, StoreCorrupt
+from miniclaw_sessions.errors import InvalidMessage, StoreCorrupt
 from miniclaw_sessions.history.window import Kept
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry, message_from_dict, message_to_dict
 from miniclaw_sessions.protocol.entries import (
@@ -228,39 +227,6 @@ async def _transcript_lines(context: Context, session_id: str) -> AsyncGenerator
     yield bytes(chunk)
 
 
-class FollowSession(msgspec.Struct, frozen=True):
-    """Behind which place a session is followed; by default behind its newest entry."""
-
-    session_id: str
-    after: Sequence_ | None = None
-
-
-@operation("GET", f"{ONE}/follow", FollowSession, Stream, reads=False)
-async def follow_session(context: Context, request: FollowSession) -> Stream:
-    """Each entry as it is acknowledged, whichever process has written it: server-sent events named `entry`.
-
-    An event's `id` is the entry's sequence: whoever was cut off goes on behind it with `after`. When the session is
-    deleted there is an event `gone`, and the stream ends.
-    """
-    await context.find(request.session_id)
-    return Stream(_followed(context, request), "text/event-stream")
-
-
-async def _followed(context: Context, request: FollowSession) -> AsyncGenerator[bytes, None]:
-    async with aclosing(context.manager.follow(request.session_id, after=request.after)) as followed:
-        yield HEARTBEAT  # the status is sent before there is anything to tell
-        try:
-            async for entries in followed:
-                yield b"".join(map(_event_of, entries)) or HEARTBEAT
-        except ManagerClosed:
-            return  # the end of the stream without a word: follow it elsewhere
-    yield b"event: gone\ndata: {}\n\n"
-
-
-def _event_of(entry: Entry) -> bytes:
-    return b"id: %d\nevent: entry\ndata: %s\n\n" % (entry.sequence, encode_entry(entry))
-
-
 # --- appending -------------------------------------------------------------------------------------------------------
 
 
@@ -438,6 +404,5 @@ OPERATIONS = (
     show_entries,
     append_entries,
     show_entry,
-    follow_session,
     save_turn,
 )

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
 
 IDEMPOTENCY_KEY = "idempotency_key"
-HEADERS = {IDEMPOTENCY_KEY: "Idempotency-Key", "retry_count": "x-stainless-retry-count"}
+LAST_EVENT_ID = "last_event_id"
+HEADERS = {
+    IDEMPOTENCY_KEY: "Idempotency-Key",
+    LAST_EVENT_ID: "Last-Event-ID",
+    "retry_count": "x-stainless-retry-count",
+}
 """The fields of requests that are headers, and what these are called."""
 
 MAX_IDEMPOTENCY_KEY_LENGTH = 255

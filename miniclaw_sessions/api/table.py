@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from miniclaw_sessions.api import chat, fragments, messages, search, service, sessions, transfer, tree, upkeep
+from miniclaw_sessions.api import chat, fragments, live, messages, search, service, sessions, transfer, tree, upkeep
 from miniclaw_sessions.api.openai import conversations, responses
 from miniclaw_sessions.api.operation import Operation
 
 OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *messages.OPERATIONS,
+    *live.OPERATIONS,
     *chat.OPERATIONS,
     *sessions.OPERATIONS,
     *search.OPERATIONS,

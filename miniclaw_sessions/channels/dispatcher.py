@@ -38,6 +38,7 @@ from miniclaw_sessions.channels.base import (
     Reason,
     StopObeyed,
 )
+from miniclaw_sessions.channels.documents import Overheard
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.errors import (
     ChatBusy,
@@ -273,7 +274,10 @@ class Dispatcher:
                 async with anyio.create_task_group() as tasks:
                     if asked.channel is not None:
                         tasks.start_soon(self._tell, asked.channel, asked, name="telling")
-                    asked.put(await self._answer_in_time(asked, key))
+                    overheard = Overheard(self._manager, key)
+                    last = await self._answer_in_time(asked, key, overheard)
+                    overheard.end(last)
+                    asked.put(last)
                 self._forget(waiting.popleft())
         finally:
             del self._chats[key.session_id]
@@ -284,13 +288,13 @@ class Dispatcher:
         self._under_way.discard(asked)
         self._idle.set()
 
-    async def _answer_in_time(self, asked: Asked, key: SessionKey) -> Last:
+    async def _answer_in_time(self, asked: Asked, key: SessionKey, overheard: Overheard) -> Last:
         last: Last | None = None
         with asked.answering:
             async with anyio.create_task_group() as tasks:
                 if asked.channel is not None:
                     tasks.start_soon(self._show_typing, asked.channel, asked.incoming.chat_id, name="typing")
-                last = await self._answer(asked, key)
+                last = await self._answer(asked, key, overheard)
                 tasks.cancel_scope.cancel()
         if last is not None:
             return last
@@ -299,11 +303,12 @@ class Dispatcher:
             return NotAnswered(asked.incoming, Reason.STOPPED, error)
         return NotAnswered(asked.incoming, Reason.CUT_OFF, TurnCutOff())
 
-    async def _answer(self, asked: Asked, key: SessionKey) -> Last:
+    async def _answer(self, asked: Asked, key: SessionKey, overheard: Overheard) -> Last:
         """Let the assistant answer."""
         incoming = asked.incoming
 
         def tell(event: AgentEvent) -> None:
+            overheard.tell(event)
             asked.put(Accepted(incoming, event) if isinstance(event, MessageAccepted) else Progress(incoming, event))
 
         try:

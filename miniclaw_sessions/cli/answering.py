@@ -11,10 +11,10 @@ from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.api.chat import user_message
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
+from miniclaw_sessions.channels.documents import event_document
 from miniclaw_sessions.client import Client
 from miniclaw_sessions.client.transport import LocalTransport
 from miniclaw_sessions.config import Settings
-from miniclaw_sessions.gateway.chat import event_document
 from miniclaw_sessions.providers.configured import open_agent
 from miniclaw_sessions.session import Session
 

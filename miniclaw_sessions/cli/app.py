@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "chat": ("chat", "Talk to the model."),
     "list": ("sessions", "List the sessions, the most recently used first."),
     "show": ("sessions", "Show a session."),
+    "follow": ("follow", "Show what is said, in one session or in all, as it is said."),
     "search": ("search", "Search everything that was said."),
     "rename": ("sessions", "Give a session another title."),
     "delete": ("sessions", "Delete a session with its transcript, its archived and its quarantined copies, for good."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from miniclaw_sessions.api.shapes import (
     RepairReply,
     SweepReply,
 )
+from miniclaw_sessions.client.following import End, SessionEvents
 from miniclaw_sessions.client.session import ClientSession, new_key
 from miniclaw_sessions.client.transport import LocalTransport, Transport
 from miniclaw_sessions.errors import ImportRefused, SessionNotFound
@@ -185,6 +186,30 @@ class Client:
             cursor=cursor,
         )
         return await self.transport.call(search.search, wanted)
+
+    @asynccontextmanager
+    async def follow_all(
+        self, *, channel: str | None = None, prefix: str | None = None, ends: dict[str, End] | None = None
+    ) -> AsyncIterator[SessionEvents]:
+        """What happens in all sessions: `async with client.follow_all() as events: async for event in events`.
+
+        Each entry comes once, and in the order of its session, whichever process has written it; a connection that
+        breaks is made again, also to a daemon that was killed, or to another one of the same store.
+
+        Args:
+            channel: only this channel's sessions.
+            prefix: only those whose ids begin so.
+            ends: `SessionEvents.ends` of a former call, which goes on where that one was; it is kept up to date. By
+                default it begins with what comes from now on; an empty one begins with all that there is.
+
+        Raises:
+            Unreachable: the daemon has stopped, and did not come back within five minutes.
+        """
+        events = SessionEvents(self.transport, channel=channel, prefix=prefix, ends=ends)
+        try:
+            yield events
+        finally:
+            await events.close()
 
     async def continue_recent(self, *, channel: str | None = None) -> ClientSession:
         """The session that was used last, of all or of one channel; renews its time to live.

@@ -21,13 +21,13 @@ from miniclaw_sessions.api.operation import BODY, HEADERS, Operation
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest, HealthReply
 from miniclaw_sessions.client.connection import (
     CONNECT_TIMEOUT_S,
-    MAX_REPLY_BYTES,
     Connection,
     Connections,
     NoReplyInTime,
     NotConnected,
     RequestFailed,
 )
+from miniclaw_sessions.client.events import server_sent_events
 from miniclaw_sessions.errors import SessionsError, TurnCutOff, Unreachable
 
 ANSWER_TIMEOUT_S = 60.0
@@ -205,7 +205,7 @@ async def _pieces(reply: Connection) -> AsyncIterator[bytes]:
 
 
 async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[ChatEvent]:
-    async for kind, encoded in server_sent_events(pieces):
+    async for kind, encoded, _ in server_sent_events(pieces):
         data = _document(encoded)
         if kind == "error":
             raise error_of(UNREACHABLE, {"error": data})
@@ -213,24 +213,6 @@ async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[ChatEvent]:
         if kind in _ENDS:
             return
     raise TurnCutOff("the daemon ended the answer in the middle; what it had completed is saved")
-
-
-async def server_sent_events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:
-    """The names and the data of the events in a daemon's text/event-stream: each datum is one line."""
-    kind, data, rest = "message", b"", b""
-    async for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        if len(rest) > MAX_REPLY_BYTES:
-            raise RequestFailed(f"an event is longer than {MAX_REPLY_BYTES} bytes")
-        for line in lines:
-            name, _, value = line.rstrip(b"\r").partition(b": ")  # a line without a name is a comment
-            if name == b"event":
-                kind = value.decode(errors="replace")
-            elif name == b"data":
-                data = value
-            elif not name and not value and data:
-                yield kind, data
-                kind, data = "message", b""
 
 
 async def health_of(connections: Connections) -> HealthReply | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from miniclaw_sessions.api import chat, messages, sessions, transfer, tree
+from miniclaw_sessions.api import chat, live, messages, sessions, transfer, tree
 from miniclaw_sessions.api.messages import MAX_PAGE
 from miniclaw_sessions.api.shapes import (
     AppendedEntry,
@@ -42,9 +42,9 @@ from miniclaw_sessions.api.shapes import (
     UpdateSession,
     UsageReply,
 )
-from miniclaw_sessions.client.http import server_sent_events
+from miniclaw_sessions.client.following import resumed
 from miniclaw_sessions.client.transport import Transport
-from miniclaw_sessions.errors import SessionsError, Unreachable
+from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.history.compaction import KEEP_TOKENS
 from miniclaw_sessions.history.transcript import Transcript, TreeNode
 from miniclaw_sessions.protocol.encoding import decode_entry, message_from_dict, message_to_dict
@@ -316,22 +316,39 @@ class ClientSession:
     async def follow(self, *, after: int | None = None) -> AsyncGenerator[Entry, None]:
         """Each entry as it is acknowledged, whichever process has written it; ends when the session is deleted.
 
-        What was missed by a broken connection is behind the last entry's sequence: follow again `after` that.
+        A connection that breaks is made again, and goes on where it broke off: nothing is missing, nothing comes twice.
 
         Args:
             after: the sequence behind which to begin; by default the newest entry's.
 
         Raises:
             SessionNotFound: there is no such session.
-            Unreachable: the daemon has stopped, or cannot be reached any more.
+            Unreachable: the daemon has stopped, and did not come back within five minutes.
         """
-        wanted = messages.FollowSession(self.session_id, after=after)
-        async with self._transport.stream(messages.follow_session, wanted) as pieces:
-            async for kind, encoded in server_sent_events(pieces):
+        async with aclosing(self.watch(after=after)) as watched:
+            async for told in watched:
+                if not isinstance(told, ChatEvent):
+                    yield told
+
+    async def watch(self, *, after: int | None = None) -> AsyncGenerator[Entry | ChatEvent, None]:
+        """What `follow` gives, and what is told of an answer under way, whoever asked for it, as `chat` tells it.
+
+        `typing` begins an answer, also for those who come in the middle of one or are connected anew: what follows is
+        told from its beginning. The pieces of a text come before the entry that holds it; once that is there, they do
+        not come again.
+        """
+
+        def ask(place: str | None) -> live.FollowSession:
+            return live.FollowSession(self.session_id, after=after, last_event_id=place)
+
+        async with aclosing(resumed(self._transport, live.follow_session, ask)) as events:
+            async for kind, data, place in events:
                 if kind == "gone":
                     return
-                yield decode_entry(encoded)
-        raise Unreachable(f"following {self.session_id} broke off; follow it again behind the last entry that came")
+                if kind == "entry":
+                    yield decode_entry(data)
+                elif data and place is None:
+                    yield ChatEvent(kind, msgspec.json.decode(data, type=dict[str, Any]))
 
     async def export(self, form: str = transfer.DEFAULT_FORMAT) -> AsyncGenerator[bytes, None]:
         """The session in the format of this name, piece by piece."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -15,6 +16,9 @@ import msgspec
 from miniclaw_sessions.errors import InvalidKey, NotArchived, NotPermitted, SessionNotFound
 from miniclaw_sessions.history.search import Found, Search
 from miniclaw_sessions.manager.cache import Listing
+from miniclaw_sessions.manager.feed import Event, Only
+from miniclaw_sessions.manager.follower import everything
+from miniclaw_sessions.manager.following import Told
 from miniclaw_sessions.manager.manager import SessionManager
 from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.persistence.losses import Loss
@@ -26,6 +30,18 @@ from miniclaw_sessions.stores.shared import ListPosition
 
 if TYPE_CHECKING:
     from miniclaw_sessions.transfer.importing import ImportReport
+
+
+@dataclass(frozen=True)
+class _Within:
+    """Which sessions a watcher within bounds is told of; not of one whose key nobody knows any more."""
+
+    bounds: KeyBounds
+    only: Only
+
+    def __call__(self, session_id: str, key: SessionKey | None) -> bool:
+        """Whether it is one of them."""
+        return key is not None and self.bounds.covers(key) and self.only(session_id, key)
 
 
 class BoundedSessions(SessionReader):
@@ -119,12 +135,16 @@ class BoundedSessions(SessionReader):
             search = msgspec.structs.replace(search, session_ids=self._visible)
         return await super()._look(search)
 
-    async def follow(self, session_id: str, *, after: int | None = None) -> AsyncGenerator[list[Entry], None]:
-        """`SessionManager.follow`."""
+    async def watch(self, session_id: str, *, after: int | None = None) -> AsyncGenerator[list[Entry | Told], None]:
+        """`SessionManager.watch`."""
         await self.find(session_id)
-        async with aclosing(self._manager.follow(session_id, after=after)) as followed:
-            async for entries in followed:
-                yield entries
+        async with aclosing(self._manager.watch(session_id, after=after)) as watched:
+            async for told in watched:
+                yield told
+
+    def watch_all(self, *, only: Only = everything, **asked: Any) -> AsyncGenerator[list[Event], None]:
+        """`SessionManager.watch_all`."""
+        return self._manager.watch_all(only=_Within(self._bounds, only), **asked)
 
     # --- making and removing -----------------------------------------------------------------------------------------
 

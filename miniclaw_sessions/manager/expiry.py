@@ -224,7 +224,7 @@ class DirectoryExpiry(Expiry):
                         journal.log.head, self._encoded_entries(journal), self._clock.now()
                     )
                 if self._is_idle(journal):  # it may have been used while it was archived
-                    await self._registry.remove(journal)
+                    await self._registry.remove(journal, kind="expired")
             except (SessionsError, OSError) as error:
                 _log_failure(session_id, error)
             if copy is not None and not journal.is_deleted:

@@ -1,36 +1,77 @@
-"""Following sessions: each entry that the store has acknowledged, in order, whichever process has written it.
+"""Following sessions: what the store has acknowledged, in order, whoever has written it, and the answers under way.
 
 What this process stores wakes its followers at once. What others store is found by one poll of the store for all
 sessions that are followed here, so that nothing has to be told between processes.
+
+What is told of an answer stands in one row with the places that the store has acknowledged meanwhile. So whoever
+follows is given the pieces of a text before the entry that holds it, and the entries of an answer before its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
+from typing import Any, NamedTuple
 
 import anyio
 
 from miniclaw_sessions.clock import Clock, sleep_unless
-from miniclaw_sessions.errors import ManagerClosed, StoreError, StoreUnavailable
-from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry
-from miniclaw_sessions.stores.reading import PAGE
+from miniclaw_sessions.errors import ManagerClosed, StoreUnavailable
+from miniclaw_sessions.manager.waiting import Waiters, Waiting, wake
+from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry, StoredHead
 
-POLL_S = 0.3
-"""How often the store is asked whether others have written what is followed."""
+RETRY_S = 0.3
+"""How long a store that cannot be read is left alone."""
 
-QUIET_S = 15.0
-"""Whoever follows a session in which nothing is said is given a sign of life this often."""
+PAGE = 50
+"""How many entries are read at a time: a follower that does not take them holds them for a while."""
+
+STEPS = 1000
+"""So many steps of a followed session are kept for those who are slow; who is slower is told the whole anew."""
+
+TYPING, TEXT, USAGE = "typing", "text", "usage"
+ENDS = frozenset({"done", "stopped", "suspended", "error"})
+"""What is told last of an answer."""
 
 
-class _Followed:
+class Told(NamedTuple):
+    """Something that happened in an answer under way: what it is called, and what is said of it."""
+
+    kind: str
+    data: dict[str, Any]
+
+
+class _Answer:
+    """An answer under way: what of it is not in the store yet, for those who begin to follow it in the middle."""
+
+    def __init__(self) -> None:
+        self._told: list[Told] = []
+
+    def tell(self, told: Told) -> None:
+        self._told.append(told)
+
+    def stored(self) -> None:
+        """Entries were acknowledged: each reply that was complete by now is one of them."""
+        complete = max((place for place, one in enumerate(self._told) if one.kind == USAGE), default=-1)
+        if complete >= 0:
+            self._told = [*self._told[:2], *self._told[max(2, complete + 1) :]]  # that it began, and with which message
+
+    def so_far(self) -> list[Told]:
+        """What was told of it, its text as one piece."""
+        return _joined(self._told)
+
+
+class Followed:
     """A session that somebody follows.
 
     Attributes:
         followers: how many do.
         incarnation: of the session that is followed; None: it is not in the store yet.
         last: the newest sequence that the store is known to have.
-        news: set when there may be more to read; another one from then on.
+        end: how many steps there were so far: things told, and places that the store has acknowledged.
+        waiting: those who have seen them all.
         is_gone: whether it was deleted, or nothing is followed any more.
     """
 
@@ -38,8 +79,10 @@ class _Followed:
         self.followers = 0
         self.incarnation: str | None = None
         self.last = 0
-        self.news = anyio.Event()
+        self.end = 0
+        self.waiting: Waiters = set()
         self.is_gone = False
+        self._steps: deque[int | Told] = deque(maxlen=STEPS)
 
     def seen(self, head: SessionHead | None, last: int) -> None:
         """The store has it, up to this sequence; None: it has not."""
@@ -49,16 +92,23 @@ class _Followed:
             self.gone()
         elif last > self.last:
             self.last = last
-            self._wake()
+            self.add(last)
+
+    def add(self, step: int | Told) -> None:
+        """One more step."""
+        self._steps.append(step)
+        self.end += 1
+        wake(self.waiting)
+
+    def since(self, place: int) -> list[int | Told] | None:
+        """The steps from a place on; None if they are no longer kept."""
+        count = self.end - place
+        return None if count > len(self._steps) else list(islice(self._steps, len(self._steps) - count, None))
 
     def gone(self) -> None:
         """Nothing more comes."""
         self.is_gone = True
-        self._wake()
-
-    def _wake(self) -> None:
-        news, self.news = self.news, anyio.Event()
-        news.set()
+        wake(self.waiting)
 
 
 class Following:
@@ -67,13 +117,15 @@ class Following:
     Args:
         store: what is followed.
         clock: time.
+        waiting: who waits.
     """
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, waiting: Waiting) -> None:
         self._store = store
         self._clock = clock
-        self._followed: dict[str, _Followed] = {}
-        self._anybody = anyio.Event()
+        self._waiting = waiting
+        self._followed: dict[str, Followed] = {}
+        self._answers: dict[str, _Answer] = {}
         self._stop = anyio.Event()
 
     def __repr__(self) -> str:
@@ -81,8 +133,8 @@ class Following:
 
     async def follow(
         self, session_id: str, after: int, incarnation: str | None = None
-    ) -> AsyncGenerator[list[StoredEntry], None]:
-        """The entries with a sequence greater than `after`, as they are acknowledged, in lists.
+    ) -> AsyncGenerator[Sequence[StoredEntry | Told], None]:
+        """The entries with a sequence greater than `after`, as they are acknowledged, and what is told, in lists.
 
         A list is empty when nothing has come for a while, or the store cannot be read. It ends when the session is
         deleted.
@@ -97,26 +149,46 @@ class Following:
         """
         with self._following(session_id) as followed:
             followed.incarnation = followed.incarnation or incarnation
+            transcript = _Transcript(self._store, session_id, after, self._pause)
+            place: int | None = None
             while not followed.is_gone:
-                news = followed.news  # from before the read, so that nothing comes in between unseen
-                try:
-                    page = await self._store.read(session_id, after=after, limit=PAGE)
-                except StoreUnavailable:
-                    await sleep_unless(self._clock, POLL_S, self._stop)
-                    yield []
-                    continue
-                if page:
-                    yield page
-                    after = page[-1].sequence
-                if not page or 0 < followed.last <= after:
-                    await sleep_unless(self._clock, QUIET_S, news)
-                    if not news.is_set():
-                        yield []
+                steps = None if place is None else followed.since(place)
+                if steps is None:  # at the beginning, or too slow: what is stored, and then what was told so far
+                    place = followed.end
+                    async for page in _caught_up(transcript, followed):
+                        yield page
+                    if (answer := self._answers.get(session_id)) is not None:
+                        place = followed.end
+                        yield answer.so_far()
+                elif steps:
+                    place = followed.end
+                    async for told in _told(steps, transcript):
+                        yield told
+                elif not await self._waiting.news(followed.waiting):
+                    yield ()
         if self._stop.is_set():
             raise ManagerClosed(f"session {session_id} is followed no longer: the session manager is closing")
 
+    async def _pause(self) -> None:
+        """Leave a store alone that cannot be read."""
+        await sleep_unless(self._clock, RETRY_S, self._stop)
+
+    def tell(self, session_id: str, told: Told) -> None:
+        """Tell whoever follows a session of the answer under way in it."""
+        if told.kind == TYPING:
+            self._answers[session_id] = _Answer()
+        answer = self._answers.get(session_id)
+        if answer is not None:
+            answer.tell(told)
+        if told.kind in ENDS:
+            self._answers.pop(session_id, None)
+        if (followed := self._followed.get(session_id)) is not None:
+            followed.add(told)
+
     def appended(self, head: SessionHead, last: int) -> None:
         """This process has stored entries of a session, up to this sequence."""
+        if (answer := self._answers.get(head.session_id)) is not None:
+            answer.stored()
         if (followed := self._followed.get(head.session_id)) is not None:
             followed.seen(head, last)
 
@@ -125,44 +197,110 @@ class Following:
         if (followed := self._followed.get(session_id)) is not None:
             followed.gone()
 
-    async def run(self) -> None:
-        """Ask the store now and then for all that is followed, until `close`; never raises for what the store does."""
-        while not self._stop.is_set():
-            await self._anybody.wait()
-            if not await sleep_unless(self._clock, POLL_S, self._stop):
-                await self._poll()
-
     def close(self) -> None:
-        """Nothing is followed any more; `run` returns."""
+        """Nothing is followed any more."""
         self._stop.set()
-        self._anybody.set()
         for followed in self._followed.values():
             followed.gone()
 
-    async def _poll(self) -> None:
-        before = {session_id: (one, one.incarnation) for session_id, one in self._followed.items()}
-        try:
-            found = await self._store.versions(before)
-        except StoreError:
-            return
+    @property
+    def incarnations(self) -> dict[str, tuple[Followed, str | None]]:
+        """What is followed now, and which incarnation of it."""
+        return {session_id: (one, one.incarnation) for session_id, one in self._followed.items()}
+
+    def polled(self, before: dict[str, tuple[Followed, str | None]], found: dict[str, StoredHead]) -> None:
+        """The store was asked what it has of all that was followed before."""
         for session_id, (followed, incarnation) in before.items():
             if followed.incarnation == incarnation:  # else it was stored here meanwhile, and the answer is older
                 stored = found.get(session_id)
                 followed.seen(*(None, 0) if stored is None else (stored.head, stored.last_sequence))
 
     @contextmanager
-    def _following(self, session_id: str) -> Iterator[_Followed]:
+    def _following(self, session_id: str) -> Iterator[Followed]:
         followed = self._followed.get(session_id)
         if followed is None or followed.is_gone:
-            followed = self._followed[session_id] = _Followed()
+            followed = self._followed[session_id] = Followed()
         followed.is_gone |= self._stop.is_set()
         followed.followers += 1
-        self._anybody.set()
         try:
             yield followed
         finally:
             followed.followers -= 1
             if not followed.followers and self._followed.get(session_id) is followed:
                 del self._followed[session_id]
-            if not self._followed and not self._stop.is_set():
-                self._anybody = anyio.Event()
+
+
+class _Transcript:
+    """A session's entries, read on from a place."""
+
+    def __init__(self, store: Store, session_id: str, after: int, pause: Callable[[], Awaitable[None]]) -> None:
+        self.after = after
+        self._store = store
+        self._session_id = session_id
+        self._pause = pause
+
+    async def read(self) -> Sequence[StoredEntry] | None:
+        """The next entries; nothing at the end; None, after a pause, where the store cannot be read."""
+        try:
+            page = await self._store.read(self._session_id, after=self.after, limit=PAGE)
+        except StoreUnavailable:
+            await self._pause()
+            return None
+        if page:
+            self.after = page[-1].sequence
+        return page
+
+
+async def _caught_up(transcript: _Transcript, followed: Followed) -> AsyncGenerator[Sequence[StoredEntry], None]:
+    """All that is stored; at its end nothing was stored since the last look."""
+    known = -1
+    while known != followed.last:
+        known = followed.last
+        while (page := await transcript.read()) is None or page:
+            yield page or ()
+
+
+async def _told(
+    steps: Sequence[int | Told], transcript: _Transcript
+) -> AsyncGenerator[Sequence[StoredEntry | Told], None]:
+    """What was told, and what was stored, in order; of answers whose entries were read already, only the end."""
+    read = max(
+        (place for place, one in enumerate(steps) if isinstance(one, int) and one <= transcript.after), default=0
+    )
+    ends = [one for one in steps[:read] if isinstance(one, Told) and one.kind in ENDS]
+    for step in _grouped((*ends, *steps[read:])):
+        if not isinstance(step, int):
+            yield step
+            continue
+        while step > transcript.after and ((page := await transcript.read()) is None or page):
+            yield page or ()
+
+
+def _grouped(steps: Iterable[int | Told]) -> Iterator[int | list[Told]]:
+    """What was told between two places as one list, its text as one piece."""
+    told: list[Told] = []
+    for step in steps:
+        if isinstance(step, Told):
+            told.append(step)
+        else:
+            if told:
+                yield _joined(told)
+                told = []
+            yield step
+    if told:
+        yield _joined(told)
+
+
+def _joined(told: Iterable[Told]) -> list[Told]:
+    joined: list[Told] = []
+    texts: list[str] = []
+    for one in (*told, None):
+        if one is not None and one.kind == TEXT:
+            texts.append(one.data["text"])
+            continue
+        if texts:
+            joined.append(Told(TEXT, {"text": "".join(texts)}))
+            texts = []
+        if one is not None:
+            joined.append(one)
+    return joined

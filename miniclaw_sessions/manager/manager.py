@@ -48,6 +48,7 @@ from miniclaw_sessions.manager.database_expiry import DatabaseExpiry
 from miniclaw_sessions.manager.database_lists import newest_in, sessions_in
 from miniclaw_sessions.manager.expiry import DirectoryExpiry, Expiry, SweepReport
 from miniclaw_sessions.manager.follower import SessionFollower
+from miniclaw_sessions.manager.live import Live
 from miniclaw_sessions.manager.maker import SessionMaker
 from miniclaw_sessions.manager.registry import SessionRegistry
 from miniclaw_sessions.manager.saving import Saving
@@ -142,6 +143,17 @@ class SessionManager(SessionMaker, SessionFollower):
         state = "closed" if self._stack is None else "open"
         where = self.workspace or "of a shared store"
         return f"<SessionManager {where}, {len(self)} sessions, {state}>"
+
+    @property
+    def live(self) -> Live:
+        """What those are told who follow a session or watch all; whoever answers in one says there what he is saying.
+
+        Raises:
+            ManagerClosed: the manager was never open.
+        """
+        if "_registry" not in vars(self):
+            self._require_open()
+        return self._registry.live
 
     @property
     def store(self) -> Store:

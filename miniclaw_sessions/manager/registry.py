@@ -43,8 +43,8 @@ from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.background import Background
 from miniclaw_sessions.manager.cache import Listing, SessionCache
-from miniclaw_sessions.manager.following import Following
 from miniclaw_sessions.manager.known import Known
+from miniclaw_sessions.manager.live import Live
 from miniclaw_sessions.manager.ownership import TurnKeeper
 from miniclaw_sessions.manager.saving import Saving
 from miniclaw_sessions.persistence.committer import Claim, anew
@@ -73,7 +73,7 @@ class SessionRegistry:
     Attributes:
         cache: which of them are in memory.
         known: what is known of how many there are, and what others know of those used here.
-        following: who follows which of them.
+        live: what those are told who follow one of them, or watch all.
         evicted_of_gone: how many messages had left the windows of sessions that are gone.
         clock, committer, flusher, store, turn_lease_s, max_message_bytes, max_metadata_bytes, owner: what every journal
             works with.
@@ -104,8 +104,8 @@ class SessionRegistry:
         self._background = background
         self._settings = settings
         self._keeper = TurnKeeper(self.store, clock, cache.in_memory, lease_s=settings.turn_lease_s)
-        self.following = Following(self.store, clock)
-        self.committer.on_append = self.following.appended
+        self.live = Live(self.store, clock)
+        self.committer.on_append = self.live.appended
         self._lock = anyio.Lock()
         self._reserved: dict[str, anyio.Event] = {}
         self._in_the_making = 0
@@ -119,7 +119,7 @@ class SessionRegistry:
         """Give out nothing more: whoever waits for a session is refused."""
         self._closed = True
         self._keeper.close()
-        self.following.close()
+        self.live.close()
         self.known.close()
 
     def require_open(self) -> None:
@@ -131,8 +131,8 @@ class SessionRegistry:
         """Take over what recovery found: sessions, and the names of those that stay on disk."""
         if self.store.shared:
             self._background.start(self._keeper.run, name="turns")
-            self._background.start(self.following.run, name="followed sessions")
             self._background.start(self.known.run, name="count")
+        self._background.start(self.live.run, name="live events")
         for one in found.values():
             self._admit(self._journal_of(one.conversation, dirty=one.dirty))
         self.cache.learn_names(names)
@@ -240,15 +240,17 @@ class SessionRegistry:
         for session_id in session_ids:
             self.cache.counted(len(self.cache) - 1)
             if (journal := self.cache.get(session_id)) is not None:
-                self._forget(journal)
+                self._forget(journal, kind="expired")
+            else:
+                self.live.gone(session_id, kind="expired")
 
-    def _forget(self, journal: Journal) -> None:
+    def _forget(self, journal: Journal, *, kind: str = "deleted") -> None:
         """Another process has deleted a session, or there is another one of its name: absence is deletion."""
         if self.cache.get(journal.session_id) is not journal or journal.is_deleted:
             return
         log.info("deleted by another process", action="session.gone", session_id=journal.session_id)
         journal.retire()
-        self.following.gone(journal.session_id)
+        self.live.gone(journal.session_id, journal.key, kind=kind)
         self.flusher.remove(journal)
         self.evicted_of_gone += journal.evicted
         self.cache.remove(journal.session_id)
@@ -349,6 +351,7 @@ class SessionRegistry:
             if given:
                 await self._give(journal, given)
             self._admit(journal)
+            self.live.made(journal.log.head)
         finally:
             self._release(session_id)
         return journal
@@ -402,6 +405,7 @@ class SessionRegistry:
         if given:  # which may be refused: until then nobody may know of the session
             Session.of(journal).update(**given)
         self._admit(journal)
+        self.live.made(journal.log.head)
         return journal
 
     def _admit(self, journal: Journal) -> None:
@@ -452,6 +456,7 @@ class SessionRegistry:
             journal = self._new(key, created_at=created_at)
             self._reserved[session_id] = anyio.Event()
             self._in_the_making += 1
+            self.live.making.add(session_id)
         try:
             await self._begin_with_others(journal)
             journal.note({INCOMPLETE: purpose})
@@ -467,9 +472,11 @@ class SessionRegistry:
         else:
             self._admit(journal)
             self._release(session_id)
+            self.live.made(journal.log.head, journal.committed_sequence)
         finally:
             self._in_the_making -= 1
             self._keeper.making.discard(journal)
+            self.live.making.discard(session_id)
 
     # --- going -------------------------------------------------------------------------------------------------------
 
@@ -482,7 +489,7 @@ class SessionRegistry:
             self._reserved[journal.session_id] = anyio.Event()
             await self._discard(journal)
 
-    async def remove(self, journal: Journal) -> None:
+    async def remove(self, journal: Journal, *, kind: str = "deleted") -> None:
         """Take a session out of memory and off the disk; on failure it is back as it was.
 
         A task of the manager does it, because nothing keeps asyncio's own cancellation from the caller's: the file
@@ -491,13 +498,13 @@ class SessionRegistry:
         if self._background.closed:
             raise ManagerClosed(f"the session manager was closed; session {journal.session_id} is as it was")
         self._reserved[journal.session_id] = anyio.Event()
-        await self._background.complete(partial(self._remove_now, journal))
+        await self._background.complete(partial(self._remove_now, journal, kind))
 
-    async def _remove_now(self, journal: Journal) -> None:
+    async def _remove_now(self, journal: Journal, gone_as: str) -> None:
         session_id = journal.session_id
         try:
             await self._erase(journal)
-            self.following.gone(session_id)
+            self.live.gone(session_id, journal.key, kind=gone_as)
             self.evicted_of_gone += journal.evicted
             self.cache.remove(session_id)
         except OSError as error:

@@ -246,8 +246,8 @@ class Committer:
 
     def __init__(self, store: Store, *, clock: Clock, max_unsaved_bytes: int) -> None:
         self.failure: StoreUnavailable | None = None
-        self.on_append: Callable[[SessionHead, int], None] | None = None
-        """Called with each session that the store has taken entries of, and the sequence of the newest."""
+        self.on_append: Callable[[SessionHead, Sequence[StoredEntry]], None] | None = None
+        """Called with each session that the store has taken entries of, and those entries."""
         self.lost: StoreUnavailable | None = None
         """Why what is appended would go where nobody looks for it, as `drain` has found it."""
         self.accepting = True
@@ -465,7 +465,7 @@ class Committer:
             if outcome is None:
                 session.arrived(sent)
                 if self.on_append is not None:
-                    self.on_append(session.head, session.committed)
+                    self.on_append(session.head, sent)
                 if session.failure is not None:
                     session.failure, self._retry_delay_s = None, FIRST_RETRY_S
                 self._committed += len(sent)

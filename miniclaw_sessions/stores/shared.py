@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from miniclaw_sessions.stores.base import Checkpoint, SessionHead, Store, StoredEntry
+from miniclaw_sessions.stores.base import Checkpoint, SessionHead, Store, StoredEntry, StoredHead
 from miniclaw_sessions.stores.wrapping import innermost
 
 
@@ -85,6 +85,13 @@ class SharedStore(Store):
         Args:
             uses: when each was used last.
             backwards: also in the place of a later time, as of a session that has just been copied from elsewhere.
+        """
+
+    @abstractmethod
+    async def recent(self) -> list[StoredHead]:
+        """All sessions to which entries were added in the last minutes, in any order, and some others.
+
+        Whoever asks every minute misses none.
         """
 
     # --- checkpoints -------------------------------------------------------------------------------------------------

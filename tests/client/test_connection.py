@@ -30,7 +30,8 @@ from miniclaw_sessions.client.connection import (
     NotConnected,
     RequestFailed,
 )
-from miniclaw_sessions.client.http import HttpTransport, server_sent_events
+from miniclaw_sessions.client.events import server_sent_events
+from miniclaw_sessions.client.http import HttpTransport
 from miniclaw_sessions.errors import ConfigError, SessionsError, Unreachable
 
 pytestmark = pytest.mark.anyio
@@ -472,4 +473,7 @@ async def test_events_are_read_from_pieces_of_every_size(step: int) -> None:
         for start in range(0, len(stream), step):
             yield stream[start : start + step]
 
-    assert [event async for event in server_sent_events(pieces())] == [("text", b'{"text":"a: b"}'), ("done", b"{}")]
+    assert [(kind, data) async for kind, data, _ in server_sent_events(pieces())] == [
+        ("text", b'{"text":"a: b"}'),
+        ("done", b"{}"),
+    ]

@@ -14,6 +14,7 @@ import pytest
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.errors import ManagerClosed, SessionNotFound, TranscriptNotKept
 from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.stores.base import StoredEntry
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FaultyStore
 from tests.postgresql import PostgreSQLServer
@@ -75,13 +76,15 @@ async def test_however_many_are_followed_one_query_asks_whether_others_wrote_the
     async with gateways(postgresql_url, tmp_path, 2) as (one, other):
         for chat in range(20):
             await (await one.get_or_create("telegram", chat)).add_message(Message.user("hello"))
-        following = one._registry.following
+        following = one.live.following
         waiting = [aclosing(following.follow(f"telegram_{chat}", 1)) for chat in range(20)]
         came: list[int] = []
 
         async def follow(chat: int) -> None:
             async with waiting[chat] as lists:
-                came.append((await anext(lists))[0].sequence)
+                (entry,) = await anext(lists)
+                assert isinstance(entry, StoredEntry)
+                came.append(entry.sequence)
 
         async with anyio.create_task_group() as tasks:
             for chat in range(20):
@@ -89,7 +92,7 @@ async def test_however_many_are_followed_one_query_asks_whether_others_wrote_the
             while sum(one.followers for one in following._followed.values()) < 20:
                 await anyio.lowlevel.checkpoint()
             before = len(postgresql.log)
-            await following._poll()
+            await one.live.poll()
             asked = postgresql.log[before:]
             for chat in range(20):
                 await (await other.get_or_create("telegram", chat)).add_message(Message.user("and you?"))
@@ -110,7 +113,7 @@ async def test_what_this_process_stores_comes_at_once_and_what_was_there_before_
                 (2, "now")
             ]
         assert store.calls["versions"] == 0, "nobody else writes this store"
-        assert manager._registry.following._followed == {}
+        assert manager.live.following._followed == {}
 
 
 async def test_it_ends_when_the_session_is_deleted_here_or_elsewhere(postgresql_url: str, tmp_path: Path) -> None:

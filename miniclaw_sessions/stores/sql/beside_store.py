@@ -16,6 +16,10 @@ from miniclaw_sessions.stores.shared import Archiving, ListPosition, SharedStore
 from miniclaw_sessions.stores.sql import beside, keyed
 from miniclaw_sessions.stores.sql.connections import transaction
 from miniclaw_sessions.stores.sql.keyed import Statement
+from miniclaw_sessions.stores.sql.models import USED_RESOLUTION
+
+RECENT_S = 300.0
+"""How long ago, beyond what `used_at` leaves open, a session was used lately."""
 
 T = TypeVar("T")
 
@@ -55,6 +59,11 @@ class BesideTranscripts(SharedStore):
             beside.NEWEST, channel=channel, pattern=pattern, used_at=used_at, behind=session_id, limit=limit
         )
         return [ListPosition(*row) for row in rows]
+
+    async def recent(self) -> list[StoredHead]:
+        """The sessions that were used lately, along an index; an append renews that once in `USED_RESOLUTION`."""
+        since_s = USED_RESOLUTION.total_seconds() + RECENT_S
+        return [keyed.stored_head(row) for row in await self._fetch(beside.RECENT, since_s=since_s)]
 
     async def used(self, uses: Sequence[Use], *, backwards: bool = False) -> None:
         """Write down that sessions were used."""

@@ -1,0 +1,136 @@
+"""Live: what happens in one session, and in all of them, as server-sent events that whoever was cut off resumes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from miniclaw_sessions.api.error_table import invalid
+from miniclaw_sessions.api.messages import Sequence_
+from miniclaw_sessions.api.operation import HEADERS, HEARTBEAT, LAST_EVENT_ID, Stream, operation
+from miniclaw_sessions.api.sessions import ONE
+from miniclaw_sessions.errors import ManagerClosed
+from miniclaw_sessions.protocol.encoding import encode_entry
+from miniclaw_sessions.protocol.keys import SessionKey, of_channel
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.api.context import Context
+    from miniclaw_sessions.manager.feed import Event
+
+EVENTS = "text/event-stream"
+_MAX_DIGITS = 16
+
+
+class FollowSession(msgspec.Struct, frozen=True):
+    """Behind which place a session is followed; by default behind its newest entry. The header wins."""
+
+    session_id: str
+    after: Sequence_ | None = None
+    last_event_id: str | None = None
+
+
+@operation("GET", f"{ONE}/follow", FollowSession, Stream, reads=False)
+async def follow_session(context: Context, request: FollowSession) -> Stream:
+    """Each entry as it is acknowledged, whichever process has written it: server-sent events named `entry`.
+
+    An event's `id` is the entry's sequence: whoever was cut off goes on behind it with `Last-Event-ID`, or `after`.
+    Beside them comes what is told of an answer that is under way here, as of `POST /v1/chat`, without an id. When the
+    session is deleted there is an event `gone`, and the stream ends.
+    """
+    after, last = request.after, request.last_event_id
+    if last is not None:
+        if not last.isdecimal() or len(last) > _MAX_DIGITS:
+            raise invalid("the id of an event of one session is a sequence number", HEADERS[LAST_EVENT_ID])
+        after = int(last)
+    session = await context.find(request.session_id)
+    place = session.journal.committed_sequence if after is None else after
+    return Stream(_followed(context, request.session_id, place), EVENTS)
+
+
+async def _followed(context: Context, session_id: str, after: int) -> AsyncGenerator[bytes, None]:
+    from miniclaw_sessions.manager.following import Told  # noqa: PLC0415 - a client has these shapes, and no manager
+
+    async with aclosing(context.manager.watch(session_id, after=after)) as watched:
+        yield HEARTBEAT + b"id: %d\n\n" % after  # before there is anything to tell: the status, and where it begins
+        try:
+            async for told in watched:
+                pieces = [
+                    b"event: %s\ndata: %s\n\n" % (one.kind.encode(), msgspec.json.encode(one.data))
+                    if isinstance(one, Told)
+                    else b"id: %d\nevent: entry\ndata: %s\n\n" % (one.sequence, encode_entry(one))
+                    for one in told
+                ]
+                yield b"".join(pieces) or HEARTBEAT
+        except ManagerClosed:
+            return  # the end of the stream without a word: follow it elsewhere
+    yield b"event: gone\ndata: {}\n\n"
+
+
+class FollowAll(msgspec.Struct, frozen=True):
+    """Which sessions are told of, from where on (the header wins), and how much is said of them.
+
+    With `content`, entries come whole. With `sessions`, all sessions are told of first, unless what was missed is told.
+    """
+
+    channel: str | None = None
+    prefix: str | None = None
+    content: bool = False
+    sessions: bool = False
+    after: str | None = None
+    last_event_id: str | None = None
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which sessions somebody is told of."""
+
+    channel: str | None
+    prefix: str | None
+
+    def __call__(self, session_id: str, key: SessionKey | None) -> bool:
+        """Whether it is one of them."""
+        if self.prefix is not None and not session_id.casefold().startswith(self.prefix.casefold()):
+            return False
+        if self.channel is None:
+            return True
+        return of_channel(self.channel)(session_id) if key is None else key.channel == self.channel
+
+
+@operation("GET", "/v1/events", FollowAll, Stream, reads=False)
+async def follow_all(context: Context, request: FollowAll) -> Stream:
+    """What happens in all sessions: server-sent events, whose `id` is the place to go on from with `Last-Event-ID`.
+
+    `ready` comes first: `resumed` says whether everything since then follows, nothing missing and nothing twice. Else
+    (at first, after a restart, at another gateway, after long) read how things are, or let `sessions` tell where each
+    session ends. Whoever keeps the last sequence of each session, leaves out what is not above it, and reads what lies
+    between, has every entry once, whatever breaks.
+    """
+    after = request.after if request.last_event_id is None else request.last_event_id
+    wanted = Wanted(request.channel or None, request.prefix)
+    watched = context.manager.watch_all(after=after, only=wanted, listed=request.sessions, content=request.content)
+    return Stream(_all(watched), EVENTS)
+
+
+async def _all(watched: AsyncGenerator[list[Event], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(watched):
+        try:
+            async for events in watched:
+                yield b"".join(map(_encoded, events))
+        except ManagerClosed:
+            return
+
+
+def _encoded(event: Event) -> bytes:
+    """An event as it is sent; to many watchers the same bytes. One without a word moves the place, and says nothing."""
+    if event.encoded is None:
+        place = b"id: %s\n" % event.place.encode() if event.place else b""
+        if event.kind == "quiet":
+            return HEARTBEAT + place + b"\n"
+        data = msgspec.json.encode(event.data)
+        event.encoded = b"%sevent: %s\ndata: %s\n\n" % (place, event.kind.encode(), data)
+    return event.encoded
+
+
+OPERATIONS = (follow_session, follow_all)

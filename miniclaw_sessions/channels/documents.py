@@ -1,0 +1,95 @@
+"""The events of an answer as documents.
+
+They are what a stream of events sends, what the command line shows, and what those are told who follow the session.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from miniclaw_sessions.agent.events import (
+    AgentEvent,
+    MessageAccepted,
+    ReplyFinished,
+    SessionCompacted,
+    ToolFinished,
+    ToolStarted,
+    TurnFinished,
+    TurnStopped,
+    TurnSuspended,
+)
+from miniclaw_sessions.agent.provider import TextDelta
+from miniclaw_sessions.api.error_table import snake_case
+from miniclaw_sessions.api.messages import message_document
+from miniclaw_sessions.api.sessions import usage_reply
+from miniclaw_sessions.channels.base import Answered, Last, NotAnswered
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Usage
+
+Document = dict[str, Any]
+
+
+class Overheard:
+    """One answer, as those are told of it who follow the session, or watch all.
+
+    Args:
+        manager: tells them.
+        key: the session's.
+    """
+
+    def __init__(self, manager: SessionManager, key: SessionKey) -> None:
+        self._manager = manager
+        self._key = key
+        self._has_begun = False
+
+    def tell(self, event: AgentEvent) -> None:
+        """Tell of an event of the turn; its message is acknowledged before anything is told."""
+        if isinstance(event, MessageAccepted):
+            self._has_begun = True
+            self._manager.live.tell(self._key, "typing", {})
+        self._manager.live.tell(self._key, *event_document(event))
+
+    def end(self, last: Last) -> None:
+        """Tell how it ended, if it has begun."""
+        if not self._has_begun:
+            return
+        if isinstance(last, Answered):
+            self._manager.live.tell(self._key, *event_document(last.event))
+        elif isinstance(last, NotAnswered):
+            failure = {"message": last.text, "type": snake_case(type(last.error).__name__)}
+            self._manager.live.tell(self._key, "error", failure)
+
+
+def event_document(event: AgentEvent) -> tuple[str, Document]:  # noqa: PLR0911 - one for each kind of event
+    """An event of a turn and its data.
+
+    Its names: accepted, text, tool_started, tool_finished, usage, compacted; at the end suspended, stopped or done.
+    """
+    match event:
+        case MessageAccepted(entry=entry):
+            return "accepted", {"entry_id": entry.id}
+        case TextDelta(text=text):
+            return "text", {"text": text}
+        case ToolStarted(call=call):
+            return "tool_started", {"id": call.id, "name": call.name, "arguments": call.arguments}
+        case ToolFinished(call=call):
+            return "tool_finished", {"id": call.id, "name": call.name, "is_error": event.is_error}
+        case ReplyFinished(message=message):
+            return "usage", {"usage": _usage_document(message.usage or Usage()), "model": message.model}
+        case SessionCompacted(outcome=outcome):
+            return "compacted", {"status": outcome.status.value, "detail": outcome.detail}
+        case TurnSuspended(pending=pending, usage=usage):
+            waiting = [{"id": one.call.id, "name": one.call.name, "reason": one.reason} for one in pending]
+            return "suspended", {"pending": waiting, "usage": _usage_document(usage)}
+        case TurnStopped(message=message, usage=usage):
+            return "stopped", {"message": message_document(message), "usage": _usage_document(usage)}
+        case TurnFinished(message=message, usage=usage):
+            return "done", {"message": message_document(message), "usage": _usage_document(usage)}
+
+
+def _usage_document(usage: Usage) -> Document:
+    document: Document = msgspec.to_builtins(usage_reply(usage))
+    return document

@@ -1,0 +1,50 @@
+"""Server-sent events, as a daemon writes them: each datum is one line."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import NamedTuple
+
+from miniclaw_sessions.client.connection import MAX_REPLY_BYTES, RequestFailed
+
+
+class ServerSentEvent(NamedTuple):
+    """One event.
+
+    Attributes:
+        kind: its name.
+        data: what it says; empty where it only says from where on the stream can be resumed.
+        place: its id, to resume behind it; None: it has none.
+    """
+
+    kind: str
+    data: bytes = b""
+    place: str | None = None
+
+
+async def server_sent_events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[ServerSentEvent, None]:
+    """The events in a text/event-stream.
+
+    Raises:
+        RequestFailed: one is longer than `MAX_REPLY_BYTES`.
+    """
+    kind, data, place, rest = "message", b"", None, bytearray()
+    async for piece in pieces:
+        rest += piece
+        if b"\n" not in piece:
+            if len(rest) > MAX_REPLY_BYTES:
+                raise RequestFailed(f"an event is longer than {MAX_REPLY_BYTES} bytes")
+            continue
+        *lines, last = rest.split(b"\n")
+        rest = last
+        for line in lines:
+            name, _, value = bytes(line.rstrip(b"\r")).partition(b": ")  # a line without a name is a comment
+            if name == b"event":
+                kind = value.decode(errors="replace")
+            elif name == b"data":
+                data = value
+            elif name == b"id":
+                place = value.decode(errors="replace")
+            elif not name and not value and (data or place is not None):
+                yield ServerSentEvent(kind, data, place)
+                kind, data, place = "message", b"", None

@@ -1,0 +1,196 @@
+"""What happens in all sessions, as one row of events that any number of watchers read at their own pace.
+
+The row is kept once, however many watch, and is bounded. It has a name that no other row has, in this process or
+another, and its events are numbered: name and number are the place from which a watcher goes on. Who comes with a place
+that is no longer kept, or of another row, has to look where each session ends: sequences are the sessions' own, and
+there is no number for what happens in all of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.errors import ManagerClosed
+from miniclaw_sessions.manager.waiting import Waiters, Waiting, wake
+from miniclaw_sessions.protocol.keys import SessionKey
+
+KEPT_EVENTS = 8192
+"""How many events are kept for watchers that are slow, or were cut off and come back."""
+
+KEPT_S = 60.0
+"""How long the row goes on when nobody watches."""
+
+_NAME_LENGTH = 12
+_LONGEST_NUMBER = 18
+
+Only = Callable[[str, SessionKey | None], bool]
+"""Whether a watcher is told of the session with this id and key (None: only the id is known). Those that are equal, and
+have the same hash, are asked once."""
+
+
+class Event:
+    """Something that happened in a session.
+
+    Attributes:
+        kind: what it is called.
+        session_id: in which session.
+        key: the session's; None: it is not known any more.
+        data: what is said of it.
+        place: the event's own, from which a watcher goes on behind it; None: it has none.
+        encoded: for whoever sends it to many: it is made once.
+    """
+
+    __slots__ = ("data", "encoded", "key", "kind", "place", "session_id")
+
+    def __init__(
+        self, kind: str, data: dict[str, Any], session_id: str = "", key: SessionKey | None = None, place: str = ""
+    ) -> None:
+        self.kind = kind
+        self.data = data
+        self.session_id = session_id
+        self.key = key
+        self.place = place
+        self.encoded: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"<Event {self.place} {self.kind} {self.session_id}>"
+
+
+class Feed:
+    """The row of events.
+
+    Args:
+        clock: time, and the row's name.
+        waiting: who waits.
+
+    Attributes:
+        end: the number of the next event.
+    """
+
+    def __init__(self, clock: Clock, waiting: Waiting) -> None:
+        self._clock = clock
+        self._waiting = waiting
+        self._name = ""
+        self.end = 1
+        self._kept: deque[Event] = deque(maxlen=KEPT_EVENTS)
+        self._kept_until: float | None = None
+        self._views: dict[Only, _View] = {}
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Feed {self._name} up to {self.end}>"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether anybody watches, or did until a moment ago; else nothing has to be told."""
+        return bool(self._views) or (self._kept_until is not None and self._clock.monotonic() < self._kept_until)
+
+    def tell(self, kind: str, data: dict[str, Any], session_id: str, key: SessionKey | None) -> None:
+        """Add an event, and wake whoever is told of this session."""
+        if not self.is_kept:
+            return
+        self._kept.append(Event(kind, data, session_id, key, f"{self._name}:{self.end}"))
+        self.end += 1
+        for only, view in self._views.items():
+            if view.waiting and only(session_id, key):
+                wake(view.waiting)
+
+    def close(self) -> None:
+        """Nobody is told anything any more."""
+        self._closed = True
+        for view in self._views.values():
+            wake(view.waiting)
+
+    @contextmanager
+    def watching(self, after: str | None, only: Only) -> Iterator[Watch]:
+        """Watch from a place on; from now on where it is not kept, or None."""
+        if not self.is_kept:
+            self._name = self._clock.new_id()[-_NAME_LENGTH:]
+            self._kept.clear()
+        view = self._views.setdefault(only, _View())
+        view.watchers += 1
+        try:
+            yield Watch(self, self._number(after), only, view.waiting)
+        finally:
+            view.watchers -= 1
+            if not view.watchers:
+                del self._views[only]
+            self._kept_until = self._clock.monotonic() + KEPT_S
+
+    def _number(self, after: str | None) -> int | None:
+        """The number of the event behind a place, if that event is kept, or is the next one."""
+        name, _, number = (after or "").rpartition(":")
+        if name != self._name or not number.isdecimal() or len(number) > _LONGEST_NUMBER:
+            return None
+        behind = int(number) + 1
+        return behind if self.end - len(self._kept) <= behind <= self.end else None
+
+    def since(self, number: int) -> list[Event] | None:
+        """The events from this number on; None if they are no longer kept."""
+        count = self.end - number
+        return None if count > len(self._kept) else list(islice(self._kept, len(self._kept) - count, None))
+
+    def place_behind(self, number: int) -> str:
+        """The place from which a watcher goes on with the event of this number."""
+        return f"{self._name}:{number - 1}"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more comes."""
+        return self._closed
+
+    async def wait(self, among: Waiters) -> None:
+        """Return when there are news for these, or after a while without any."""
+        await self._waiting.news(among)
+
+
+class _View:
+    """Those who are told of the same sessions."""
+
+    def __init__(self) -> None:
+        self.watchers = 0
+        self.waiting: Waiters = set()
+
+
+class Watch:
+    """One watcher's way along the row.
+
+    Attributes:
+        resumed: whether everything since the place that was given will be told; else it begins now.
+    """
+
+    def __init__(self, feed: Feed, number: int | None, only: Only, waiting: Waiters) -> None:
+        self.resumed = number is not None
+        self._feed = feed
+        self._number = feed.end if number is None else number
+        self._only = only
+        self._waiting = waiting
+
+    @property
+    def place(self) -> str:
+        """From where on a watcher goes on that has seen all that it was given."""
+        return self._feed.place_behind(self._number)
+
+    async def events(self) -> list[Event] | None:
+        """The next events, as many as there are; none when nothing came for a while. None: it was too slow.
+
+        Raises:
+            ManagerClosed: nothing more comes.
+        """
+        for is_patient in (True, False):
+            if self._feed.is_closed:
+                raise ManagerClosed("events are told no longer: the session manager is closing")
+            found = self._feed.since(self._number)
+            if found is None:
+                return None
+            self._number += len(found)
+            told = [event for event in found if self._only(event.session_id, event.key)]
+            if told or not is_patient:
+                return told
+            await self._feed.wait(self._waiting)
+        return []

@@ -1,0 +1,196 @@
+"""A thousand cuts: followers whose connections break at random lose nothing, and are given nothing twice.
+
+Meanwhile the daemon is killed and started again; on a shared store, it is another one that they come back to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+import pytest
+
+from miniclaw_sessions.client import connect, following
+from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.messages import Message
+from tests.gateway.daemons import Process
+
+pytestmark = [pytest.mark.anyio, pytest.mark.proof]
+
+CUTS = 1000
+SESSIONS = 20
+KILLS = 3
+LONGEST = 3000
+"""At most so many bytes come through before a cut."""
+
+Seen = list[tuple[str, int]]
+
+
+class Cutter:
+    """Stands before one daemon after the other, and cuts every connection after a random number of bytes."""
+
+    def __init__(self, sockets: list[Path]) -> None:
+        self.cuts = 0
+        self._cut = anyio.Event()
+        self._sockets = sockets
+        self._random = random.Random(1)
+
+    async def reached(self, cuts: int) -> None:
+        """Wait until so many connections were cut."""
+        while self.cuts < cuts:
+            self._cut = anyio.Event()
+            await self._cut.wait()
+
+    @asynccontextmanager
+    async def listening(self, at: Path) -> AsyncIterator[None]:
+        server = await asyncio.start_unix_server(self._serve, at)
+        try:
+            yield
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._sockets.append(self._sockets.pop(0))
+        left = self._random.randrange(1, LONGEST)
+        with suppress(OSError):
+            back, forth = await asyncio.open_unix_connection(self._sockets[0])
+
+            async def ask() -> None:
+                while data := await reader.read(65536):
+                    forth.write(data)
+                forth.close()
+
+            asking = asyncio.create_task(ask())
+            with suppress(OSError):
+                while left > 0 and (data := await back.read(self._random.randrange(1, 1000))):
+                    writer.write(data[:left])
+                    left -= len(data)
+                    await writer.drain()
+            asking.cancel()
+            forth.transport.abort()
+        self.cuts += 1
+        self._cut.set()
+        writer.transport.abort()
+
+
+async def follow_one(at: Path, seen: Seen) -> None:
+    async with connect(f"unix:{at}") as client, aclosing(client.session("a_0").follow(after=0)) as entries:
+        async for entry in entries:
+            if isinstance(entry, MessageEntry):
+                seen.append(("a_0", entry.sequence))
+
+
+async def follow_all(at: Path, seen: Seen) -> None:
+    async with connect(f"unix:{at}") as client, client.follow_all(ends={}) as events:
+        async for event in events:
+            if isinstance(event.entry, MessageEntry):
+                seen.append((event.session_id, event.entry.sequence))
+
+
+async def write(socket: Path, chats: list[int], is_over: anyio.Event) -> None:
+    """Append to sessions in turn, through a client that sends again what was not acknowledged."""
+    async with connect(f"unix:{socket}") as client:
+        count = 0
+        while not is_over.is_set():
+            for chat in chats:
+                await (await client.get_or_create("a", chat)).add_message(Message.user(f"{count} " + 50 * "x"))
+            count += 1
+            await anyio.sleep(0.02)
+
+
+async def settled(one: Seen, every: Seen, sockets: list[Path]) -> None:
+    """Compare with what is stored, when all of it has come; what comes twice or is missing never settles."""
+    stored: Seen = []
+    async with connect(f"unix:{sockets[0]}") as client:
+        for row in await client.list():
+            entries = [entry async for entry in (client.session(row.session_id)).transcript()]
+            stored += [(row.session_id, place + 1) for place in range(len(entries))]
+    with anyio.move_on_after(60):
+        while len(every) < len(stored) or len(one) < sum(name == "a_0" for name, _ in stored):  # noqa: ASYNC110 - a list
+            await anyio.sleep(0.05)
+    assert sorted(every) == sorted(stored), "all sessions: each entry once"
+    assert one == sorted(place for place in stored if place[0] == "a_0"), "one session: each entry once, in order"
+    for session_id in {name for name, _ in stored}:
+        places = [place for name, place in every if name == session_id]
+        assert places == sorted(places), f"{session_id}: in order"
+
+
+async def test_over_a_thousand_cuts_and_kills_of_the_daemon_nothing_is_missing_and_nothing_comes_twice(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_PAUSE_S", 0.002)
+    one: Seen = []
+    every: Seen = []
+    is_over = anyio.Event()
+    cutter = Cutter([short_path / "w" / "miniclaw.sock"])
+    async with anyio.create_task_group() as tasks:
+        socket = cutter._sockets[0]
+        for life in range(KILLS + 1):
+            async with Process(short_path) as daemon:
+                await daemon.notice("READY=1")
+                if life == 0:
+                    await tasks.start(begin, cutter, short_path / "c", socket, one, every, is_over)
+                await cutter.reached(CUTS * (life + 1) // (KILLS + 1))
+                if life < KILLS:
+                    daemon.send(signal.SIGKILL)
+                    await daemon.exited()
+                    continue
+                is_over.set()
+                await anyio.sleep(0.5)
+                await settled(one, every, [socket])
+                tasks.cancel_scope.cancel()
+    assert cutter.cuts >= CUTS
+
+
+async def begin(  # noqa: PLR0917 - what a test has
+    cutter: Cutter,
+    at: Path,
+    socket: Path,
+    one: Seen,
+    every: Seen,
+    is_over: anyio.Event,
+    *,
+    task_status: anyio.abc.TaskStatus[None],
+) -> None:
+    """Write and follow until it is over."""
+    async with connect(f"unix:{socket}") as client:
+        await (await client.get_or_create("a", 0)).add_message(Message.user("the first"))
+    async with cutter.listening(at), anyio.create_task_group() as tasks:
+        for chats in (list(range(SESSIONS // 2)), list(range(SESSIONS // 2, SESSIONS))):
+            tasks.start_soon(write, socket, chats, is_over)
+        tasks.start_soon(follow_one, at, one)
+        tasks.start_soon(follow_all, at, every)
+        task_status.started()
+
+
+async def test_followers_that_come_back_to_another_gateway_miss_nothing_and_get_nothing_twice(
+    postgresql_url: str, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_PAUSE_S", 0.002)
+    one: Seen = []
+    every: Seen = []
+    is_over = anyio.Event()
+    homes = [short_path / "1", short_path / "2"]
+    for home in homes:
+        home.mkdir()
+    async with (
+        Process(homes[0], MINICLAW_SESSIONS_STORE=postgresql_url) as first,
+        Process(homes[1], MINICLAW_SESSIONS_STORE=postgresql_url) as second,
+    ):
+        await first.notice("READY=1")
+        await second.notice("READY=1")
+        sockets = [first.socket, second.socket]
+        cutter = Cutter(list(sockets))
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(begin, cutter, short_path / "c", sockets[0], one, every, is_over)
+            tasks.start_soon(write, sockets[1], list(range(0, SESSIONS, 3)), is_over)
+            await cutter.reached(CUTS // 5)
+            is_over.set()
+            await anyio.sleep(0.5)
+            await settled(one, every, sockets)
+            tasks.cancel_scope.cancel()
