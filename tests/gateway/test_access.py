@@ -51,7 +51,7 @@ BODIES: dict[str, Any] = {
 NOT_HERE = {"unarchive_session": 404, "acknowledge_losses": 200}
 """What the owner is answered where there is nothing of the kind."""
 
-TELLS_NOTHING = {"list_formats", "health", "probe_live", "probe_ready", "list_sessions", "search"}
+TELLS_NOTHING = {"list_formats", "health", "probe_live", "probe_ready", "list_sessions", "search", "follow_all"}
 """What is answered with 200 to a stranger to all sessions: they are not in it."""
 
 
@@ -253,3 +253,18 @@ async def test_a_prefix_of_chats_bounds_a_token_too(foreign: Foreign) -> None:
         replies = [await client.post("/v1/sessions", json={"channel": a, "chat_id": b}) for a, b in made]
         assert [one.status_code for one in replies] == [201, 201, 403, 403]
         assert "channel mail or web, chats alice-..." in replies[2].json()["error"]["message"]
+
+
+async def test_events_of_foreign_sessions_are_not_told(foreign: Foreign) -> None:
+    told = ""
+    async with foreign.bounded.stream("GET", "/v1/events?sessions=true&content=true") as reply:
+        async for line in reply.aiter_lines():
+            told += line
+            if "ready" in line:
+                for session_id in (FOREIGN, OWN):
+                    session = await foreign.served.manager.find(session_id)
+                    await session.add_message(Message.user("and now"))
+            if "and now" in line:
+                break
+    assert OWN in told
+    assert FOREIGN not in told
