@@ -25,7 +25,7 @@ RESERVED = ("admin", "owner")
 _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 app = typer.Typer()
-tokens = typer.Typer(no_args_is_help=True)
+tokens = typer.Typer()
 app.add_typer(tokens, name="tokens", help="Make, list and revoke the tokens of those who may ask the daemon by TCP.")
 
 
@@ -89,6 +89,21 @@ def create(  # noqa: PLR0913 - one parameter per flag
     invocation.console.print(token, soft_wrap=True)
     said = f"this is the token {name}; it is shown only now. Send it as `Authorization: Bearer ...`"
     invocation.errors.print(said, style="dim", soft_wrap=True)
+
+
+@command(
+    tokens,
+    talks=False,
+    group=True,
+    examples={
+        "tokens": "who has one, and for what",
+        "tokens create phone": "makes one that reads and writes, and shows it once",
+        "tokens revoke phone": "not valid any more, at once",
+    },
+)
+def list_unless_more_is_asked(invocation: Invocation) -> None:
+    """Make, list and revoke the tokens of those who may ask the daemon by TCP."""
+    list_tokens(invocation)
 
 
 @command(

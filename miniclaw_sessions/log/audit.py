@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Self
@@ -22,7 +21,7 @@ from miniclaw_sessions.config import LogSettings
 from miniclaw_sessions.disk import FILE_MODE, write_all
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.log.records import is_pretty
+from miniclaw_sessions.log.records import is_pretty, log_stream
 
 log = get_logger(__name__)
 
@@ -45,7 +44,7 @@ class Deed(msgspec.Struct, frozen=True, kw_only=True):
     time: str
     level: str = "info"
     event: str = "audit"
-    action: str = "audit"
+    action: str
     who: str
     token: str | None = None
     operation: str
@@ -69,8 +68,8 @@ class AuditLog:
         self._scopes = _SCOPES[settings.audit]
         self._clock = clock
         self._fd = _opened(Path(settings.audit_file).expanduser()) if settings.audit_file and self._scopes else -1
-        self._is_pretty = self._fd < 0 and is_pretty(settings, sys.stderr)
-        self._waiting: list[str] = []
+        self._settings = settings
+        self._waiting: list[Deed] = []
 
     def __enter__(self) -> Self:
         return self
@@ -85,6 +84,7 @@ class AuditLog:
         if scope not in self._scopes:
             return
         deed = Deed(
+            action="audit",
             time=self._clock.now().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             who=who,
             token=token or None,
@@ -95,19 +95,19 @@ class AuditLog:
         )
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self.flush)
-        self._waiting.append(_for_people(deed) if self._is_pretty else msgspec.json.encode(deed).decode("ascii"))
+        self._waiting.append(deed)
 
     def flush(self) -> None:
         """Write what waits; where that fails it is lost, and the log says so."""
-        if not self._waiting:
-            return
-        lines, self._waiting = "\n".join([*self._waiting, ""]), []
+        waiting, self._waiting = self._waiting, []
+        stream = log_stream()
         try:
             if self._fd >= 0:
-                write_all(self._fd, lines.encode())
-            else:
-                sys.stderr.write(lines)
-                sys.stderr.flush()
+                write_all(self._fd, b"".join([msgspec.json.encode(deed) + b"\n" for deed in waiting]))
+            elif waiting and stream is not None:
+                line_of = _for_people if is_pretty(self._settings, stream) else _as_json
+                stream.write("".join([f"{line_of(deed)}\n" for deed in waiting]))
+                stream.flush()
         except (OSError, ValueError) as error:
             log.error("what was done could not be written down", action="audit.failed", error_type=type(error).__name__)
 
@@ -123,6 +123,10 @@ def _outcome(status: int) -> str:
     if not status:
         return "broken_off"
     return "done" if status < 400 else "refused" if status < 500 else "failed"  # noqa: PLR2004 - as HTTP has them
+
+
+def _as_json(deed: Deed) -> str:
+    return msgspec.json.encode(deed).decode("ascii")
 
 
 def _for_people(deed: Deed) -> str:

@@ -44,6 +44,7 @@ REPEATS = 10
 
 REPEAT_INTERVAL_S = 60.0
 
+_CONFIGURED: dict[str, TextIO] = {}
 _MAX_EVENT_LENGTH = 1_000
 _MAX_ITEMS = 20
 _MAX_FRAMES = 20
@@ -59,7 +60,7 @@ def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, cl
         stream: where to; standard error by default.
         clock: stamps the records and times the repetitions.
     """
-    stream = stream or sys.stderr
+    stream = _CONFIGURED["stream"] = stream or sys.stderr
     clock = clock or SystemClock()
     structlog.configure(
         processors=[
@@ -75,6 +76,11 @@ def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, cl
         cache_logger_on_first_use=False,  # tests capture what already existing loggers write
     )
     _adopt_standard_library(settings.level)
+
+
+def log_stream() -> TextIO | None:
+    """Where the log goes; None where nobody has configured it here."""
+    return _CONFIGURED.get("stream")
 
 
 def is_pretty(settings: LogSettings, stream: TextIO) -> bool:
