@@ -8,7 +8,6 @@ exclusive. `session.tree` is the transcript as a tree, in the words of document 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from datetime import datetime
 from types import MappingProxyType
@@ -208,8 +207,10 @@ class Session:
             entry = entry or journal.append(message, idempotency_key=idempotency_key)
             # a repeated message that has left the window has no number any more: then everything is waited for
             await committer.wait(journal.log, entry.sequence or journal.last_sequence)
-            with suppress(TurnTaken):  # it was a turn's question, that was given up: then it is said without a turn
+            try:
                 return entry if journal.log.rebase is None else await journal.as_stored(entry)
+            except TurnTaken:  # it was a turn's question, that was given up: then it is said without a turn
+                continue
 
     async def add_messages(
         self,

@@ -16,12 +16,13 @@ its first row, and is null in the others. A session without entries has one row 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import msgspec
 from sqlalchemy import (
     CTE,
     BigInteger,
@@ -281,7 +282,7 @@ BEGIN = _begin()
 """For sessions that do not exist yet."""
 
 
-class Part(NamedTuple):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """What is to be added to one session: an append, as far as it is new."""
 
     append: Append
@@ -299,41 +300,31 @@ def number_of(session_id: str) -> int:
     return crc32(session_id.encode())
 
 
-def values_of(parts: Sequence[Part], names: Container[str]) -> dict[str, Sequence[Any]]:
-    """The columns that `BEGIN`, or one of `GO_ON`, names."""
-    rows = [row for part in parts for row in _rows_of(part)]
-    columns: dict[str, Sequence[Any]] = dict(zip(_KEYED, zip(*rows, strict=True), strict=True))
-    firsts: Sequence[Part | None] = parts
-    if len(rows) > len(parts):
-        firsts = [one for part in parts for one in (part, *[None] * (len(part.entries) - 1))]
-    appends = [None if part is None else part.append for part in firsts]
-    columns["incarnation"] = [None if one is None else one.head.incarnation for one in appends]
-    columns["expected"] = [None if part is None else part.expected for part in firsts]
-    columns["last"] = [None if part is None else part.last for part in firsts]
-    if "fence" in names:
-        turns = [None if one is None else one.turn for one in appends]
-        columns["fence"] = [None if turn is None else turn.fence for turn in turns]
-        columns["owner"] = [None if turn is None else turn.owner for turn in turns]
-        columns["seconds"] = [None if turn is None else turn.seconds for turn in turns]
-    if "channel" in names:
-        columns["channel"] = [None if one is None else one.head.key.channel for one in appends]
-        columns["chat_id"] = [None if one is None else one.head.key.chat_id for one in appends]
-        columns["created_at"] = [None if one is None else one.head.created_at for one in appends]
-    return columns
+_COLUMNS = (*_KEYED, *_FIRST, *_TURN, *_WHO)
+_NO_ENTRY = (None,) * (len(_KEYED) - 1)
+_NO_TURN = (None,) * len(_TURN)
+_SAID_ALREADY = (None,) * (len(_COLUMNS) - len(_KEYED))
+
+
+def values_of(parts: Sequence[Part]) -> dict[str, Sequence[Any]]:
+    """The columns that `BEGIN`, `CLAIM` and those of `GO_ON` choose from."""
+    return dict(zip(_COLUMNS, zip(*[row for part in parts for row in _rows_of(part)], strict=True), strict=True))
 
 
 def _rows_of(part: Part) -> Iterator[tuple[Any, ...]]:
     """What is said of each entry; of none, where there is none."""
-    session_id = part.append.head.session_id
+    head, turn = part.append.head, part.append.turn
+    claim = _NO_TURN if turn is None else (turn.fence, turn.owner, turn.seconds)
+    of_session: tuple[Any, ...] = (head.incarnation, part.expected, part.last, *claim, *head.key, head.created_at)
+    session_id = head.session_id
+    if not part.entries:
+        yield session_id, *_NO_ENTRY, *of_session
     number = number_of(session_id)
     for one in part.entries:
-        yield session_id, one.sequence, one.entry_id, one.encoded, _checksum(number, one), one.idempotency_key
-    if not part.entries:
-        yield session_id, None, None, None, None, None
-
-
-def _checksum(number: int, entry: StoredEntry) -> int:
-    return checksum_of(number, entry.sequence, entry.entry_id, entry.idempotency_key, entry.encoded)
+        key = one.idempotency_key
+        checksum = checksum_of(number, one.sequence, one.entry_id, key, one.encoded)
+        yield session_id, one.sequence, one.entry_id, one.encoded, checksum, key, *of_session
+        of_session = _SAID_ALREADY
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

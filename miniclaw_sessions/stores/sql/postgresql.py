@@ -190,14 +190,15 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Append entries of many sessions in one statement; a conflict of one is no matter of the others."""
-        outcomes: dict[str, StoreError | None] = {}
+        refused: dict[str, StoreError] = {}
         for group in _groups(appends):
             with CancelScope(shield=True):
-                outcomes.update(await self._appending(group))
-        self._note(outcomes)
-        return [outcomes[item.head.session_id] for item in appends]
+                refused |= await self._appending(group)
+        session_ids = [item.head.session_id for item in appends]
+        self._note(session_ids)
+        return list(map(refused.get, session_ids))
 
-    async def _appending(self, appends: Sequence[Append]) -> dict[str, StoreError | None]:
+    async def _appending(self, appends: Sequence[Append]) -> dict[str, StoreError]:
         """Append; once more over a new connection where the old one was gone, for entries are never added twice."""
         work = partial(self._append, appends=appends)
         try:
@@ -207,26 +208,28 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
                 raise
         return await self._writing("append to", work)
 
-    async def _append(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError | None]:
+    async def _append(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError]:
+        """Append; those that were refused, and why."""
         try:
             return await self._append_together(connection, appends)
         except (*REFUSED_VALUES, asyncpg.LockNotAvailableError):  # so that it is nobody else's fault
             return await self._append_each(connection, appends)
 
-    async def _append_each(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError | None]:
+    async def _append_each(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError]:
         """Append to each session on its own, each time in another order: those that wait must not always come first."""
         self._orders += 1
-        outcomes: dict[str, StoreError | None] = {}
+        refused: dict[str, StoreError] = {}
         waited_for: list[StoreUnavailable] = []
         for item in sorted(appends, key=lambda one: crc32(one.head.session_id.encode(), self._orders)):
             is_enough = len(waited_for) == _ATTEMPTS
             outcome = waited_for[0] if is_enough else await self._append_alone(connection, item)
             if isinstance(outcome, StoreUnavailable):
                 waited_for = [*waited_for, outcome][:_ATTEMPTS]
-            outcomes[item.head.session_id] = outcome
-        return outcomes
+            if outcome is not None:
+                refused[item.head.session_id] = outcome
+        return refused
 
-    async def _append_together(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError | None]:
+    async def _append_together(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError]:
         waiting = {item.head.session_id: item for item in appends}
         going_on = [part for item in appends if (part := _going_on(item)) is not None]
         for session_id in await _apply(connection, _statement_for(going_on), going_on):
@@ -237,15 +240,16 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         beginning = [part for item in waiting.values() if (part := _beginning(item)) is not None]
         for session_id in await _apply(connection, keyed.BEGIN, beginning):
             del waiting[session_id]
-        settled: dict[str, StoreError | None] = {}
+        refused: dict[str, StoreError] = {}
         for session_id, item in waiting.items():
-            is_patient = not any(isinstance(outcome, StoreUnavailable) for outcome in settled.values())
-            settled[session_id] = await self._settle(connection, item, is_patient=is_patient)
-        return {item.head.session_id: settled.get(item.head.session_id) for item in appends}
+            is_patient = not any(isinstance(outcome, StoreUnavailable) for outcome in refused.values())
+            if (outcome := await self._settle(connection, item, is_patient=is_patient)) is not None:
+                refused[session_id] = outcome
+        return refused
 
     async def _append_alone(self, connection: Any, item: Append) -> StoreError | None:
         try:
-            return (await self._append_together(connection, [item]))[item.head.session_id]
+            return (await self._append_together(connection, [item])).get(item.head.session_id)
         except asyncpg.LockNotAvailableError as error:
             return store_error(error, self._place, "append to")
         except REFUSED_VALUES as error:
@@ -473,7 +477,7 @@ def _beginning(item: Append) -> Part | None:
 
 
 def _follow_each_other(entries: Sequence[StoredEntry]) -> bool:
-    return all(after.sequence == before.sequence + 1 for before, after in pairwise(entries))
+    return len(entries) == 1 or all(after.sequence == before.sequence + 1 for before, after in pairwise(entries))
 
 
 def _statement_for(parts: Sequence[Part]) -> Statement:
@@ -488,7 +492,7 @@ async def _apply(connection: Any, statement: Statement, parts: Sequence[Part]) -
     """Run a statement for all of these; the sessions that were changed."""
     if not parts:
         return []
-    values = keyed.values_of(parts, statement.names)
+    values = keyed.values_of(parts)
     return [session_id for (session_id,) in await connection.fetch(statement.text, *statement.arguments(values))]
 
 
