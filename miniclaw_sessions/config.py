@@ -211,6 +211,28 @@ class EncryptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     key_file: str = ""
 
 
+class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is told of the daemon's work beside the log.
+
+    Attributes:
+        channels: channels that have numbers of their own in the metrics, beside those of `channels.load`; all others,
+            whose names callers may choose, are `other` together.
+        otlp_endpoint: where traces go, such as http://127.0.0.1:4318, by OTLP over HTTP; empty: none are made.
+        otlp_headers_file: file with headers for that, such as a key, one `name: value` a line; empty: the systemd
+            credential `otlp_headers`.
+        service_name: what the traces say that they are from.
+        sample_ratio: the part of traces that are kept, of those that no caller decides about.
+        propagate_traces: tell the model's service which trace a request belongs to (the header `traceparent`).
+    """
+
+    channels: tuple[str, ...] = ("cli", "conv", "resp")
+    otlp_endpoint: str = ""
+    otlp_headers_file: str = ""
+    service_name: Annotated[str, msgspec.Meta(min_length=1)] = "miniclaw-sessions"
+    sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    propagate_traces: bool = False
+
+
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is logged, and how it looks.
 
@@ -233,7 +255,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         workspace: the directory that holds all files; or the URL of a shared store (`postgresql:`), which is as if that
             was `sessions.store`. Beside a shared store a directory holds nothing but the daemon's socket.
-        sessions, listen, model, channels, encryption, log: the sections.
+        sessions, listen, model, channels, encryption, telemetry, log: the sections.
     """
 
     workspace: Annotated[str, msgspec.Meta(min_length=1)] = "~/.miniclaw/workspace"
@@ -242,6 +264,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSettings = ModelSettings()
     channels: ChannelSettings = ChannelSettings()
     encryption: EncryptionSettings = EncryptionSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 import msgspec
 
@@ -58,8 +59,17 @@ class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     recovered: int = 0
     quarantined: int = 0
     expired: int = 0
+    followers: int = 0
     store: str
     store_state: str
+
+
+class Saved(msgspec.Struct, frozen=True, gc=False):
+    """Something was saved: `count` entries by a group commit, or `count` snapshots by a flush; and how long it took."""
+
+    what: Literal["commit", "flush"]
+    count: int
+    seconds: float
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

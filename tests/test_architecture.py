@@ -66,6 +66,7 @@ IMPURE_MODULES = {
 CLOCKS: dict[str, str] = {
     "clock.py": "it is the clock",
     "gateway/notify.py": "how often systemd is told is measured on the machine's own clock, which systemd uses too",
+    "gateway/otlp.py": "a span that is told of afterwards began at a time of the clock that the SDK has for all others",
     "api/context.py": "how long the process has been up is a fact about the machine",
     "api/service.py": "same",
     "api/error_table.py": "the id of an internal error joins a reply to a log record and nothing else",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 
 import anyio
@@ -40,6 +40,7 @@ from miniclaw_sessions.agent.events import (
 )
 from miniclaw_sessions.agent.hooks import Generation, Hooks
 from miniclaw_sessions.agent.loop import ContextKeeper, Job, Unanswered, run_turn
+from miniclaw_sessions.agent.observer import Observer
 from miniclaw_sessions.agent.provider import Provider, TextDelta
 from miniclaw_sessions.agent.tool_runner import SuspendTurn, Tell, ToolRunner
 from miniclaw_sessions.agent.tools import Content, Tool
@@ -91,6 +92,7 @@ class Agent:
             `history_limit` messages; None: the window.
         limits: how much one reply may be, in size and time.
         clock: makes ids for calls that a model left without one; the machine's by default.
+        observer: who counts and measures its turns.
 
     Raises:
         ConfigError: two tools have one name, or a limit is not positive.
@@ -110,10 +112,12 @@ class Agent:
         max_context_tokens: int | None = None,
         limits: ReplyLimits | None = None,
         clock: Clock | None = None,
+        observer: Observer | None = None,
     ) -> None:
         if max_iterations < 1 or tool_timeout_s <= 0:
             raise ConfigError("max_iterations and tool_timeout_s must be positive")
         self.provider = provider
+        self.observer = observer
         self.session = session
         self.system_prompt = system_prompt
         self.max_iterations = max_iterations
@@ -149,6 +153,7 @@ class Agent:
             max_context_tokens=self._context.max_tokens,
             limits=self.limits,
             clock=self._clock,
+            observer=self.observer,
         )
 
     def run(
@@ -239,22 +244,31 @@ class Agent:
         if message is None and chosen is None:
             raise NothingToResume("an agent without a session has no turn that could be resumed")
         chosen = chosen or Session.new()
-        job = Job(
-            provider=self.provider,
-            tools=self._tools,
-            hooks=self._hooks,
-            context=self._context,
-            system_prompt=self.system_prompt,
-            max_iterations=self.max_iterations,
-            limits=self.limits,
-            clock=self._clock,
-            session=chosen,
-            keeper=keeper,
-            results=results or {},
-            unanswered=unanswered or (Unanswered.RUN if message is None else Unanswered.CLOSE),
-            tell=tell,
-        )
-        return await run_turn(chosen.turn(message, idempotency_key=idempotency_key), job)
+        turn = chosen.turn(message, idempotency_key=idempotency_key)
+        with nullcontext(_ignore) if self.observer is None else self.observer.turn(chosen) as observed:
+
+            def told(event: AgentEvent) -> None:
+                observed(event)
+                tell(event)
+
+            job = Job(
+                provider=self.provider,
+                tools=self._tools,
+                hooks=self._hooks,
+                context=self._context,
+                system_prompt=self.system_prompt,
+                max_iterations=self.max_iterations,
+                limits=self.limits,
+                clock=self._clock,
+                session=chosen,
+                keeper=keeper,
+                results=results or {},
+                unanswered=unanswered or (Unanswered.RUN if message is None else Unanswered.CLOSE),
+                tell=told,
+            )
+            end = await run_turn(turn, job)
+            observed(end)
+            return end
 
     async def reply(
         self, message: Message, *, session: Session | None = None, idempotency_key: str | None = None
@@ -266,6 +280,10 @@ class Agent:
             that is suspended or stopped is an AgentError here.
         """
         return reply_of(await self.answer(message, session=session, idempotency_key=idempotency_key))
+
+
+def _ignore(_: AgentEvent) -> None:
+    """Nobody looks on."""
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 
 import anyio
 
@@ -33,6 +34,7 @@ class Asked:
         session_id: whose chat it is; empty where it cannot be one.
         session: the session, once it is there.
         answering: cancelled when the answer has taken too long.
+        answered_in: a block around its answering: what happens there is seen as a part of what handed it over.
         telling: cancelled when telling the channel of it has taken too long.
         is_stopped: whether it was stopped before its turn began.
     """
@@ -42,6 +44,7 @@ class Asked:
         self.channel = channel
         self.session_id = ""
         self.answering = anyio.CancelScope()
+        self.answered_in: AbstractContextManager[None] = nullcontext()
         self.telling = anyio.CancelScope()
         self.session: Session | None = None
         self.is_stopped = False

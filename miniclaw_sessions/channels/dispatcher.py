@@ -39,6 +39,7 @@ from miniclaw_sessions.channels.base import (
     StopObeyed,
 )
 from miniclaw_sessions.channels.documents import Overheard
+from miniclaw_sessions.channels.watch import Watch
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.errors import (
     ChatBusy,
@@ -78,9 +79,10 @@ class Dispatcher:
         limits: how much may wait.
         backoff_s: how long a channel that failed is left alone, at first and at most.
         send_timeout_s: how long a channel may take to send something.
+        watch: who counts what is handed over, and what becomes of it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options, each with a name and a default
         self,
         manager: SessionManager,
         assistant: Assistant,
@@ -88,12 +90,14 @@ class Dispatcher:
         limits: ChannelSettings | None = None,
         backoff_s: tuple[float, float] = BACKOFF_S,
         send_timeout_s: float = SEND_TIMEOUT_S,
+        watch: Watch | None = None,
     ) -> None:
         self._manager = manager
         self._assistant = assistant
         self._limits = limits or ChannelSettings()
         self._backoff_s = backoff_s
         self._send_timeout_s = send_timeout_s
+        self._watch = watch or Watch()
         self._chats: dict[str, deque[Asked]] = {}
         self._under_way: set[Asked] = set()
         self._refused: set[Asked] = set()
@@ -223,14 +227,15 @@ class Dispatcher:
 
         Does not wait, so that nothing can be lost here. Returns False if it is not to be answered.
         """
+        asked.answered_in = self._watch.taken(asked.channel_name)
         try:
             key = SessionKey.of(asked.channel_name, incoming.chat_id)
             asked.session_id = key.session_id
         except InvalidKey as error:
-            asked.put(NotAnswered(incoming, Reason.FAILED, error))
+            self._end(asked, NotAnswered(incoming, Reason.FAILED, error))
             return False
         if (refused := self._refusal(incoming, key.session_id)) is not None:
-            asked.put(refused)
+            self._end(asked, refused)
             return False
         self._under_way.add(asked)
         asked.cut_off(self._cut_off_at, self._cut_off_at + _LAST_WORDS_S)
@@ -240,6 +245,10 @@ class Dispatcher:
             self._chats[key.session_id] = deque([asked])
             self._running_tasks().start_soon(self._work, key, name=f"chat {key.session_id}")
         return True
+
+    def _end(self, asked: Asked, last: Last) -> None:
+        asked.put(last)
+        self._watch.ended(asked.channel_name, last)
 
     def _refusal(self, incoming: Incoming, session_id: str) -> Last | None:
         """What becomes at once of a message that is not to be answered."""
@@ -277,7 +286,7 @@ class Dispatcher:
                     overheard = Overheard(self._manager, key)
                     last = await self._answer_in_time(asked, key, overheard)
                     overheard.end(last)
-                    asked.put(last)
+                    self._end(asked, last)
                 self._forget(waiting.popleft())
         finally:
             del self._chats[key.session_id]
@@ -290,7 +299,7 @@ class Dispatcher:
 
     async def _answer_in_time(self, asked: Asked, key: SessionKey, overheard: Overheard) -> Last:
         last: Last | None = None
-        with asked.answering:
+        with asked.answering, asked.answered_in:
             async with anyio.create_task_group() as tasks:
                 if asked.channel is not None:
                     tasks.start_soon(self._show_typing, asked.channel, asked.incoming.chat_id, name="typing")

@@ -35,6 +35,8 @@ from miniclaw_sessions.gateway.listeners import AddressInUseError, Listener, inh
 from miniclaw_sessions.gateway.notify import Notifier, watchdog
 from miniclaw_sessions.gateway.server import EmbeddedServer
 from miniclaw_sessions.gateway.signals import Signals
+from miniclaw_sessions.gateway.spans import open_spans
+from miniclaw_sessions.gateway.telemetry import Telemetry
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.log.audit import AuditLog
 from miniclaw_sessions.log.records import configure_logging
@@ -102,8 +104,11 @@ async def _live(
         wait_s=settings.sessions.lock_wait_s,
     )
     status = ExitStatus.OK
+    spans = await to_thread.run_sync(open_spans, settings.telemetry)  # the SDK loads, and looks where it runs
+    telemetry = Telemetry(manager.statistics, settings, spans)
+    manager.on_saved = telemetry.saved
     with signals.interrupting() as opening:
-        async with open_agent(settings, manager) as agent, manager:
+        async with telemetry, open_agent(settings, manager, observer=telemetry) as agent, manager:
             assistant = Assistant(agent, settings.model)
             signals.shield()
             _settle_memory()
@@ -111,12 +116,12 @@ async def _live(
                 listeners = open_listeners(loaded, os.environ, sockets)
                 await to_thread.run_sync(make_token, listeners, loaded, os.environ)
                 policy = access_policy(listeners, loaded, os.environ)
-                dispatcher = Dispatcher(manager, assistant, limits=settings.channels)
-                app = make_app(
-                    manager, dispatcher, settings, policy, summarizer_of(agent.provider, limits=agent.limits)
-                )
+                dispatcher = Dispatcher(manager, assistant, limits=settings.channels, watch=telemetry)
+                summarizer = summarizer_of(agent.provider, limits=agent.limits)
+                app = make_app(manager, dispatcher, settings, policy, summarizer, telemetry)
                 app.audit = sockets.enter_context(AuditLog(settings.log, SystemClock()))
                 channels = load_channels(settings.channels.load)
+                telemetry.knows(channel.name for channel in channels)
                 async with dispatcher:
                     for channel in channels:
                         dispatcher.serve(channel)

@@ -22,10 +22,11 @@ from miniclaw_sessions.gateway.binding import Binding, method_refusal
 from miniclaw_sessions.gateway.chat import DispatchedChats
 from miniclaw_sessions.gateway.exchange import ClientGone, Exchange, Receive, Reply, Send
 from miniclaw_sessions.gateway.exchange import Scope as RequestScope
-from miniclaw_sessions.gateway.metrics import LoopDelay, RequestCounts, make_registry
+from miniclaw_sessions.gateway.metrics import LoopDelay
 from miniclaw_sessions.gateway.page import FILES, page_reply
 from miniclaw_sessions.gateway.responding import DispatchedResponses
 from miniclaw_sessions.gateway.security import AccessPolicy
+from miniclaw_sessions.gateway.telemetry import Telemetry
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.log.audit import AuditLog
 from miniclaw_sessions.manager import SessionManager
@@ -40,12 +41,13 @@ LOOK_EVERY_S = 1.0
 _METRICS_SCOPE: dict[str, Scope] = {"token": "read", "open": "probe"}
 
 
-def make_app(
+def make_app(  # noqa: PLR0913, PLR0917 - what it is put together of
     manager: SessionManager,
     dispatcher: Dispatcher,
     settings: Settings,
     policy: AccessPolicy | None,
     summarizer: Summarizer,
+    telemetry: Telemetry | None = None,
 ) -> Gateway:
     """The whole application.
 
@@ -55,14 +57,16 @@ def make_app(
         settings: sizes and times; an answer that nobody waits for any more goes on for `model.timeout_s`.
         policy: what requests by TCP must show; None refuses all of them.
         summarizer: who summarizes for compactions.
+        telemetry: counts and measures; by default requests alone, for nobody else tells it anything.
     """
     chats = DispatchedChats(dispatcher, patience_s=settings.model.timeout_s)
     responses = DispatchedResponses(dispatcher, patience_s=settings.model.timeout_s)
-    return Gateway(Context(manager, summarizer=summarizer, chats=chats, responses=responses), settings, policy)
+    context = Context(manager, summarizer=summarizer, chats=chats, responses=responses)
+    return Gateway(context, settings, policy, telemetry)
 
 
 class Gateway:
-    """ASGI: admits requests, has them answered, turns errors into replies, counts, and writes down who did what.
+    """ASGI: admits requests, has them answered, turns errors into replies, and writes down who did what.
 
     Attributes:
         context: what the handlers work with.
@@ -71,20 +75,25 @@ class Gateway:
         delay: the event loop's delay, measured while its `watch` runs.
     """
 
-    def __init__(self, context: Context, settings: Settings, policy: AccessPolicy | None) -> None:
+    def __init__(
+        self, context: Context, settings: Settings, policy: AccessPolicy | None, telemetry: Telemetry | None = None
+    ) -> None:
         self.context = context
         self.policy = policy
         self.audit: AuditLog | None = None
-        self.delay = LoopDelay()
+        self.telemetry = telemetry or Telemetry(context.manager.statistics, settings)
+        self.delay = LoopDelay(self.telemetry.metrics)
         self._binding = Binding(OPERATIONS, settings.listen)
         self._metrics_scope = _METRICS_SCOPE.get(settings.listen.metrics)
-        self._requests = RequestCounts()
-        self._registry = make_registry(context.manager.statistics, self._requests, self.delay)
         self._admitted: dict[Exchange, Caller] = {}
 
     async def __call__(self, scope: RequestScope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         exchange = Exchange(scope, receive, send)
+        with self.telemetry.request(exchange):
+            await self._reply(exchange)
+
+    async def _reply(self, exchange: Exchange) -> None:
         try:
             await exchange.reply(await self._answer(exchange))
         except ClientGone:
@@ -97,7 +106,6 @@ class Gateway:
                 await exchange.reply(Reply.of_error(refused))
         finally:
             self._admitted.pop(exchange, None)
-            self._requests[exchange.operation, exchange.status] += 1
             self._write_down(exchange)
 
     async def _answer(self, exchange: Exchange) -> Reply:
@@ -180,4 +188,4 @@ class Gateway:
             raise refused
         if caller.bounds is not None and self._metrics_scope == "read":
             raise NotPermitted(f"this is about all sessions, and this token is for {caller.bounds}")
-        return Reply(200, metrics.render(self._registry), metrics.CONTENT_TYPE)
+        return Reply(200, self.telemetry.metrics.render(), metrics.CONTENT_TYPE)

@@ -1,15 +1,24 @@
-"""Numbers for Prometheus: read from the manager when asked, in a registry of their own.
+"""Numbers for Prometheus, in a registry of their own.
 
-No label ever holds an id, a name or text from a message, so the number of series is fixed (rule S22).
+What the manager counts is read from it when it is asked for; what happens here is counted as `telemetry` tells of it.
+No label ever holds an id, a name that a caller chose, or text from a message, so the number of series is bounded (rule
+S22). docs/observability.md tells what each means.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 import anyio
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
@@ -26,6 +35,7 @@ _GAUGES = {
     "unsaved_entries": "Entries accepted but not yet acknowledged.",
     "unsaved_bytes": "Bytes accepted but not yet acknowledged.",
     "last_flush_seconds": "How long the last flush took.",
+    "followers": "Clients that follow a session, or watch all of them.",
 }
 _COUNTERS = {
     "appended": "Entries accepted.",
@@ -43,35 +53,71 @@ _COUNTERS = {
     "recovered": "Sessions loaded at the start.",
 }
 
+_FAST_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_SLOW_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
+_ENTRIES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 
-RequestCounts = Counter[tuple[str, int]]
-"""How many requests were answered, by what was asked and status."""
 
+class Metrics:
+    """All numbers of a daemon.
 
-class LoopDelay:
-    """How late the event loop comes to what is due: what every answer waits for on top of its own work."""
+    Attributes:
+        registry: where they are; whoever adds some of his own registers them here.
+    """
 
-    EVERY_S = 0.25
-    BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+    def __init__(self, statistics: Callable[[], ManagerStatistics]) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each, of which Prometheus makes nothing in this format
+        self.registry = registry = CollectorRegistry()
+        registry.register(ManagerCollector(statistics))
+        ProcessCollector(registry=registry)
 
-    def __init__(self) -> None:
-        text = "How late the event loop woke a task that had slept."
-        self.histogram = Histogram("miniclaw_event_loop_delay_seconds", text, buckets=self.BUCKETS_S, registry=None)
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"miniclaw_{name}", text, labels, registry=registry)
 
-    async def watch(self) -> None:
-        """Measure until cancelled."""
-        while True:
-            due = anyio.current_time() + self.EVERY_S
-            await anyio.sleep_until(due)
-            self.histogram.observe(max(0.0, anyio.current_time() - due))
+        def histogram(name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
+            return Histogram(f"miniclaw_{name}", text, labels, buckets=tuple(buckets), registry=registry)
+
+        self.requests = counter("http_requests", "Requests answered.", "route", "status")
+        self.request_seconds = histogram("http_request_seconds", "From a request to its reply's end.", _FAST_S, "route")
+        self.refused = counter("http_refused", "Requests that the caller may not make.", "scope", "status")
+
+        self.received = counter("messages_received", "Messages that were handed over to be answered.", "channel")
+        self.ended = counter("messages_ended", "What became of them.", "channel", "outcome")
+
+        self.turns = counter("turns", "Turns of the agent.", "channel", "outcome")
+        self.turns_running = Gauge("miniclaw_turns_running", "Turns that are open.", registry=registry)
+        self.turn_seconds = histogram("turn_seconds", "From the question to the turn's end.", _SLOW_S, "channel")
+        self.first_token_seconds = histogram(
+            "first_token_seconds", "From the question to the first piece of the answer's text.", _SLOW_S, "channel"
+        )
+        self.compactions = counter("compactions", "Conversations that were to be summarized in a turn.", "status")
+
+        self.tool_calls = counter("tool_calls", "Tools called.", "tool", "outcome")
+        self.tool_seconds = histogram("tool_seconds", "How long a tool ran.", _SLOW_S, "tool")
+
+        model = ("provider", "model")
+        self.model_requests = counter("model_requests", "Requests to a model.", *model, "outcome")
+        self.model_seconds = histogram("model_seconds", "From a request to its reply's end.", _SLOW_S, *model)
+        self.model_first_token_seconds = histogram(
+            "model_first_token_seconds", "From a request to the first piece of its text.", _SLOW_S, *model
+        )
+        self.model_tokens = counter("model_tokens", "Tokens, as the model's service counts them.", *model, "kind")
+        self.model_cost = counter("model_cost", "What they cost, where the service says it.", *model)
+
+        self.commit_seconds = histogram("commit_seconds", "How long a group commit took.", _FAST_S)
+        self.commit_entries = histogram("commit_entries", "Entries of a group commit.", _ENTRIES)
+        self.flush_seconds = histogram("flush_seconds", "How long a flush took.", _SLOW_S)
+
+    def render(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self.registry)
 
 
 class ManagerCollector(Collector):
     """Turns the manager's statistics into metrics whenever they are asked for."""
 
-    def __init__(self, statistics: Callable[[], ManagerStatistics], requests: RequestCounts) -> None:
+    def __init__(self, statistics: Callable[[], ManagerStatistics]) -> None:
         self._statistics = statistics
-        self._requests = requests
 
     def collect(self) -> Iterable[Metric]:
         """All metrics with their values of this moment."""
@@ -82,23 +128,29 @@ class ManagerCollector(Collector):
             yield CounterMetricFamily(f"miniclaw_{name}", text, value=getattr(statistics, name))
         ok = statistics.store_state == "ok"
         yield GaugeMetricFamily("miniclaw_store_up", "Whether the store takes messages.", value=float(ok))
-        requests = CounterMetricFamily("miniclaw_http_requests", "Requests answered.", labels=("route", "status"))
-        for (route, status), count in self._requests.items():
-            requests.add_metric((route, str(status)), count)
-        yield requests
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not ask a manager that is not open yet."""
+        return ()
 
 
-def make_registry(
-    statistics: Callable[[], ManagerStatistics], requests: RequestCounts, delay: LoopDelay
-) -> CollectorRegistry:
-    """A registry with the manager's, the requests', the event loop's and the process's numbers."""
-    registry = CollectorRegistry()
-    registry.register(ManagerCollector(statistics, requests))
-    registry.register(delay.histogram)
-    ProcessCollector(registry=registry)
-    return registry
+class LoopDelay:
+    """How late the event loop comes to what is due: what every answer waits for on top of its own work."""
 
+    EVERY_S = 0.25
+    BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
-def render(registry: CollectorRegistry) -> bytes:
-    """Everything in Prometheus' text format."""
-    return generate_latest(registry)
+    def __init__(self, metrics: Metrics) -> None:
+        self.histogram = Histogram(
+            "miniclaw_event_loop_delay_seconds",
+            "How late the event loop woke a task that had slept.",
+            buckets=self.BUCKETS_S,
+            registry=metrics.registry,
+        )
+
+    async def watch(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            due = anyio.current_time() + self.EVERY_S
+            await anyio.sleep_until(due)
+            self.histogram.observe(max(0.0, anyio.current_time() - due))

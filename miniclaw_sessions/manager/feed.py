@@ -90,6 +90,11 @@ class Feed:
         """Whether anybody watches, or did until a moment ago; else nothing has to be told."""
         return bool(self._views) or (self._kept_until is not None and self._clock.monotonic() < self._kept_until)
 
+    @property
+    def watchers(self) -> int:
+        """How many watch now."""
+        return sum(view.watchers for view in self._views.values())
+
     def tell(self, kind: str, data: dict[str, Any], session_id: str, key: SessionKey | None) -> None:
         """Add an event, and wake whoever is told of this session."""
         if not self.is_kept:

@@ -131,6 +131,11 @@ class Following:
     def __repr__(self) -> str:
         return f"<Following {len(self._followed)} sessions>"
 
+    @property
+    def followers(self) -> int:
+        """How many follow a session now."""
+        return sum(one.followers for one in self._followed.values())
+
     async def follow(
         self, session_id: str, after: int, incarnation: str | None = None
     ) -> AsyncGenerator[Sequence[StoredEntry | Told], None]:

@@ -80,6 +80,11 @@ class Live:
     def __repr__(self) -> str:
         return f"<Live {self.following!r}, {self.feed!r}>"
 
+    @property
+    def followers(self) -> int:
+        """How many follow a session, or watch all of them, now."""
+        return self.following.followers + self.feed.watchers
+
     # --- what is told ------------------------------------------------------------------------------------------------
 
     def tell(self, key: SessionKey, kind: str, data: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ from miniclaw_sessions.persistence.workspace import Workspace
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Journal, Session
 from miniclaw_sessions.session.copying import copy_session
-from miniclaw_sessions.statistics import Health, ManagerStatistics
+from miniclaw_sessions.statistics import Health, ManagerStatistics, Saved
 from miniclaw_sessions.stores import is_shared_url, open_shared
 from miniclaw_sessions.stores.base import Store
 from miniclaw_sessions.stores.shared import ListPosition
@@ -85,6 +85,7 @@ class SessionManager(SessionMaker, SessionFollower):
 
     Attributes:
         workspace: the directory; None where there is none.
+        on_saved: called after each commit and each flush, on the event loop; to be set before it is opened.
     """
 
     _storage: Workspace | Database
@@ -129,6 +130,7 @@ class SessionManager(SessionMaker, SessionFollower):
         directory = Path(workspace or DEFAULT_WORKSPACE)
         self.workspace = None if is_shared else directory.expanduser().resolve()
         self.on_progress = on_progress or _ignore
+        self.on_saved: Callable[[Saved], object] = _ignore
         self.recovery = RecoveryReport()
         self._encryption = encryption
         self._create = create
@@ -255,7 +257,13 @@ class SessionManager(SessionMaker, SessionFollower):
         self._storage, self._background = storage, background
         self._store = store = WatchedStore(storage.store)
         self._saving = Saving(
-            storage, store, settings=settings, clock=clock, on_progress=self._progress, on_flushed=self._cache.evict
+            storage,
+            store,
+            settings=settings,
+            clock=clock,
+            on_progress=self._progress,
+            on_flushed=self._cache.evict,
+            on_saved=self.on_saved,
         )
         self._registry = SessionRegistry(
             storage, self._saving, background, settings=settings, clock=clock, cache=self._cache
@@ -398,6 +406,7 @@ class SessionManager(SessionMaker, SessionFollower):
             recovered=self.recovery.from_snapshots + self.recovery.rebuilt,
             quarantined=len(self.recovery.quarantined),
             expired=self._expiry.expired,
+            followers=self._registry.live.followers,
             store=self._store_name,
         )
 
@@ -581,5 +590,5 @@ class SessionManager(SessionMaker, SessionFollower):
         return remains
 
 
-def _ignore(progress: Progress) -> None:
+def _ignore(_: object) -> None:
     """Nobody watches."""

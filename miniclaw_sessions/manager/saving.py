@@ -15,6 +15,7 @@ from miniclaw_sessions.persistence.committer import Committer
 from miniclaw_sessions.persistence.flusher import Flusher, FlushReport
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.persistence.storage import Storage
+from miniclaw_sessions.statistics import Saved
 from miniclaw_sessions.stores.wrapping import WatchedStore
 
 log = get_logger(__name__)
@@ -32,6 +33,7 @@ class Saving:
         clock: Clock,
         on_progress: Callable[[Progress], None],
         on_flushed: Callable[[], object],
+        on_saved: Callable[[Saved], object] = bool,
     ) -> None:
         self.committer = Committer(store, clock=clock, max_unsaved_bytes=settings.max_unsaved_bytes)
         self.flusher = Flusher(
@@ -40,10 +42,11 @@ class Saving:
             clock=clock,
             interval_s=settings.flush_interval_s,
             on_progress=on_progress,
-            on_flushed=on_flushed,
+            on_flushed=self._flushed,
         )
         self.indexing = Indexing(store, clock=clock)
-        self.committer.on_commit = self.indexing.committed
+        self.committer.on_commit = self._committed
+        self._on_flushed, self._on_saved = on_flushed, on_saved
         self._storage = storage
         self.store = store
         self._clock = clock
@@ -56,6 +59,14 @@ class Saving:
         background.start(self.committer.run, name="committer")
         background.start(self.flusher.run, name="flusher")
         background.start(self.indexing.run, name="indexing")
+
+    def _committed(self, saved: Saved) -> None:
+        self.indexing.committed()
+        self._on_saved(saved)
+
+    def _flushed(self, report: FlushReport) -> None:
+        self._on_flushed()
+        self._on_saved(Saved("flush", report.written, report.seconds))
 
     async def flush(self) -> FlushReport:
         """Commit what was accepted and write every dirty session's snapshot, now.

@@ -21,6 +21,7 @@ from anyio.abc import TaskGroup
 from miniclaw_sessions.clock import Clock, sleep_unless
 from miniclaw_sessions.errors import ManagerClosed, StoreConflict, StoreError, StoreUnavailable, UnsavedLimit
 from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.statistics import Saved
 from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, TurnClaim
 
 _STILL_THERE = (
@@ -178,7 +179,7 @@ class SessionLog:
         return size
 
 
-def _ignore() -> None:
+def _ignore(_: Saved) -> None:
     """Nobody wants to know."""
 
 
@@ -253,7 +254,7 @@ class Committer:
         self.accepting = True
         self.busy_since: float | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.on_commit: Callable[[], object] = _ignore
+        self.on_commit: Callable[[Saved], object] = _ignore
         """Called after each commit."""
         self._store = store
         self._clock = clock
@@ -427,7 +428,8 @@ class Committer:
         sessions, self._queued = list(self._queued), {}
         appends = [session.take() for session in sessions]
         self._this_round, self._next_round = self._next_round, _Round(self.loop)
-        self.busy_since = self._clock.monotonic()
+        self.busy_since = began = self._clock.monotonic()
+        committed = self._committed
         try:
             outcomes = await self._store.append(appends)
         except StoreUnavailable as error:
@@ -439,7 +441,7 @@ class Committer:
             raise
         else:
             self._arrived(sessions, outcomes)
-            self.on_commit()
+            self.on_commit(Saved("commit", self._committed - committed, self._clock.monotonic() - began))
         finally:
             self.busy_since = None
             self._this_round.over()

@@ -87,7 +87,7 @@ class Flusher:
         clock: Clock,
         interval_s: float,
         on_progress: Callable[[Progress], None],
-        on_flushed: Callable[[], object] = bool,
+        on_flushed: Callable[[FlushReport], object] = bool,
     ) -> None:
         self.counts = FlushCounts()
         self.busy_since: float | None = None
@@ -152,7 +152,7 @@ class Flusher:
             finally:
                 self.busy_since = None
         self._account(report)
-        self._on_flushed()
+        self._on_flushed(report)
         return report
 
     async def _write_dirty(self, started: float) -> FlushReport:

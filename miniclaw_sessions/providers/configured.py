@@ -10,6 +10,7 @@ from typing import Protocol
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.asking import ReplyLimits
 from miniclaw_sessions.agent.history_tool import history_tool
+from miniclaw_sessions.agent.observer import Observer
 from miniclaw_sessions.agent.provider import Provider
 from miniclaw_sessions.agent.tools import Tool, calculator_tool, time_tool
 from miniclaw_sessions.clock import SystemClock
@@ -27,7 +28,9 @@ _TOOLS: dict[str, Callable[[SessionReader | None], Tool]] = {
 
 
 @asynccontextmanager
-async def open_agent(settings: Settings, manager: SessionReader | None = None) -> AsyncGenerator[Agent, None]:
+async def open_agent(
+    settings: Settings, manager: SessionReader | None = None, *, observer: Observer | None = None
+) -> AsyncGenerator[Agent, None]:
     """An agent with the tools that the settings name, which sends its model as much as a session's window holds.
 
     Its model's connections are closed at the end of the block.
@@ -35,6 +38,7 @@ async def open_agent(settings: Settings, manager: SessionReader | None = None) -
     Args:
         settings: who answers, and how.
         manager: whose sessions `search_history` may search, if the settings let it search them all.
+        observer: who counts and measures its turns, and the requests to its model.
 
     Raises:
         ConfigError: the key cannot be read, the model's library is not installed, or a provider other than the
@@ -44,13 +48,14 @@ async def open_agent(settings: Settings, manager: SessionReader | None = None) -
     everywhere = manager if model.search_all_chats else None
     async with _provider(model) as provider:
         yield Agent(
-            provider,
+            provider if observer is None else observer.model(provider),
             tools=[_TOOLS[name](everywhere) for name in model.tools],
             system_prompt=model.system_prompt,
             max_iterations=model.max_iterations,
             history_limit=settings.sessions.window,
             tool_timeout_s=model.tool_timeout_s,
             limits=ReplyLimits(model.max_reply_bytes, model.reply_timeout_s),
+            observer=observer,
         )
 
 

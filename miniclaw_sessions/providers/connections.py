@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx2
 
+from miniclaw_sessions.providers.sent_along import sent_along
+
 WIRE_FACTOR = 16
 """A reply takes at most this many times `max_reply_bytes` on the wire: each word of it comes in a document."""
 
@@ -36,11 +38,14 @@ def bounded_client(max_reply_bytes: int, *, hooks: Sequence[Any] = ()) -> httpx2
         if isinstance(response.stream, httpx2.AsyncByteStream):
             response.stream = _Bounded(response.stream, max_reply_bytes)
 
+    async def add(request: httpx2.Request) -> None:
+        request.headers.update(sent_along.get())
+
     return httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity"},
         follow_redirects=True,
         limits=_LIMITS,
-        event_hooks={"response": [bound, *hooks]},
+        event_hooks={"request": [add], "response": [bound, *hooks]},
     )
 
 
