@@ -7,6 +7,7 @@ Which steps there are depends on the call alone, and not on how fast the machine
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -30,6 +31,9 @@ MANY = 5_000
 
 MOST_STEPS = 64
 """Reading everything takes a step for each page, and each round has more to be read: it is not followed to its end."""
+
+STRIDE = int(os.environ.get("CANCELLING_STRIDE", "1"))
+"""Every so many steps one is cancelled; each way begins at another one."""
 
 _GONE = "fuzz_gone"
 
@@ -124,6 +128,10 @@ class _Stepwise:
                 argument, go_on = error, work.throw
 
 
+def _first_of(way: str) -> int:
+    return WAYS.index(way) % STRIDE
+
+
 def settings_of(store: str) -> SessionSettings:
     return SessionSettings(store=store, window=MANY, max_cached=3, ttl_days=0)
 
@@ -134,7 +142,7 @@ async def play_call(call: str, store: str, way: str, workspace: Path) -> list[st
     settings = settings_of(store)
     async with SessionManager(workspace, settings=settings) as manager:
         here = Round(manager)
-        for step in range(MOST_STEPS):
+        for step in range(_first_of(way), MOST_STEPS, STRIDE):
             with anyio.fail_after(PATIENCE_S):
                 here.forget("fuzz_new")
                 await manager.delete("fuzz_new")
@@ -158,7 +166,7 @@ Scene = Callable[[Path, SessionSettings, Cancelled], Coroutine[Any, Any, Round]]
 
 async def play_scene(scene: str, store: str, way: str, directory: Path) -> list[str]:
     """Cancel what a scene does at every step, each in a workspace of its own. Returns what is wrong afterwards."""
-    for step in count():
+    for step in count(_first_of(way), STRIDE):
         workspace, settings, cancelled = directory / str(step), settings_of(store), Cancelled(way, step)
         with anyio.fail_after(PATIENCE_S):
             here = await SCENES[scene](workspace, settings, cancelled)
