@@ -174,6 +174,7 @@ async def _added_before(
 
 async def _newest_if_same(session: Session, items: Sequence[Item], now: datetime) -> list[Item] | None:
     """The newest items of the session, if they are these and were added just now."""
+    await session.saved()
     found, _ = await page_of_items(session, after=None, limit=len(items), newest_first=True)
     newest = found[::-1]
     is_same = len(newest) == len(items) and all(

@@ -1,19 +1,21 @@
 """Reading the items of a session's current branch: a page at a time, or one by its id, without reading the rest.
 
-The places of the branch are known without its entries (`history.branches`), so a page is read from where it begins, in
-either direction. An item whose id is a client's own is found by an index of the ids that stand in entries.
+From an item towards the root a page is read as the branch goes. Towards the leaf it is read from where it begins: the
+places of the branch are known without its entries (`history.branches`). An item whose id is a client's own is found by
+an index of the ids that stand in entries.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from miniclaw_sessions.api.openai.items import entry_id_within, items_of
+from miniclaw_sessions.api.openai.items import encoded, entry_id_within, items_of
 from miniclaw_sessions.api.openai.shapes import Item
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.formats.openai_items import KEPT, WHOLE_ITEM
@@ -86,16 +88,19 @@ def _found(branch: Stretches, stored: StoredEntry, item_id: str) -> FoundItem | 
 def items_within(stored: StoredEntry) -> list[FoundItem]:
     """The items of a stored entry, in order; none of a damaged one."""
     try:
-        entry = msgspec.structs.replace(decode_stored(stored), sequence=stored.sequence)
+        return _located(msgspec.structs.replace(decode_stored(stored), sequence=stored.sequence))
     except InvalidMessage:
         return []
+
+
+def _located(entry: Entry) -> list[FoundItem]:
     return [FoundItem(item, entry, place) for place, item in enumerate(items_of(entry))]
 
 
 async def page_of_items(
     session: Session, *, after: FoundItem | None, limit: int, newest_first: bool
 ) -> tuple[list[FoundItem], bool]:
-    """The items behind one in this order, and whether there are more.
+    """The acknowledged items behind one in this order, and whether there are more.
 
     Args:
         session: whose current branch is read.
@@ -108,34 +113,36 @@ async def page_of_items(
     """
     page: list[FoundItem] = []
     size = 0
-    async for stored in _stored_from(session, after, newest_first=newest_first):
-        if len(page) > limit or (page and size > PAGE_BYTES):
-            return page[:limit], True
-        within = items_within(stored)
-        if after is not None and stored.sequence == after.entry.sequence:
-            within = within[: after.place] if newest_first else within[after.place + 1 :]
-        page += reversed(within) if newest_first else within
-        size += len(stored.encoded) if within else 0
-    return page[:limit], len(page) > limit
+    items = _backwards_from(session, after) if newest_first else _forwards_from(session, after)
+    is_behind = after is None
+    async with aclosing(items):
+        async for found in items:
+            if is_behind and (len(page) == limit or (page and size > PAGE_BYTES)):
+                return page, True
+            if is_behind:
+                page.append(found)
+                size += len(encoded(found.item))
+            is_behind = is_behind or (after is not None and found.item["id"] == after.item["id"])
+    return page, False
 
 
-async def _stored_from(session: Session, begin: FoundItem | None, *, newest_first: bool) -> AsyncIterator[StoredEntry]:
-    """The entries of the current branch in an order, from that of an item on."""
-    stretches = (await branches_of(session.journal)).path()
-    for first, last in stretches if newest_first else reversed(stretches):
-        low, high = first, last
-        if begin is not None and newest_first:
-            high = min(high, begin.entry.sequence)
-        elif begin is not None:
-            low = max(low, begin.entry.sequence)
-        while low <= high:
-            start = max(low, high - _AT_ONCE + 1) if newest_first else low
-            end = high if newest_first else min(high, low + _AT_ONCE - 1)
-            page = await session.tree.read_after(start - 1, end - start + 1)
-            within = [stored for stored in page if stored.sequence <= end]
-            for stored in reversed(within) if newest_first else within:
-                yield stored
-            low, high = (low, start - 1) if newest_first else (end + 1, high)
+async def _backwards_from(session: Session, begin: FoundItem | None) -> AsyncGenerator[FoundItem, None]:
+    """The items from an entry's newest to the root's; of the current branch, nothing else is read."""
+    async for entry in session.tree.walk(None if begin is None else begin.entry.id):
+        if entry.sequence <= session.journal.committed_sequence:
+            for found in reversed(_located(entry)):
+                yield found
+
+
+async def _forwards_from(session: Session, begin: FoundItem | None) -> AsyncGenerator[FoundItem, None]:
+    """The items from an entry's oldest to the leaf's."""
+    start = 0 if begin is None else begin.entry.sequence
+    for first, last in reversed((await branches_of(session.journal)).path()):
+        for low in range(max(first, start), last + 1, _AT_ONCE):
+            for stored in await session.tree.read_after(low - 1, min(_AT_ONCE, last + 1 - low)):
+                if stored.sequence <= last:
+                    for found in items_within(stored):
+                        yield found
 
 
 # --- ids that clients gave -------------------------------------------------------------------------------------------
