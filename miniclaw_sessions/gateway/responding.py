@@ -94,10 +94,7 @@ class _Responder:
             system_prompt=assistant.agent.system_prompt if wanted.instructions is None else wanted.instructions,
         )
         self._assistant = assistant.with_agent(agent)
-        belongs = {"conversation": True} if wanted.conversation is not None else {}
-        self._opening = Opening(
-            self._said, at=at, mark=(RESPONSE, {"inputs": len(wanted.messages), **belongs, **wanted.echo})
-        )
+        self._opening = Opening(self._said, at=at, mark=(RESPONSE, wanted.mark))
 
     async def answer(
         self,

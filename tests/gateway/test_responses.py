@@ -455,6 +455,51 @@ async def test_a_client_that_goes_away_leaves_a_whole_response(
     assert (await client.responses.retrieve(created.response.id)).output_text == "I see: Be kind. | slow"
 
 
+# --- what is repeated -------------------------------------------------------------------------------------------------
+
+
+AGAIN = {"x-stainless-retry-count": "1"}
+
+
+async def test_what_the_package_sends_again_is_answered_once(
+    client: AsyncOpenAI, provider: Recorder, served: Served
+) -> None:
+    await served.manager.get_or_create("conv", "1")
+    first = await client.responses.create(input="one", conversation="conv_1")
+    assert await client.responses.create(input="one", conversation="conv_1", extra_headers=AGAIN) == first
+    behind = await client.responses.create(
+        input="two", previous_response_id=(await client.responses.create(input="x")).id
+    )
+    again: Any = {"input": "two", "previous_response_id": behind.previous_response_id, "extra_headers": AGAIN}
+    assert await client.responses.create(**again) == behind
+    events = await events_of(client, **again)
+    assert events[-1].type == "response.completed"
+    assert events[-1].response == behind
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == behind.output_text
+    assert len(provider.asked) == 3
+    # who says the same twice is answered twice
+    await client.responses.create(input="one", conversation="conv_1")
+    await client.responses.create(input="else", conversation="conv_1")
+    later = await client.responses.create(input="one", conversation="conv_1", extra_headers=AGAIN)
+    assert [message.text for message in provider.asked[-1] if message.is_user] == ["one", "one", "else", "one"]
+    assert later.id != first.id
+
+
+async def test_a_request_with_a_key_is_answered_once(client: AsyncOpenAI, provider: Recorder, served: Served) -> None:
+    await served.manager.get_or_create("conv", "1")
+    key = {"Idempotency-Key": "k"}
+    places: list[Any] = [{}, {"conversation": "conv_1"}]
+    for where in places:
+        first = await client.responses.create(input="one", extra_headers=key, **where)
+        await client.responses.create(input="else", **where)
+        assert await client.responses.create(input="one", extra_headers=key, **where) == first
+        inside = await client.responses.create(input="in", previous_response_id=first.id, extra_headers=key)
+        assert await client.responses.create(input="in", previous_response_id=first.id, extra_headers=key) == inside
+    assert len(provider.asked) == 6
+    other = await client.responses.create(input="another", extra_headers=key)
+    assert other.output_text == "I see: Be kind. | another"
+
+
 # --- what is kept, and refused ----------------------------------------------------------------------------------------
 
 

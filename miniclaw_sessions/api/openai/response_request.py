@@ -70,6 +70,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         conversation: the conversation that it belongs to.
         previous: the response that it follows.
         stream: whether it is told as it is made.
+        key: the client's name for the request, which is done once.
     """
 
     messages: tuple[Message, ...]
@@ -81,10 +82,22 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     conversation: str | None
     previous: str | None
     stream: bool
+    key: str | None = None
+
+    @property
+    def mark(self) -> Document:
+        """What the entry says that the response begins with."""
+        belongs = {} if self.conversation is None else {"conversation": True}
+        named = {} if self.key is None else {"key": self.key}
+        return {"inputs": len(self.messages), **belongs, **named, **self.echo}
 
 
-def read_request(body: CreateResponse) -> Wanted:
+def read_request(body: CreateResponse, key: str | None = None) -> Wanted:
     """Check a request.
+
+    Args:
+        body: what was sent.
+        key: the client's name for the request.
 
     Raises:
         RequestError: it is not one that can be answered; 400, with the parameter's name.
@@ -113,6 +126,7 @@ def read_request(body: CreateResponse) -> Wanted:
         conversation=conversation if conversation is None or isinstance(conversation, str) else conversation.id,
         previous=body.previous_response_id,
         stream=body.stream is True,
+        key=key,
     )
 
 

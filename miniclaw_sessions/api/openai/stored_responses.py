@@ -27,7 +27,7 @@ from miniclaw_sessions.stores.base import decode_stored
 
 RESPONSE = "openai.response"
 """The `custom_type` of the entry that a response begins with. Its data: `inputs`, how many messages were its input;
-`conversation`, whether it belongs to one; and what it says again of its request."""
+`conversation`, whether it belongs to one; `key`, the client's name for the request; and what it says again of it."""
 
 FAILED = "openai.response.failed"
 """The `custom_type` of the entry behind a response that failed; its data is the `error`."""
@@ -37,6 +37,7 @@ DELETED = "openai.deleted_responses"
 
 _ID = re.compile(r"(resp_[0-9a-fx]+)_(.+)", re.DOTALL)
 _PAGE = 64
+_OWN = ("inputs", "key")
 _CUT_OFF = {"code": "server_error", "message": "The answer was cut off: the server has ended, or has given it up."}
 _TOO_LONG = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS", "model_context_window_exceeded"})
 _FILTERED = frozenset({"content_filter", "refusal", "SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII"})
@@ -127,13 +128,18 @@ async def find_response(session: Session, entry_id: str) -> StoredResponse | Non
     if not isinstance(mark, Custom) or mark.custom_type != RESPONSE:
         return None
     found = StoredResponse(session.session_id, mark, end=mark.id)
-    async for entry in _entries_after(session, mark.sequence):
+    async for entry in entries_after(session, mark.sequence):
         if not found.take(entry):
             break
     return found
 
 
-async def _entries_after(session: Session, sequence: int) -> AsyncIterator[Entry]:
+async def entries_after(session: Session, sequence: int) -> AsyncIterator[Entry]:
+    """The entries behind a place that can be read, in the order of logging.
+
+    Raises:
+        StoreUnavailable: the store cannot be read.
+    """
     while page := await session.tree.read_after(sequence, _PAGE):
         for stored in page:
             sequence = stored.sequence
@@ -169,7 +175,7 @@ def document_of(found: StoredResponse, *, is_running: bool = False) -> Response:
         found: as it stands in the session.
         is_running: whether somebody is at work on it; one that has no end, and nobody is, has failed.
     """
-    echo: dict[str, Any] = {name: value for name, value in found.mark.data.items() if name != "inputs"}
+    echo: dict[str, Any] = {name: value for name, value in found.mark.data.items() if name not in _OWN}
     belongs = echo.pop("conversation", False)
     status, details, error = _status(found, is_running=is_running)
     last = found.last
