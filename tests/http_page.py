@@ -7,20 +7,12 @@ from typing import Any, get_args
 
 import msgspec
 
-from miniclaw_sessions.api.error_table import STATUS, snake_case
-from miniclaw_sessions.api.operation import BODY, HEADERS, Operation, Stream
+from miniclaw_sessions.api.error_table import known_errors
+from miniclaw_sessions.api.operation import BODY, HEADERS, Content, Operation, Stream
 from miniclaw_sessions.api.shapes import SessionReply
 from miniclaw_sessions.api.table import OPERATIONS
 
 PAGE = Path(__file__).parents[1] / "docs/http.md"
-STATUSES = {
-    "chat": "200, or 202 where it waits for an approval",
-    "create_session": "201, or 200 if it was there",
-    "health": "200 or 503",
-    "probe_ready": "200 or 503",
-    "import_session": "201, or 200 for a dry run",
-}
-"""Where the status depends on the reply."""
 
 
 def with_tables(page: str) -> str:
@@ -41,10 +33,15 @@ def operations() -> str:
 def errors() -> str:
     """A row for every status, with the types that it has."""
     types: dict[int, list[str]] = {}
-    for error, (status, _) in STATUS.items():
-        types.setdefault(status, []).append(f"`{snake_case(error.__name__)}`")
+    for status, kind in sorted(known_errors()):
+        types.setdefault(status, []).append(f"`{kind}`")
     rows = [f"| {status} | {', '.join(types[status])} |" for status in sorted(types)]
     return "\n".join(["| Status | `type` |", "|---|---|", *rows, ""])
+
+
+def _by_reply(one: Operation[Any, Any]) -> str:
+    first, *others = (f"{status} ({about.rstrip('.').lower()})" for status, about in one.statuses.items())
+    return ", or ".join([first, *others])
 
 
 def _call(one: Operation[Any, Any]) -> str:
@@ -53,7 +50,8 @@ def _call(one: Operation[Any, Any]) -> str:
 
 def _takes(one: Operation[Any, Any]) -> str:
     query = [f"`?{name}=`" for name in one.in_query]
-    return ", ".join(query + _body(one) + [f"`{HEADERS[name]}`" for name in one.in_headers])
+    headers = [f"`{HEADERS[name]}`" for name in one.in_headers]
+    return ", ".join(query + _body(one) + headers)
 
 
 def _body(one: Operation[Any, Any]) -> list[str]:
@@ -73,10 +71,10 @@ def _about(one: Operation[Any, Any]) -> str:
 
 
 def _gives(one: Operation[Any, Any]) -> str:
-    status = str(one.status) if isinstance(one.status, int) else STATUSES[one.name]
+    status = str(one.status) if isinstance(one.status, int) else _by_reply(one)
     shapes = [shape for shape in (one.reply, *get_args(one.reply)) if isinstance(shape, type)]
-    if any(issubclass(shape, Stream) for shape in shapes):
-        return f"{status}, a stream"
+    if any(issubclass(shape, Stream | Content) for shape in shapes):
+        return f"{status}, {', '.join(f'`{kind}`' for kind in one.media_types)}"
     if any(issubclass(shape, SessionReply) for shape in shapes):
         return f"{status}: the session"
     fields = [name for shape in shapes if issubclass(shape, msgspec.Struct) for name in shape.__struct_fields__]

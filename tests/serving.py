@@ -14,7 +14,7 @@ from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.client import Client, connect
-from miniclaw_sessions.config import ListenSettings, Settings
+from miniclaw_sessions.config import ListenSettings, ModelSettings, Settings
 from miniclaw_sessions.gateway.http import make_app
 from miniclaw_sessions.gateway.listeners import listen_unix
 from miniclaw_sessions.gateway.server import EmbeddedServer
@@ -23,12 +23,14 @@ from miniclaw_sessions.testing.provider import ScriptedProvider
 
 
 @asynccontextmanager
-async def serving(manager: SessionManager, socket: Path, agent: Agent) -> AsyncIterator[EmbeddedServer]:
+async def serving(
+    manager: SessionManager, socket: Path, agent: Agent, model: ModelSettings | None = None
+) -> AsyncIterator[EmbeddedServer]:
     """The gateway, for as long as the block lasts."""
     settings = Settings(listen=ListenSettings(request_timeout_s=5.0))
     listener = listen_unix(socket)
     async with (
-        Dispatcher(manager, Assistant(agent)) as dispatcher,
+        Dispatcher(manager, Assistant(agent, model)) as dispatcher,
         anyio.create_task_group() as tasks,
     ):
         app = make_app(manager, dispatcher, settings, None, summarizer_of(agent.provider))

@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from miniclaw_sessions.api.error_table import as_reply, invalid
+from miniclaw_sessions.api.error_table import ANSWERING, as_reply, invalid
+from miniclaw_sessions.api.events import (
+    AcceptedEvent,
+    CompactedEvent,
+    DoneEvent,
+    ErrorEvent,
+    StopEvent,
+    StoppedEvent,
+    SuspendedEvent,
+    TextEvent,
+    ToolFinishedEvent,
+    ToolStartedEvent,
+    UsageEvent,
+)
 from miniclaw_sessions.api.messages import checked_message
 from miniclaw_sessions.api.operation import HEARTBEAT, Stream, checked_idempotency_key, operation
 from miniclaw_sessions.api.sessions import ONE, OneSession
@@ -22,6 +35,21 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 15.0
 """A stream that has nothing to say sends a comment this often, so that nobody on the way takes it for dead."""
+
+EVENTS: dict[str, type[msgspec.Struct]] = {
+    "accepted": AcceptedEvent,
+    "text": TextEvent,
+    "tool_started": ToolStartedEvent,
+    "tool_finished": ToolFinishedEvent,
+    "usage": UsageEvent,
+    "compacted": CompactedEvent,
+    "done": DoneEvent,
+    "stopped": StoppedEvent,
+    "suspended": SuspendedEvent,
+    "stop": StopEvent,
+    "error": ErrorEvent,
+}
+"""What a stream tells, in about this order; the last five end it."""
 
 _STATUS_WAIT_S = 1.0
 _ENDS = ("done", "stopped", "suspended", "stop")
@@ -40,6 +68,9 @@ class Chat(msgspec.Struct, frozen=True):
     Chat,
     ChatReply,
     status=lambda reply: 200 if reply.suspended is msgspec.UNSET else 202,
+    statuses={200: "The answer, saved; or with `stream` its events.", 202: "It waits for an approval."},
+    events=EVENTS,
+    errors=("invalid_key", *ANSWERING),
     patient=True,
 )
 async def chat(context: Context, request: Chat) -> ChatReply | Stream:

@@ -22,6 +22,7 @@ OUR_FAULT = 500
 MODELS_FAULT = 502
 UNREACHABLE = 503
 _LATER = (503, 507)
+_SOON_OVER = (errors.Busy, errors.MessageUnderWay, errors.TurnTaken)
 _DAMAGED = (
     "the message store is damaged there: restart the daemon, which makes it anew from what can be read, and try again; "
     "the daemon's log has the details"
@@ -73,6 +74,38 @@ STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
 }
 
 
+ANSWERING = (
+    *("duplicate_message", "message_under_way", "message_stopped", "chat_busy", "too_many_turns", "turn_cut_off"),
+    *("nothing_to_resume", "agent_error", "model_error", "context_overflow", "iteration_limit"),
+)
+"""What may become of a message that a model is to answer."""
+
+WITHOUT_CLASS: dict[tuple[int, str], str] = {
+    (400, "bad_request"): "the request is not valid HTTP",
+    (400, "invalid_json"): "the body is not strict JSON",
+    (401, "unauthorized"): "the token is missing or wrong",
+    (403, "forbidden"): "this is not served here",
+    (403, "forbidden_host"): "the Host header does not name this server",
+    (403, "forbidden_origin"): "requests from this web page are not allowed",
+    (404, "not_found"): "there is nothing at this path",
+    (405, "method_not_allowed"): "this path has no such method",
+    (408, "timeout"): "the body did not arrive in time",
+    (409, "conflict"): "another request changes the same at this time; try again",
+    (409, "response_in_progress"): "the response before is not there yet; wait for it, or cancel it",
+    (412, "leaf_moved"): "the session is not any more as `If-Match` demands; nothing was changed",
+    (413, "body_too_large"): "the body is longer than `listen.max_body_bytes`",
+    (415, "unsupported_media_type"): "the body is of a type that is not taken here",
+    (422, "invalid_request"): "a field is missing, unknown, or not what it must be; `param` names it",
+    (422, "no_model"): "there is no model that could summarize; send a summary",
+    (429, "rate_limited"): "the token was used too often; try later",
+    (500, "internal_error"): "unexpected; the daemon's log has it under the id that the message names",
+    (503, "flush_incomplete"): "not everything could be written",
+    (503, "timeout"): "the request took too long; it may still be completed",
+    (503, "too_many_imports"): "too many imports are under way; try later",
+}
+"""The errors that no class stands for, by status and `type`, and what they mean."""
+
+
 class RequestError(errors.SessionsError):
     """A request that is refused, or failed, for a reason that has no class of its own.
 
@@ -121,13 +154,24 @@ def as_request_error(error: Exception) -> RequestError | None:
     for kind in type(error).__mro__:
         if kind in STATUS:
             status, sentence = STATUS[kind]
-            is_for_now = status in _LATER or isinstance(error, errors.Busy)
+            is_for_now = status in _LATER or isinstance(error, _SOON_OVER)
             retry = {"Retry-After": str(RETRY_AFTER_S)} if is_for_now else {}
             details = {name: getattr(error, name) for name in _DETAILS if getattr(error, name, None) is not None}
             return RequestError(
                 status, snake_case(type(error).__name__), sentence or str(error), headers=retry, details=details
             )
     return None
+
+
+def known_errors() -> dict[tuple[int, str], str]:
+    """Every error that a reply may tell of, by status and `type`, and what it means."""
+    found = dict(WITHOUT_CLASS)
+    for name, kind in _classes().items():
+        base = next(one for one in kind.__mro__ if one in STATUS)
+        if base is not errors.SessionsError or kind is base:  # others end no request
+            status, sentence = STATUS[base]
+            found[status, name] = sentence or (kind.__doc__ or "").split("\n")[0].rstrip(".")
+    return found
 
 
 _DETAILS = ("session_id", "entry_id", "candidates", "provider_message")

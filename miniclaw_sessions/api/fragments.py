@@ -32,7 +32,11 @@ _ENTRIES_EACH = 8
 class ShowArticles(msgspec.Struct, frozen=True):
     """A page of a branch: its newest articles; those before the entry at a place; or its oldest ones after a place.
 
-    The branch ends at `entry_id`, by default at the leaf; with `before`, at the entry that stands there.
+    Attributes:
+        entry_id: where the branch ends; by default at the leaf, with `before` at the entry that stands there.
+        before: the newest articles before this sequence number.
+        after: the oldest articles after this sequence number.
+        limit: at most so many articles.
     """
 
     session_id: str
@@ -42,7 +46,7 @@ class ShowArticles(msgspec.Struct, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=MAX_ARTICLES)] = 50
 
 
-@operation("GET", f"{ONE}/articles", ShowArticles, ArticlesReply)
+@operation("GET", f"{ONE}/articles", ShowArticles, ArticlesReply, errors=("entry_not_found",))
 async def show_articles(context: Context, request: ShowArticles) -> ArticlesReply:
     """What was said on a branch as HTML articles, oldest first: each with its tool calls and their results."""
     session = await context.find(request.session_id)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from miniclaw_sessions.api import events
+from miniclaw_sessions.api.chat import EVENTS as OF_AN_ANSWER
 from miniclaw_sessions.api.error_table import invalid
 from miniclaw_sessions.api.messages import Sequence_
 from miniclaw_sessions.api.operation import HEADERS, HEARTBEAT, LAST_EVENT_ID, Stream, operation
@@ -21,18 +23,39 @@ if TYPE_CHECKING:
     from miniclaw_sessions.manager.feed import Event
 
 EVENTS = "text/event-stream"
+OF_A_SESSION: dict[str, type[msgspec.Struct]] = {
+    "entry": events.EntryEvent,
+    "typing": events.TypingEvent,
+    **{name: shape for name, shape in OF_AN_ANSWER.items() if name != "stop"},
+    "gone": events.GoneEvent,
+}
+OF_ALL: dict[str, type[msgspec.Struct]] = {
+    "ready": events.ReadyEvent,
+    "session": events.SessionEvent,
+    "created": events.CreatedEvent,
+    "entries": events.EntriesEvent,
+    "changed": events.ChangedEvent,
+    "deleted": events.OfSessionEvent,
+    "expired": events.OfSessionEvent,
+    "turn_started": events.OfSessionEvent,
+    "turn_ended": events.TurnEndedEvent,
+}
 _MAX_DIGITS = 16
 
 
 class FollowSession(msgspec.Struct, frozen=True):
-    """Behind which place a session is followed; by default behind its newest entry. The header wins."""
+    """Which session, and from where on; the header wins.
+
+    Attributes:
+        after: behind this sequence number; by default behind its newest entry.
+    """
 
     session_id: str
     after: Sequence_ | None = None
     last_event_id: str | None = None
 
 
-@operation("GET", f"{ONE}/follow", FollowSession, Stream, reads=False)
+@operation("GET", f"{ONE}/follow", FollowSession, Stream, media_types=(EVENTS,), events=OF_A_SESSION, reads=False)
 async def follow_session(context: Context, request: FollowSession) -> Stream:
     """Each entry as it is acknowledged, whichever process has written it: server-sent events named `entry`.
 
@@ -72,7 +95,12 @@ async def _followed(context: Context, session_id: str, after: int) -> AsyncGener
 class FollowAll(msgspec.Struct, frozen=True):
     """Which sessions are told of, from where on (the header wins), and how much is said of them.
 
-    With `content`, entries come whole. With `sessions`, all sessions are told of first, unless what was missed is told.
+    Attributes:
+        channel: of this channel only.
+        prefix: whose ids begin so, in any case.
+        content: entries come whole.
+        sessions: all sessions are told of first, unless what was missed is told.
+        after: behind the event of this `id`.
     """
 
     channel: str | None = None
@@ -98,7 +126,7 @@ class Wanted(msgspec.Struct, frozen=True):
         return of_channel(self.channel)(session_id) if key is None else key.channel == self.channel
 
 
-@operation("GET", "/v1/events", FollowAll, Stream, reads=False)
+@operation("GET", "/v1/events", FollowAll, Stream, media_types=(EVENTS,), events=OF_ALL, reads=False)
 async def follow_all(context: Context, request: FollowAll) -> Stream:
     """What happens in all sessions: server-sent events, whose `id` is the place to go on from with `Last-Event-ID`.
 
@@ -116,8 +144,8 @@ async def follow_all(context: Context, request: FollowAll) -> Stream:
 async def _all(watched: AsyncGenerator[list[Event], None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(watched):
         try:
-            async for events in watched:
-                yield b"".join(map(_encoded, events))
+            async for happened in watched:
+                yield b"".join(map(_encoded, happened))
         except ManagerClosed:
             return
 

@@ -20,11 +20,12 @@ from miniclaw_sessions.api.operation import (
     operation,
     shaped,
 )
-from miniclaw_sessions.api.sessions import ONE, OneSession, checked_metadata
+from miniclaw_sessions.api.sessions import ONE, OneSession, checked_metadata, demanded_sequence, etag_of
 from miniclaw_sessions.api.shapes import (
     MAX_MESSAGES_PER_REQUEST,
     AppendedEntry,
     AppendedReply,
+    EncodedEntry,
     EntriesAppendedReply,
     EntriesReply,
     MessagesReply,
@@ -69,7 +70,13 @@ Sequence_ = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class ShowMessages(msgspec.Struct, frozen=True):
-    """The newest messages; those of the branch before an entry's sequence; or those after one."""
+    """The newest messages; those of the branch before an entry's sequence; or those after one.
+
+    Attributes:
+        limit: at most so many.
+        before: the newest ones before this sequence number, of the branch that the entry there is on.
+        after: the oldest ones of the current branch after this sequence number; 0 begins at its root.
+    """
 
     session_id: str
     limit: Limit = 50
@@ -155,7 +162,13 @@ async def _walk_back(session: Session, place: int | None) -> AsyncIterator[Entry
 
 
 class ShowEntries(msgspec.Struct, frozen=True):
-    """A page of the transcript: after a sequence, or the newest ones before one."""
+    """A page of the transcript: after a sequence, or the newest ones before one.
+
+    Attributes:
+        limit: at most so many.
+        after: those behind this sequence number; by default from the first on.
+        before: the newest ones before this sequence number; one beyond the end begins there.
+    """
 
     session_id: str
     limit: Limit = 100
@@ -171,8 +184,9 @@ async def show_entries(context: Context, request: ShowEntries) -> Stream:
         raise invalid("send before or after, not both", param="before")
     after, limit = request.after or 0, request.limit
     if request.before is not None:
-        after = max(request.before - 1 - limit, 0)
-        limit = max(min(limit, request.before - 1 - after), 0)
+        before = min(request.before, session.last_sequence + 1)
+        after = max(before - 1 - limit, 0)
+        limit = max(min(limit, before - 1 - after), 0)
 
     async def pieces() -> AsyncGenerator[bytes, None]:
         async with context.large_replies:
@@ -200,7 +214,7 @@ class OneEntry(msgspec.Struct, frozen=True):
     entry_id: str
 
 
-@operation("GET", f"{ONE}/entries/{{entry_id}}", OneEntry, msgspec.Raw)
+@operation("GET", f"{ONE}/entries/{{entry_id}}", OneEntry, EncodedEntry)
 async def show_entry(context: Context, request: OneEntry) -> msgspec.Raw:
     """One entry, as it is stored."""
     session = await context.find(request.session_id)
@@ -210,7 +224,7 @@ async def show_entry(context: Context, request: OneEntry) -> msgspec.Raw:
         raise StoreCorrupt(f"entry {request.entry_id!r} of session {session.session_id} is damaged") from error
 
 
-@operation("GET", f"{ONE}/transcript", OneSession, Stream)
+@operation("GET", f"{ONE}/transcript", OneSession, Stream, media_types=("application/x-ndjson",))
 async def show_transcript(context: Context, request: OneSession) -> Stream:
     """Every entry, one per line, oldest first."""
     session = await context.find(request.session_id)  # one that does not exist is known before the reply begins
@@ -231,31 +245,46 @@ async def _transcript_lines(context: Context, session_id: str) -> AsyncGenerator
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What an append may demand of the place where it goes: the leaf (empty: the root), the newest entry's sequence."""
+    """What an append may demand of the place where it goes, else 409 `leaf_moved`, and nothing is appended.
+
+    Attributes:
+        if_leaf: only if this entry is the leaf; empty: the root.
+        if_sequence: only if the newest entry has this sequence number.
+    """
 
     session_id: str
     if_leaf: str | None = None
     if_sequence: Sequence_ | None = None
+    if_match: str | None = None
     idempotency_key: str | None = None
+
+    def of(self, session: Session) -> dict[str, Any]:
+        """The arguments that say the same to `Unit.save`."""
+        return {"if_leaf": self.if_leaf, "if_sequence": demanded_sequence(session, self.if_match, self.if_sequence)}
 
 
 class AddMessages(Expected, frozen=True, kw_only=True):
     """A message; or `messages`, a list of them. A key stands for the whole request."""
 
-    body: dict[str, Any]
+    body: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/OneOrMoreMessages"})]
 
 
 @operation("POST", f"{ONE}/messages", AddMessages, AppendedReply, status=201)
 async def add_messages(context: Context, request: AddMessages) -> AppendedReply:
     """Append one message or several as a unit, and reply when they are acknowledged; the session is made if needed."""
     incoming = incoming_messages(request.body, checked_idempotency_key(request.idempotency_key))
-    session = await context.find_or_create(request.session_id)
+    session = await _wanted(context, request)
     last = session.last_sequence
     messages, keys = zip(*incoming, strict=True)
-    entries = await session.add_messages(
-        messages, idempotency_keys=keys, if_leaf=request.if_leaf, if_sequence=request.if_sequence
-    )
-    return AppendedReply(entries=_appended(entries, last), leaf_id=session.leaf_id)
+    entries = await session.add_messages(messages, idempotency_keys=keys, **request.of(session))
+    return AppendedReply(entries=_appended(entries, last), leaf_id=session.leaf_id, etag=etag_of(session))
+
+
+async def _wanted(context: Context, request: Expected) -> Session:
+    """The session, made if there is none; but not where it must be as it was."""
+    if request.if_match is not None:
+        return await context.find(request.session_id)
+    return await context.find_or_create(request.session_id)
 
 
 def _appended(entries: Sequence[Entry], last: int) -> list[AppendedEntry]:
@@ -277,11 +306,10 @@ async def save_turn(context: Context, request: SaveTurnRequest) -> TurnReply:
     """Append what was said in one turn, all of it or nothing; the session is made if there is none."""
     messages, usage = _turn(request.body)
     key = checked_idempotency_key(request.idempotency_key)
-    session = await context.find_or_create(request.session_id)
-    entries = await session.save_turn(
-        messages, usage, idempotency_key=key, if_leaf=request.if_leaf, if_sequence=request.if_sequence
-    )
-    return TurnReply(entries=len(messages), leaf_id=session.leaf_id, duplicate=not entries)
+    session = await _wanted(context, request)
+    entries = await session.save_turn(messages, usage, idempotency_key=key, **request.of(session))
+    reply = TurnReply(entries=len(messages), leaf_id=session.leaf_id, duplicate=not entries)
+    return msgspec.structs.replace(reply, etag=etag_of(session))
 
 
 def _turn(body: SaveTurn) -> tuple[list[Message], Usage | None]:
@@ -295,10 +323,10 @@ def _turn(body: SaveTurn) -> tuple[list[Message], Usage | None]:
 class AppendEntries(Expected, frozen=True, kw_only=True):
     """One entry, or `entries`, a list of them (`NewEntries`) that are accepted together or not at all."""
 
-    body: dict[str, Any]
+    body: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/OneOrMoreEntries"})]
 
 
-@operation("POST", f"{ONE}/entries", AppendEntries, EntriesAppendedReply, status=201)
+@operation("POST", f"{ONE}/entries", AppendEntries, EntriesAppendedReply, status=201, errors=("entry_not_found",))
 async def append_entries(context: Context, request: AppendEntries) -> EntriesAppendedReply:
     """Append entries of any kind as a unit, and reply when they are acknowledged."""
     key = checked_idempotency_key(request.idempotency_key)
@@ -320,13 +348,14 @@ async def append_entries(context: Context, request: AppendEntries) -> EntriesApp
             key = None
         else:
             unit.add(kind, **fields)
-    await unit.save(if_leaf=request.if_leaf, if_sequence=request.if_sequence)
+    await unit.save(**request.of(session))
     return _entries_appended(session, [(one.id, one.sequence) for one in unit.entries], duplicate=False)
 
 
 def _entries_appended(session: Session, places: Sequence[tuple[str, int]], *, duplicate: bool) -> EntriesAppendedReply:
     entries = [AppendedEntry(id=entry_id, sequence=place, duplicate=duplicate) for entry_id, place in places]
-    return EntriesAppendedReply(id=entries[-1].id, entries=entries, leaf_id=session.leaf_id)
+    etag = etag_of(session)
+    return EntriesAppendedReply(id=entries[-1].id, entries=entries, leaf_id=session.leaf_id, etag=etag)
 
 
 def _new_entries(body: dict[str, Any]) -> list[NewEntry]:

@@ -7,7 +7,7 @@ other field is a query parameter. A field of type `Upload` takes the body as it 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
 
 IDEMPOTENCY_KEY = "idempotency_key"
+IF_MATCH = "if_match"
 LAST_EVENT_ID = "last_event_id"
 HEADERS = {
     IDEMPOTENCY_KEY: "Idempotency-Key",
+    IF_MATCH: "If-Match",
     LAST_EVENT_ID: "Last-Event-ID",
     "retry_count": "x-stainless-retry-count",
 }
@@ -63,6 +65,23 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Content:
+    """A reply that is no JSON document of ours, and is there at once: a page, an image.
+
+    Attributes:
+        body: its bytes.
+        media_type: what they are.
+        etag: changes when they do; whoever has this one already is sent nothing (304).
+        headers: further ones.
+    """
+
+    body: bytes
+    media_type: str
+    etag: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Operation(Generic[Q, R]):
     """One operation, as a row of the table.
 
@@ -74,6 +93,11 @@ class Operation(Generic[Q, R]):
         handler: does it.
         scope: what is needed to ask for it.
         status: the HTTP status of the reply, or a function that tells it from the reply.
+        statuses: where that is a function: every status, and what it says.
+        media_types: what the reply may be, where it is no JSON document.
+        events: where it is a stream of events: their names, and the shape of each one's data.
+        errors: which errors it ends with, by their `type`, besides those that everything of its kind may end with
+            (`openapi.errors_of`).
         reads: whether it only reads sessions, so that it can be done beside whoever holds the workspace.
         patient: whether it takes as long as there is much to do, or a model is slow: it ends when its client goes away.
             Everything else has the server's time for a request.
@@ -89,6 +113,10 @@ class Operation(Generic[Q, R]):
     handler: Callable[[Context, Q], Awaitable[R | Stream]] = field(repr=False)
     scope: Scope
     status: int | Callable[[Any], int] = 200
+    statuses: Mapping[int, str] = field(default_factory=dict)
+    media_types: tuple[str, ...] = ("application/json",)
+    events: Mapping[str, type[msgspec.Struct]] = field(default_factory=dict)
+    errors: tuple[str, ...] = ()
     reads: bool = False
     patient: bool = False
     openai: bool = False
@@ -114,6 +142,11 @@ class Operation(Generic[Q, R]):
         return tuple(name for name in self.fields if name in HEADERS)
 
     @property
+    def room(self) -> str:
+        """The module that it is in: what belongs together."""
+        return self.handler.__module__.rpartition(".")[2]
+
+    @property
     def uploads(self) -> bool:
         """Whether the body is taken piece by piece."""
         return self.fields.get(BODY) == Upload
@@ -136,6 +169,10 @@ def operation(  # noqa: PLR0913 - one argument per column of the table
     *,
     status: int | Callable[[Any], int] = 200,
     scope: Scope | None = None,
+    statuses: Mapping[int, str] | None = None,
+    media_types: tuple[str, ...] = ("application/json",),
+    events: Mapping[str, type[msgspec.Struct]] | None = None,
+    errors: tuple[str, ...] = (),
     reads: bool | None = None,
     patient: bool = False,
     openai: bool = False,
@@ -158,6 +195,10 @@ def operation(  # noqa: PLR0913 - one argument per column of the table
             handler,
             needed,
             status=status,
+            statuses=statuses or {},
+            media_types=media_types,
+            events=events or {},
+            errors=errors,
             reads=only_reads,
             patient=patient,
             openai=openai,

@@ -17,9 +17,25 @@ if TYPE_CHECKING:
 MAX_RESULTS = 100
 """Results in one reply."""
 
+_ERRORS = ("invalid_search", "session_not_found")
+
 
 class SearchRequest(msgspec.Struct, frozen=True):
-    """What is searched for, and where: see `SessionManager.search`."""
+    """What is searched for, and where: see `SessionManager.search`.
+
+    Attributes:
+        query: words, `"phrases"`, `-words`; it may be empty if something else narrows the search.
+        session_id: in this session only.
+        channel: in this channel only.
+        author: said by this agent or person.
+        role: said in this role; or `title`, `label`.
+        tool: calls of this tool, and what they returned.
+        after, before: said after, or before, this time.
+        branch: `current`: only what the conversations go on from.
+        order: the best first, or the newest.
+        limit: at most so many.
+        cursor: what the page before called `next`.
+    """
 
     query: str = ""
     session_id: str | None = None
@@ -35,7 +51,7 @@ class SearchRequest(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
-@operation("GET", "/v1/search", SearchRequest, SearchPage, patient=True)
+@operation("GET", "/v1/search", SearchRequest, SearchPage, errors=_ERRORS, patient=True)
 async def search(context: Context, request: SearchRequest) -> SearchPage:
     """What was said and fits: words, `"phrases"`, `-words`; what was cleared, deleted or has expired is not found."""
     async with context.searches:

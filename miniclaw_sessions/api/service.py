@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @functools.cache
-def _version() -> str:
-    """This program's version, read from a file once."""
+def program_version() -> str:
+    """Which version of this program it is, read from a file once."""
     from importlib.metadata import version  # noqa: PLC0415 - slow to load
 
     return version("miniclaw-sessions")
@@ -40,7 +40,10 @@ def _status(reply: ProbeReply) -> int:
     return 200 if reply.status == "ok" else UNREACHABLE
 
 
-@operation("GET", "/health", Nothing, HealthReply, scope="probe", status=_status, reads=False)
+_STATUSES = {200: "All is well.", UNREACHABLE: "Messages are not accepted, or not saved."}
+
+
+@operation("GET", "/health", Nothing, HealthReply, scope="probe", status=_status, statuses=_STATUSES, reads=False)
 async def health(context: Context, request: Nothing) -> HealthReply:
     """Whether messages are accepted and saved; with a token for all sessions, what is known of it besides."""
     del request
@@ -51,7 +54,7 @@ async def health(context: Context, request: Nothing) -> HealthReply:
     return HealthReply(
         status=probe.status,
         problems=context.without_paths([*health.problems, *context.problems()]),
-        version=_version(),
+        version=program_version(),
         pid=os.getpid(),
         workspace=await context.workspace(),
         uptime_s=round(time.monotonic() - context.started, 3),
@@ -69,7 +72,7 @@ async def probe_live(context: Context, request: Nothing) -> ProbeReply:
     return ProbeReply(status="ok")
 
 
-@operation("GET", "/health/ready", Nothing, ProbeReply, scope="probe", status=_status, reads=False)
+@operation("GET", "/health/ready", Nothing, ProbeReply, scope="probe", status=_status, statuses=_STATUSES, reads=False)
 async def probe_ready(context: Context, request: Nothing) -> ProbeReply:
     """Whether messages are accepted and saved; while they are not, requests are better sent elsewhere."""
     del request
@@ -85,7 +88,7 @@ async def statistics(context: Context, request: Nothing) -> ManagerStatistics:
     return numbers
 
 
-@operation("POST", "/v1/flush", Nothing, FlushReply, scope="admin", patient=True)
+@operation("POST", "/v1/flush", Nothing, FlushReply, scope="admin", errors=("flush_incomplete",), patient=True)
 async def flush(context: Context, request: Nothing) -> FlushReply:
     """Commit and write everything that is dirty; an error when not all of it could be written."""
     del request

@@ -23,6 +23,7 @@ from miniclaw_sessions.api.shapes import (
     UsageReply,
 )
 from miniclaw_sessions.errors import AmbiguousName, SessionNotFound
+from miniclaw_sessions.protocol.entries import LeafMove
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.protocol.messages import Usage
 from miniclaw_sessions.statistics import SessionSummary
@@ -41,6 +42,7 @@ CANDIDATES = 10
 
 ONE = "/v1/sessions/{session_id}"
 
+_NEVER = -1
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _MAX_PLACE_DIGITS = 18
 _LATEST = datetime.max.replace(tzinfo=UTC) - _EPOCH
@@ -57,7 +59,14 @@ class OneSession(msgspec.Struct, frozen=True):
 
 
 class ListSessions(msgspec.Struct, frozen=True):
-    """A page: of one channel, of ids that begin so (in any case), behind the place that the page before calls next."""
+    """A page.
+
+    Attributes:
+        channel: of this channel only.
+        prefix: whose ids begin so, in any case.
+        limit: at most so many.
+        after: behind the place that the page before calls `next`.
+    """
 
     channel: str | None = None
     prefix: str | None = None
@@ -82,12 +91,16 @@ async def list_sessions(context: Context, request: ListSessions) -> Stream:
 
 
 class Resolve(msgspec.Struct, frozen=True):
-    """A session id, or a unique beginning or part of one, or of a title."""
+    """What somebody called a session.
+
+    Attributes:
+        name: a session id, or a unique beginning or part of one, or of a title.
+    """
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
-@operation("GET", "/v1/resolve", Resolve, ResolvedReply)
+@operation("GET", "/v1/resolve", Resolve, ResolvedReply, errors=("session_not_found", "ambiguous_name"))
 async def resolve(context: Context, request: Resolve) -> ResolvedReply:
     """The one session that a text means: its id, else the beginning of one, else a part of one, else of a title.
 
@@ -147,7 +160,13 @@ class CreateSessionRequest(msgspec.Struct, frozen=True):
 
 
 @operation(
-    "POST", "/v1/sessions", CreateSessionRequest, OpenedReply, status=lambda reply: 201 if reply.created else 200
+    "POST",
+    "/v1/sessions",
+    CreateSessionRequest,
+    OpenedReply,
+    status=lambda reply: 201 if reply.created else 200,
+    statuses={201: "A new session.", 200: "It was there."},
+    errors=("invalid_key",),
 )
 async def create_session(context: Context, request: CreateSessionRequest) -> OpenedReply:
     """The session of a key, made if there is none; renews its time to live. A refused request makes nothing."""
@@ -169,6 +188,7 @@ class UpdateSessionRequest(msgspec.Struct, frozen=True):
 
     session_id: str
     body: UpdateSession
+    if_match: str | None = None
 
 
 @operation("PATCH", ONE, UpdateSessionRequest, SessionReply)
@@ -176,18 +196,26 @@ async def update_session(context: Context, request: UpdateSessionRequest) -> Ses
     """Change title, model and other metadata."""
     session = await context.find(request.session_id)
     changes = {**request.body.changes(), **checked_metadata(request.body.metadata)}
-    if changes:
-        session.update(**changes)
-        await session.saved()
+    unit = session.unit()
+    unit.add_metadata(**changes)
+    await unit.save(if_sequence=demanded_sequence(session, request.if_match))
     return session_reply(session)
 
 
-@operation("POST", f"{ONE}/clear", OneSession, SessionReply)
-async def clear_session(context: Context, request: OneSession) -> SessionReply:
+class ClearSession(msgspec.Struct, frozen=True):
+    """Which session."""
+
+    session_id: str
+    if_match: str | None = None
+
+
+@operation("POST", f"{ONE}/clear", ClearSession, SessionReply)
+async def clear_session(context: Context, request: ClearSession) -> SessionReply:
     """Empty the window; the transcript stays."""
     session = await context.find(request.session_id)
-    session.clear()
-    await session.saved()
+    unit = session.unit()
+    unit.add(LeafMove, target_id=None)
+    await unit.save(if_sequence=demanded_sequence(session, request.if_match))
     return session_reply(session)
 
 
@@ -199,7 +227,15 @@ class ForkRequest(msgspec.Struct, frozen=True):
     idempotency_key: str | None = None
 
 
-@operation("POST", f"{ONE}/fork", ForkRequest, SessionReply, status=201, patient=True)
+@operation(
+    "POST",
+    f"{ONE}/fork",
+    ForkRequest,
+    SessionReply,
+    status=201,
+    errors=("session_exists", "entry_not_found"),
+    patient=True,
+)
 async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
     """A new session with the whole tree, or with one branch.
 
@@ -238,19 +274,24 @@ async def _fork_made_before(context: Context, source: Session, target: str) -> S
 class DeleteSession(msgspec.Struct, frozen=True):
     """Which session; with a key a repeated request is answered as the first was.
 
-    Unless `everywhere` is false, its words are in no file of the workspace any more but those that the reply names.
+    Attributes:
+        everywhere: leave its words in no file of the workspace but those that the reply names.
     """
 
     session_id: str
     everywhere: bool = True
     idempotency_key: str | None = None
+    if_match: str | None = None
 
 
 @operation("DELETE", ONE, DeleteSession, DeletedReply)
 async def delete_session(context: Context, request: DeleteSession) -> DeletedReply:
     """Forget a session, its transcript, its archived and its damaged copies, and tell what may still hold its words."""
     if not context.was_deleted(request.session_id, request.idempotency_key):
-        if not await context.manager.delete(request.session_id):
+        demanded = None
+        if request.if_match is not None:
+            demanded = demanded_sequence(await context.find(request.session_id), request.if_match)
+        if not await context.manager.delete(request.session_id, if_sequence=demanded):
             raise SessionNotFound(request.session_id)
         context.note_deletion(request.session_id, request.idempotency_key)
     remains = await context.manager.purge(request.session_id) if request.everywhere else []
@@ -268,9 +309,30 @@ def session_reply(session: Session) -> SessionReply:
         session.key,
         agent_id=session.metadata.get("agent_id"),
         entries=session.last_sequence,
+        etag=etag_of(session),
         usage=usage_reply(session.total_usage),
         metadata=dict(session.metadata),
     )
+
+
+def etag_of(session: Session) -> str:
+    """What changes with every entry of a session, and when another one takes its place."""
+    return f'"{session.statistics().incarnation}.{session.last_sequence}"'
+
+
+def demanded_sequence(session: Session, if_match: str | None, if_sequence: int | None = None) -> int | None:
+    """The last sequence number that a session must have for what is demanded of it; None: whatever it is.
+
+    Args:
+        session: as it is now.
+        if_match: ETags of the session, one of which must be its own; `*`: any.
+        if_sequence: the number itself, where it is demanded as such.
+    """
+    if if_match is None or if_match.strip() == "*":
+        return if_sequence
+    if etag_of(session) not in [tag.strip() for tag in if_match.split(",")]:
+        return _NEVER
+    return session.last_sequence if if_sequence in (None, session.last_sequence) else _NEVER
 
 
 def usage_reply(usage: Usage) -> UsageReply:

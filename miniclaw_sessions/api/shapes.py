@@ -19,6 +19,17 @@ MAX_MESSAGES_PER_REQUEST = 1000
 Count = Annotated[int, Meta(ge=0)]
 
 
+def _described(name: str) -> Meta:
+    """What the OpenAPI document says of JSON that stands here as it is stored."""
+    return Meta(extra_json_schema={"$ref": f"#/components/schemas/{name}"})
+
+
+EncodedEntry = Annotated[msgspec.Raw, _described("Entry")]
+MessageDocument = Annotated[dict[str, Any], _described("Message")]
+ShownMessageDocument = Annotated[dict[str, Any], _described("ShownMessage")]
+UsageDocument = Annotated[dict[str, Any], _described("Usage")]
+
+
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The base of bodies."""
 
@@ -158,6 +169,7 @@ class SessionReply(Reply, kw_only=True):
         committed_sequence: up to which entry the store has acknowledged it.
         dirty: whether its file lacks something.
         incarnation: what a deleted and recreated session does not share with its predecessor.
+        etag: changes with every entry, and with nothing else; for `If-Match` and `If-None-Match`.
     """
 
     session_id: str
@@ -178,6 +190,7 @@ class SessionReply(Reply, kw_only=True):
     last_accessed: datetime
     updated_at: datetime
     incarnation: str
+    etag: str
     metadata: dict[str, Any]
 
 
@@ -243,7 +256,7 @@ class MessagesReply(Reply, kw_only=True):
     A message that is a summary has `summary: true`, and the id of the compaction.
     """
 
-    messages: list[dict[str, Any]]
+    messages: list[ShownMessageDocument]
     earlier: bool = False
     later: bool = False
 
@@ -260,10 +273,11 @@ class AppendedEntry(Reply, kw_only=True):
 
 
 class AppendedReply(Reply, kw_only=True):
-    """What was appended, in order, and the leaf afterwards."""
+    """What was appended, in order, and the leaf and the session's ETag afterwards."""
 
     entries: list[AppendedEntry]
     leaf_id: str | None = None
+    etag: str = ""
 
 
 class EntriesAppendedReply(AppendedReply, kw_only=True):
@@ -273,11 +287,12 @@ class EntriesAppendedReply(AppendedReply, kw_only=True):
 
 
 class TurnReply(Reply, kw_only=True):
-    """A turn is acknowledged."""
+    """A turn is acknowledged; how many entries it has, and the leaf and the session's ETag afterwards."""
 
     entries: int
     leaf_id: str | None
     duplicate: bool = False
+    etag: str = ""
 
 
 class EntriesReply(Reply, kw_only=True):
@@ -285,20 +300,20 @@ class EntriesReply(Reply, kw_only=True):
 
     next: int | None
     previous: int | None
-    entries: list[msgspec.Raw]
+    entries: list[EncodedEntry]
 
 
 class SaveTurn(Body, kw_only=True):
     """Everything that was said in one turn; the usage stands with the last message."""
 
     messages: Annotated[list[Any], Meta(min_length=1, max_length=MAX_MESSAGES_PER_REQUEST)]
-    usage: dict[str, Any] | None = None
+    usage: UsageDocument | None = None
 
 
 class NewMessage(Body, kw_only=True, tag="message", tag_field="type"):
     """Something was said; `continues`: it belongs to the turn of the message before it."""
 
-    message: dict[str, Any]
+    message: MessageDocument
     continues: bool = False
 
 
@@ -368,7 +383,7 @@ class BranchReply(Reply, kw_only=True):
     """The newest entries of a branch, from the root on; `truncated` says that earlier ones were left out."""
 
     truncated: bool
-    entries: list[msgspec.Raw]
+    entries: list[EncodedEntry]
 
 
 class ArticleRow(Reply, kw_only=True):
@@ -426,7 +441,7 @@ class ContextReply(Reply, kw_only=True):
     model: str | None
     thinking_level: str | None
     problems: list[str]
-    messages: list[dict[str, Any]]
+    messages: list[MessageDocument]
 
 
 class MovedReply(Reply, kw_only=True):
@@ -553,10 +568,10 @@ class ChatReply(Reply, kw_only=True):
     """
 
     session_id: str
-    reply: dict[str, Any] | UnsetType = UNSET
-    usage: dict[str, Any] | UnsetType = UNSET
+    reply: MessageDocument | UnsetType = UNSET
+    usage: UsageDocument | UnsetType = UNSET
     stopped: bool | UnsetType = UNSET
-    suspended: dict[str, Any] | UnsetType = UNSET
+    suspended: Annotated[dict[str, Any], _described("SuspendedEvent")] | UnsetType = UNSET
 
 
 class ChatEvent(msgspec.Struct, frozen=True):

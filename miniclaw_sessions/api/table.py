@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from miniclaw_sessions.api import chat, fragments, live, messages, search, service, sessions, transfer, tree, upkeep
+from miniclaw_sessions.api import (
+    chat,
+    description,
+    fragments,
+    live,
+    messages,
+    search,
+    service,
+    sessions,
+    transfer,
+    tree,
+    upkeep,
+)
 from miniclaw_sessions.api.openai import conversations, responses
 from miniclaw_sessions.api.operation import Operation
 
@@ -21,5 +33,6 @@ OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *upkeep.OPERATIONS,
     *conversations.OPERATIONS,
     *responses.OPERATIONS,
+    *description.OPERATIONS,
 )
 """Every operation, in the order in which an overview tells them."""

@@ -66,7 +66,14 @@ def format_rows() -> list[FormatRow]:
 
 
 class ImportSession(msgspec.Struct, frozen=True):
-    """A file; its format is recognized unless it is named, and its session named by the file unless it is here."""
+    """A file.
+
+    Attributes:
+        name: what it is called, without its suffix; a session that it does not name is called so.
+        session_id: the new session's id; by default what the file says.
+        format: the name of its format; by default it is recognized.
+        dry_run: only read it, and report.
+    """
 
     body: Upload
     name: Name = UNNAMED
@@ -76,7 +83,14 @@ class ImportSession(msgspec.Struct, frozen=True):
 
 
 @operation(
-    "POST", "/v1/import", ImportSession, ImportReply, status=lambda reply: 200 if reply.dry_run else 201, patient=True
+    "POST",
+    "/v1/import",
+    ImportSession,
+    ImportReply,
+    status=lambda reply: 200 if reply.dry_run else 201,
+    statuses={201: "A new session.", 200: "A dry run: what it would become."},
+    errors=("import_refused", "session_exists", "too_many_imports", "invalid_key"),
+    patient=True,
 )
 async def import_session(context: Context, request: ImportSession) -> ImportReply:
     """A new session from a file, or a report of what it would become."""
@@ -93,13 +107,25 @@ async def import_session(context: Context, request: ImportSession) -> ImportRepl
 
 
 class ExportSession(msgspec.Struct, frozen=True):
-    """Which session, in which format."""
+    """Which session, in which format.
+
+    Attributes:
+        format: its name; `/v1/formats` has all of them.
+    """
 
     session_id: str
     format: Name = DEFAULT_FORMAT
 
 
-@operation("GET", f"{ONE}/export", ExportSession, Stream, patient=True)
+@operation(
+    "GET",
+    f"{ONE}/export",
+    ExportSession,
+    Stream,
+    media_types=("application/x-ndjson", "application/json", "text/markdown", "text/html", "application/octet-stream"),
+    errors=("import_refused",),
+    patient=True,
+)
 async def export_session(context: Context, request: ExportSession) -> Stream:
     """A session as a file; in the format `json`, one document of the session and its entries as they are stored."""
     session = await context.find(request.session_id)

@@ -85,14 +85,19 @@ def _ids_of(transcript: Transcript, parent_id: str | None) -> list[str]:
 
 
 class ShowBranch(msgspec.Struct, frozen=True):
-    """The branch that ends at an entry, or at the leaf."""
+    """The branch that ends at an entry, or at the leaf.
+
+    Attributes:
+        entry_id: where it ends; by default at the leaf.
+        limit: at most so many of its newest entries.
+    """
 
     session_id: str
     entry_id: str | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_BRANCH)] = 1000
 
 
-@operation("GET", f"{ONE}/branch", ShowBranch, BranchReply, patient=True)
+@operation("GET", f"{ONE}/branch", ShowBranch, BranchReply, errors=("entry_not_found",), patient=True)
 async def show_branch(context: Context, request: ShowBranch) -> Stream:
     """The newest entries of one branch, from the root to an entry; its first one's parent ends the page before."""
     session = await context.find(request.session_id)
@@ -132,14 +137,18 @@ async def show_context(context: Context, request: OneSession) -> Stream:
 
 
 class GoToRequest(msgspec.Struct, frozen=True):
-    """Where the conversation is to go on; without a summary it may be demanded that the leaf is this one."""
+    """Where the conversation is to go on.
+
+    Attributes:
+        if_leaf: only if this entry is the leaf (empty: the root); not with a summary.
+    """
 
     session_id: str
     body: GoTo
     if_leaf: str | None = None
 
 
-@operation("POST", f"{ONE}/branch", GoToRequest, MovedReply)
+@operation("POST", f"{ONE}/branch", GoToRequest, MovedReply, errors=("entry_not_found",))
 async def go_to(context: Context, request: GoToRequest) -> MovedReply:
     """Go back to an entry, or to the root, with or without a summary of what is left, and say something there."""
     session = await context.find(request.session_id)
@@ -163,7 +172,7 @@ class SetLabelRequest(msgspec.Struct, frozen=True):
     body: SetLabel
 
 
-@operation("POST", f"{ONE}/labels", SetLabelRequest, EntryIdReply, status=201)
+@operation("POST", f"{ONE}/labels", SetLabelRequest, EntryIdReply, status=201, errors=("entry_not_found",))
 async def set_label(context: Context, request: SetLabelRequest) -> EntryIdReply:
     """Bookmark an entry, or remove its bookmark."""
     session = await context.find(request.session_id)
@@ -177,7 +186,14 @@ class CompactRequest(msgspec.Struct, frozen=True):
     body: Compact
 
 
-@operation("POST", f"{ONE}/compact", CompactRequest, CompactionReply, patient=True)
+@operation(
+    "POST",
+    f"{ONE}/compact",
+    CompactRequest,
+    CompactionReply,
+    errors=("entry_not_found", "unsafe_compaction", "no_model"),
+    patient=True,
+)
 async def compact_session(context: Context, request: CompactRequest) -> CompactionReply:
     """Let a summary stand for the older part of the branch: the client's, or the model's."""
     session = await context.find(request.session_id)

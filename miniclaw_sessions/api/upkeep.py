@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from miniclaw_sessions.transfer.backup import BackupReport
 
 
+_RESTORING = ("session_exists", "not_archived")
+
+
 class BackUpRequest(msgspec.Struct, frozen=True):
     """Where to."""
 
@@ -58,7 +61,11 @@ def backup_reply(report: BackupReport, directory: Path) -> BackupReply:
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """Whether it is only to be told what would expire."""
+    """How.
+
+    Attributes:
+        dry_run: change nothing, and tell what would expire.
+    """
 
     dry_run: bool = False
 
@@ -73,14 +80,18 @@ async def sweep(context: Context, request: Sweep) -> SweepReply:
     return SweepReply.of(await context.manager.sweep(dry_run=request.dry_run))
 
 
-@operation("POST", f"{ONE}/unarchive", OneSession, SessionReply, status=201, patient=True)
+@operation("POST", f"{ONE}/unarchive", OneSession, SessionReply, status=201, errors=_RESTORING, patient=True)
 async def unarchive_session(context: Context, request: OneSession) -> SessionReply:
     """Bring an expired session back from the archive, whole; its time to live starts again."""
     return session_reply(await context.manager.restore(request.session_id))
 
 
 class AcknowledgeLosses(msgspec.Struct, frozen=True):
-    """Of which session; by default of all."""
+    """Which losses.
+
+    Attributes:
+        session_id: of this session; by default of all.
+    """
 
     session_id: str | None = None
 

@@ -235,9 +235,20 @@ class Client:
         """Set the display name; None removes it."""
         await self.session(session_id).update(title=title)
 
-    async def delete(self, session_id: str, *, everywhere: bool = True, idempotency_key: str | None = None) -> bool:
-        """Forget a session and its transcript; False when there is none. See `erase` for `everywhere`."""
-        wanted = sessions.DeleteSession(session_id, everywhere, idempotency_key or new_key())
+    async def delete(
+        self,
+        session_id: str,
+        *,
+        everywhere: bool = True,
+        idempotency_key: str | None = None,
+        if_match: str | None = None,
+    ) -> bool:
+        """Forget a session and its transcript; False when there is none. See `erase` for `everywhere`.
+
+        Raises:
+            LeafMoved: it is not any more as it was when it had the `etag` `if_match`; nothing was changed.
+        """
+        wanted = sessions.DeleteSession(session_id, everywhere, idempotency_key or new_key(), if_match)
         try:
             return (await self.transport.call(sessions.delete_session, wanted)).deleted
         except SessionNotFound:

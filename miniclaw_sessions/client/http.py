@@ -173,7 +173,8 @@ def _in_query(value: Any) -> str:
 
 def _in_header(text: str, name: str) -> str:
     if not text.isprintable() or text != text.strip():
-        raise invalid(f"the {name.replace('_', ' ')} holds no control characters, and no spaces at its ends", name)
+        header = HEADERS[name]
+        raise invalid(f"the header {header} holds no control characters, and no spaces at its ends", header)
     return text
 
 

@@ -144,16 +144,21 @@ class ClientSession:
         """What all messages of the transcript cost together."""
         return (await self.info()).usage
 
-    async def update(self, /, **changes: Any) -> SessionReply:
+    async def update(self, /, *, if_match: str | None = None, **changes: Any) -> SessionReply:
         """Set metadata: title, agent_id, model, provider, thinking_level, and any other name; None removes.
 
+        Args:
+            if_match: only if the session is still as it was when it had this `etag`.
+            changes: the new values, by name.
+
         Raises:
+            LeafMoved: the session went on since; nothing was changed.
             InvalidMessage: a value is not JSON, or a name is the session's own.
         """
         fields = UpdateSession.__struct_fields__
         named = {name: value for name, value in changes.items() if name in fields and name != "metadata"}
         free = {name: value for name, value in changes.items() if name not in named}
-        wanted = sessions.UpdateSessionRequest(self.session_id, UpdateSession(**named, metadata=free))
+        wanted = sessions.UpdateSessionRequest(self.session_id, UpdateSession(**named, metadata=free), if_match)
         info = await self._transport.call(sessions.update_session, wanted)
         self._info = info
         return info
@@ -167,6 +172,7 @@ class ClientSession:
         idempotency_key: str | None = None,
         if_leaf: str | None = None,
         if_sequence: int | None = None,
+        if_match: str | None = None,
     ) -> AppendedEntry:
         """Append a message and return when it is acknowledged; the session is made if there is none.
 
@@ -176,13 +182,16 @@ class ClientSession:
                 one is made, for the case that the connection breaks.
             if_leaf: append only if this is the leaf; an empty text is the root.
             if_sequence: append only if the newest entry has this sequence.
+            if_match: append only if the session is there, and as it was when it had this `etag`.
 
         Raises:
             LeafMoved: the session is not as it was expected to be; nothing was appended.
             InvalidMessage, StoreUnavailable, StoreFull, UnsavedLimit: as for `Session.add_message`.
             Unreachable: nobody answers.
         """
-        (entry,) = await self._append([message], idempotency_key, if_leaf, if_sequence)
+        (entry,) = await self.add_messages(
+            [message], idempotency_key=idempotency_key, if_leaf=if_leaf, if_sequence=if_sequence, if_match=if_match
+        )
         return entry
 
     async def add_messages(
@@ -192,19 +201,16 @@ class ClientSession:
         idempotency_key: str | None = None,
         if_leaf: str | None = None,
         if_sequence: int | None = None,
+        if_match: str | None = None,
     ) -> list[AppendedEntry]:
         """`add_message` for several, all of them or none; one key stands for all."""
-        return await self._append(several, idempotency_key, if_leaf, if_sequence)
-
-    async def _append(
-        self, several: Sequence[Said], key: str | None, if_leaf: str | None, if_sequence: int | None
-    ) -> list[AppendedEntry]:
         wanted = messages.AddMessages(
             session_id=self.session_id,
             body={"messages": [as_dict(message) for message in several]},
-            idempotency_key=key or new_key(),
+            idempotency_key=idempotency_key or new_key(),
             if_leaf=if_leaf,
             if_sequence=if_sequence,
+            if_match=if_match,
         )
         reply: AppendedReply = await self._transport.call(messages.add_messages, wanted)
         return reply.entries
@@ -257,7 +263,7 @@ class ClientSession:
 
     async def clear(self) -> SessionReply:
         """Start over with an empty window; the transcript and the metadata stay."""
-        info = await self._transport.call(sessions.clear_session, sessions.OneSession(self.session_id))
+        info = await self._transport.call(sessions.clear_session, sessions.ClearSession(self.session_id))
         self._info = info
         return info
 

@@ -18,11 +18,11 @@ import msgspec
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import RETRY_AFTER_S, RequestError, invalid
 from miniclaw_sessions.api.openai.errors import in_openai_form
-from miniclaw_sessions.api.operation import BODY, HEADERS, PIECE_BYTES, Operation, Stream, shaped
+from miniclaw_sessions.api.operation import BODY, HEADERS, IF_MATCH, PIECE_BYTES, Content, Operation, Stream, shaped
 from miniclaw_sessions.config import ListenSettings
-from miniclaw_sessions.errors import InvalidKey, SessionsError
+from miniclaw_sessions.errors import InvalidKey, LeafMoved, SessionsError
 from miniclaw_sessions.gateway.body import body_pieces, drain, parse_strictly, read_body
-from miniclaw_sessions.gateway.exchange import Exchange, Reply
+from miniclaw_sessions.gateway.exchange import NOT_MODIFIED, Exchange, Reply
 from miniclaw_sessions.gateway.security import FILES, body_refusal
 
 MAX_UPLOADS = 8
@@ -78,13 +78,13 @@ class Binding:
     async def _answer(self, asked: Asked, exchange: Exchange, context: Context) -> Reply:
         operation = asked.operation
         given = fields_given(operation, exchange, asked.names)
-        timeout_s, is_head = self._limits.request_timeout_s, exchange.method == "HEAD"
+        timeout_s = self._limits.request_timeout_s
         with anyio.move_on_after(timeout_s) as patience:  # one for body and work: each takes a tenth of a request
             if BODY in operation.fields:
                 given[BODY] = shaped(await read_json(exchange, self._limits), operation.fields[BODY])
             if operation.patient:
                 patience.deadline = math.inf
-            work = self._done(context, operation, operation.request(**given), is_head=is_head)
+            work = self._done(context, operation, exchange, operation.request(**given))
             return await (exchange.while_waited_for(work) if operation.patient else work)
         if BODY in operation.fields and BODY not in given:
             raise RequestError(408, "timeout", f"the body did not arrive within {timeout_s:g} s", close=True)
@@ -104,7 +104,7 @@ class Binding:
             begun = True
             self._uploads += 1
             try:
-                return await self._done(context, operation, operation.request(**given, body=pieces))
+                return await self._done(context, operation, exchange, operation.request(**given, body=pieces))
             finally:
                 self._uploads -= 1
         except SessionsError:
@@ -113,13 +113,32 @@ class Binding:
             raise
 
     @staticmethod
-    async def _done(context: Context, operation: Operation[Any, Any], wanted: Any, *, is_head: bool = False) -> Reply:
-        reply = await operation.handler(context, wanted)
+    async def _done(context: Context, operation: Operation[Any, Any], exchange: Exchange, wanted: Any) -> Reply:
+        is_head = exchange.method == "HEAD"
+        try:
+            reply = await operation.handler(context, wanted)
+        except LeafMoved as error:
+            if getattr(wanted, IF_MATCH, None) is None:
+                raise
+            raise RequestError(412, "leaf_moved", str(error), param="If-Match") from error
         if isinstance(reply, Stream):
             return await _streamed(reply, is_head=is_head)
+        etag = getattr(reply, "etag", None)
+        headers = {} if etag is None else {"ETag": etag}
+        if etag is not None and is_known(etag, exchange):
+            return Reply(NOT_MODIFIED, b"", headers=headers)
+        if isinstance(reply, Content):
+            return Reply(200, reply.body, reply.media_type, {**headers, **reply.headers})
         encoded = msgspec.json.encode(reply)
-        status = operation.status_of(reply)
-        return Reply(status, encoded if len(encoded) <= PIECE_BYTES or is_head else _sliced(encoded))
+        body = encoded if len(encoded) <= PIECE_BYTES or is_head else _sliced(encoded)
+        return Reply(operation.status_of(reply), body, headers=headers)
+
+
+def is_known(etag: str, exchange: Exchange) -> bool:
+    """Whether whoever asks has what this tag stands for, and says so with `If-None-Match` (RFC 9110, 13.1.2)."""
+    known = exchange.header(b"if-none-match").decode("latin-1")
+    tags = {tag.strip().removeprefix("W/") for tag in known.split(",")}
+    return exchange.method in ("GET", "HEAD") and not tags.isdisjoint({etag.removeprefix("W/"), "*"})
 
 
 async def _streamed(stream: Stream, *, is_head: bool) -> Reply:
@@ -187,14 +206,16 @@ def fields_given(operation: Operation[Any, Any], exchange: Exchange, names: Mapp
             raise invalid(f"send {name} once", param=name)
         given[name] = _from_query(name, text, operation.fields[name])
     for name in operation.in_headers:
-        given[name] = _from_header(HEADERS[name], exchange)
+        if (value := _from_header(exchange, HEADERS[name])) is not None:
+            given[name] = value
     return given
 
 
-def _from_header(name: str, exchange: Exchange) -> str | None:
+def _from_header(exchange: Exchange, name: str) -> str | None:
+    """A header that may stand once; None where it does not."""
     values = [value for one, value in exchange.headers if one == name.lower().encode()]
     if len(values) > 1 or values == [b""]:
-        raise invalid(f"send one {name}", param=name)
+        raise invalid(f"send {name} once, and not empty", param=name)
     try:
         return values[0].decode() if values else None
     except UnicodeDecodeError:

@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
 
+from miniclaw_sessions.agent.answered import end_of_turn
 from miniclaw_sessions.api.chat import user_message
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.channels.asked import Asked
 from miniclaw_sessions.channels.base import Incoming, NotAnswered, StopObeyed
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.documents import event_document
+from miniclaw_sessions.errors import DuplicateMessage
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Session
 
@@ -45,19 +47,39 @@ class DispatchedChats:
 
 
 class _Events:
-    """What becomes of a message, as events; it raises what it ended with, if that was an error."""
+    """What becomes of a message, as events; it raises what it ended with, if that was an error.
+
+    A message that was answered before has the same end again, from the session.
+    """
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
+        self._duplicate: DuplicateMessage | None = None
+        self._end: ChatEvent | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ChatEvent:
+        if self._end is not None:
+            return self._end
+        if self._duplicate is not None:
+            return await self._answered_before(self._duplicate)
         match await anext(self._asked):
+            case NotAnswered(error=DuplicateMessage() as error):
+                self._duplicate = error  # also if this wait is given up now
+                return await self._answered_before(error)
             case NotAnswered(error=error):
                 raise error
             case StopObeyed(stopped=stopped):
                 return ChatEvent("stop", {"stopped": stopped})
             case outgoing:
                 return ChatEvent(*event_document(outgoing.event))
+
+    async def _answered_before(self, error: DuplicateMessage) -> ChatEvent:
+        session = self._asked.session
+        end = None if session is None else await end_of_turn(session, error.entry_id)
+        if end is None:
+            raise error
+        self._end = ChatEvent(*event_document(end))
+        return ChatEvent("accepted", {"entry_id": error.entry_id})

@@ -171,12 +171,12 @@ class BoundedSessions(SessionReader):
             raise NotArchived(session_id)
         return await self._manager.restore(session_id)
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, *, if_sequence: int | None = None) -> bool:
         """`SessionManager.delete`."""
         if not self._owns(session_id) and await self._journal(session_id) is None:
             return False
         self._deleted.add(session_id)
-        return await self._manager.delete(session_id)
+        return await self._manager.delete(session_id, if_sequence=if_sequence)
 
     async def purge(self, session_id: str) -> list[str]:
         """`SessionManager.purge`, of what `delete` has just removed."""

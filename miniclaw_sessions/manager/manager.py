@@ -31,6 +31,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import DamagedSeal, KeyRing
 from miniclaw_sessions.errors import (
     ImportRefused,
+    LeafMoved,
     ManagerClosed,
     NotArchived,
     SessionDeleted,
@@ -548,12 +549,17 @@ class SessionManager(SessionMaker, SessionFollower):
             behind = page[-1]
         raise SessionNotFound("" if channel is None else f"{channel}_...")
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, *, if_sequence: int | None = None) -> bool:
         """Delete a session: from memory, its file, its quarantined copies and its transcript; whether there was one.
 
         Waits for the session's open turn. When it returns, a crash does not bring the session back.
 
+        Args:
+            session_id: which one.
+            if_sequence: only if this is its last sequence number when its turn has ended. None: whatever it is.
+
         Raises:
+            LeafMoved: its last sequence number is another one than was demanded; nothing was changed.
             StoreUnavailable: it could not be deleted and is as it was.
             TurnInProgress: this very task holds the session's turn.
         """
@@ -568,6 +574,8 @@ class SessionManager(SessionMaker, SessionFollower):
         async with journal.between_turns():
             if journal.is_deleted:
                 return False
+            if if_sequence not in (None, journal.last_sequence):
+                raise LeafMoved(f"session {session_id} went on meanwhile; it was not deleted, look at it and try again")
             await self._archive.forget(session_id)
             await self._registry.remove(journal)
         log.info("deleted", action="session.deleted", session_id=session_id)

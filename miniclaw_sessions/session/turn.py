@@ -412,7 +412,7 @@ class Turn:
     async def _since_compaction(self, known: MessageEntry) -> list[MessageEntry]:
         """The window; where a turn under way has compacted its own beginning, the whole branch."""
         window = list(self._journal.conversation.window)
-        is_over = not window or _is_reply(window[-1].message)
+        is_over = not window or is_reply(window[-1].message)
         if is_over or not self._journal.kept_from or any(entry.id == known.id for entry in window):
             return window
         return _messages(await self.tree.get_branch())
@@ -460,10 +460,11 @@ def is_unanswered(asked: MessageEntry, entries: Sequence[MessageEntry]) -> bool:
     if asked.id not in ids:
         return False
     later = entries[ids.index(asked.id) + 1 :]
-    return not any(begins_turn(entry) or _is_reply(entry.message) for entry in later)
+    return not any(begins_turn(entry) or is_reply(entry.message) for entry in later)
 
 
-def _is_reply(message: Message) -> bool:
+def is_reply(message: Message) -> bool:
+    """Whether a turn ends with it."""
     return message.is_assistant and not message.tool_calls
 
 

@@ -460,7 +460,7 @@ async def test_only_what_is_safe_is_sent_again_over_a_broken_connection(
 async def test_a_key_that_no_header_holds_is_refused_before_it_is_sent(short_path: Path, key: str) -> None:
     wanted = AddMessages(session_id="a_1", body={"role": "user", "content": "x"}, idempotency_key=key)
     async with serving(short_path, OK) as (server, connections):
-        with pytest.raises(RequestError, match="idempotency key"):
+        with pytest.raises(RequestError, match="Idempotency-Key"):
             await HttpTransport(connections, "there").call(add_messages, wanted)
     assert server.heads == []
 

@@ -29,6 +29,7 @@ from miniclaw_sessions.gateway.token_table import TokenTable
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.testing.clock import FakeClock
+from tests.documented import Documented
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
@@ -165,8 +166,9 @@ async def served(  # noqa: PLR0917 - fixtures
         anyio.create_task_group() as tasks,
     ):
         app = make_app(manager, dispatcher, settings, policy, summarizer_of(agent.provider))
+        documented = Documented(app)
         server = EmbeddedServer(
-            app,
+            documented,
             max_connections=limits.max_connections,
             request_timeout_s=limits.request_timeout_s,
             graceful_timeout_s=limits.graceful_timeout_s,
@@ -184,3 +186,4 @@ async def served(  # noqa: PLR0917 - fixtures
         tasks.cancel_scope.cancel()
         for listener in listeners:
             listener.close()
+        assert documented.surprises == set(), "add them to the operation's `errors`, `statuses` or `media_types`"

@@ -51,7 +51,10 @@ BODIES: dict[str, Any] = {
 NOT_HERE = {"unarchive_session": 404, "acknowledge_losses": 200}
 """What the owner is answered where there is nothing of the kind."""
 
-TELLS_NOTHING = {"list_formats", "health", "probe_live", "probe_ready", "list_sessions", "search", "follow_all"}
+TELLS_NOTHING = {
+    *("list_formats", "health", "probe_live", "probe_ready", "list_sessions", "search", "show_openapi", "show_docs"),
+    "follow_all",
+}
 """What is answered with 200 to a stranger to all sessions: they are not in it."""
 
 
@@ -199,7 +202,7 @@ def test_what_needs_no_token_and_what_needs_the_greatest_is_written_down() -> No
     by_scope = {scope: {one.name for one in OPERATIONS if one.scope == scope} for scope in ("probe", "open", "admin")}
     assert by_scope == {
         "probe": {"health", "probe_live", "probe_ready"},
-        "open": set(),
+        "open": {"show_openapi", "show_docs"},
         "admin": {"flush", "check", "repair", "back_up", "sweep", "acknowledge_losses"},
     }
     for one in OPERATIONS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -10,7 +11,12 @@ import httpx2
 import pytest
 from structlog.testing import capture_logs
 
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.config import ChannelSettings, ModelSettings
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.testing.provider import ScriptedProvider
+from tests.serving import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -33,9 +39,9 @@ async def texts(served: Any) -> list[str]:
     return [message["content"] for message in reply.json()["messages"]]
 
 
-async def begin_slow_stream(served: Any, provider: Any) -> tuple[Any, Any]:
+async def begin_slow_stream(served: Any, provider: Any, **more: Any) -> tuple[Any, Any]:
     """A streaming request whose turn waits at the provider's gate, and the rest of its lines."""
-    request = served.unix.build_request("POST", "/v1/chat", json=chat("slow answer", stream=True))
+    request = served.unix.build_request("POST", "/v1/chat", json=chat("slow answer", stream=True, **more))
     response = await served.unix.send(request, stream=True)
     lines = response.aiter_lines()
     async for line in lines:
@@ -104,14 +110,49 @@ async def test_a_model_that_fails_keeps_the_question_and_no_secret(served: Any, 
     assert await texts(served) == ["fail now"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_repeated_message_is_not_answered_twice(served: Any, provider: Any, stream: bool) -> None:
-    first = await served.unix.post("/v1/chat", json=chat("hello", idempotency_key="k"))
-    again = await served.unix.post("/v1/chat", json=chat("hello", stream=stream), headers={"Idempotency-Key": "k"})
-    assert (first.status_code, again.status_code) == (200, 409)
-    (asked, _) = (await served.unix.get("/v1/sessions/telegram_1/messages")).json()["messages"]
-    assert again.json()["error"]["type"] == "duplicate_message"
+@pytest.mark.parametrize("text", ["hello", "tool please"])
+async def test_a_repeated_message_gets_the_stored_answer(served: Any, provider: Any, text: str) -> None:
+    first = await served.unix.post("/v1/chat", json=chat(text, idempotency_key="k"))
+    await served.unix.post("/v1/chat", json=chat("and then?"))
+    asked = provider.asked
+    again = await served.unix.post("/v1/chat", json=chat(text), headers={"Idempotency-Key": "k"})
+    assert (first.status_code, again.status_code) == (200, 200)
+    assert {**again.json(), "reply": spoken(again)} == {**first.json(), "reply": spoken(first)}
+    told = await served.unix.post("/v1/chat", json=chat(text, stream=True), headers={"Idempotency-Key": "k"})
+    (question, *_) = (await served.unix.get("/v1/sessions/telegram_1/messages")).json()["messages"]
+    assert events_of(told.text) == [
+        ("accepted", {"entry_id": question["id"]}),
+        ("done", {"message": again.json()["reply"], "usage": first.json()["usage"]}),
+    ]
+    assert provider.asked == asked
+
+
+def spoken(reply: Any) -> dict[str, Any]:
+    """An answer without its time: one that was not stored yet has none."""
+    return {name: value for name, value in reply.json()["reply"].items() if name != "timestamp"}
+
+
+async def test_a_message_that_the_chat_went_on_without_answering_is_a_duplicate(served: Any) -> None:
+    with capture_logs():
+        await served.unix.post("/v1/chat", json=chat("fail now", idempotency_key="k"))
+    await served.unix.post("/v1/chat", json=chat("something else"))
+    again = await served.unix.post("/v1/chat", json=chat("fail now", idempotency_key="k"))
+    (asked, *_) = (await served.unix.get("/v1/sessions/telegram_1/messages")).json()["messages"]
+    assert (again.status_code, again.json()["error"]["type"]) == (409, "duplicate_message")
     assert again.json()["error"]["entry_id"] == asked["id"]
+
+
+async def test_a_message_that_is_repeated_while_it_is_answered_is_asked_to_come_back(
+    served: Any, provider: Any
+) -> None:
+    _, lines = await begin_slow_stream(served, provider, idempotency_key="k")
+    again = await served.unix.post("/v1/chat", json=chat("slow answer", idempotency_key="k"))
+    assert (again.status_code, again.json()["error"]["type"]) == (409, "message_under_way")
+    assert int(again.headers["retry-after"]) > 0
+    provider.gate.set()
+    assert "event: done" in [line async for line in lines]
+    later = await served.unix.post("/v1/chat", json=chat("slow answer", idempotency_key="k"))
+    assert later.json()["reply"]["content"] == "echo: slow answer"
     assert provider.asked == 1
 
 
@@ -259,3 +300,16 @@ async def test_who_waits_for_a_whole_answer_gets_what_there_was_of_it(served: An
 async def test_a_session_that_is_not_there_cannot_be_stopped(served: Any) -> None:
     reply = await served.unix.post("/v1/sessions/telegram_99/stop")
     assert (reply.status_code, reply.json()["error"]["type"]) == (404, "session_not_found")
+
+
+async def test_a_repeated_message_gets_the_stored_answer_after_a_restart(short_path: Path) -> None:
+    provider, replies = ScriptedProvider([Message.assistant("good morning")]), []
+    for stream in (False, False, True):
+        socket = short_path / "s"
+        async with SessionManager(short_path / "w") as manager, serving(manager, socket, Agent(provider)):
+            transport = httpx2.AsyncHTTPTransport(uds=str(socket), verify=False)
+            async with httpx2.AsyncClient(transport=transport, base_url="http://miniclaw") as client:
+                replies.append(await client.post("/v1/chat", json=chat("hello", idempotency_key="k", stream=stream)))
+    assert spoken(replies[0]) == spoken(replies[1])
+    assert [name for name, _ in events_of(replies[2].text)] == ["accepted", "done"]
+    assert events_of(replies[2].text)[1][1]["message"] == replies[1].json()["reply"]

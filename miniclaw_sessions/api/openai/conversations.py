@@ -224,7 +224,13 @@ async def create_items(context: Context, request: CreateItemsRequest) -> ItemLis
 
 
 class ListItems(msgspec.Struct, frozen=True):
-    """A page: behind an item, in an order; as many items as fit in it where no limit is given."""
+    """A page.
+
+    Attributes:
+        after: behind the item of this id.
+        limit: at most so many; by default as many as fit in a page.
+        order: the newest first, or the oldest.
+    """
 
     conversation_id: str
     after: str | None = None

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from miniclaw_sessions.api.chat import HEARTBEAT_S
-from miniclaw_sessions.api.error_table import MODELS_FAULT, RequestError, as_reply, as_request_error
+from miniclaw_sessions.api.error_table import ANSWERING, MODELS_FAULT, RequestError, as_reply, as_request_error
 from miniclaw_sessions.api.openai.conversations import is_repeated
 from miniclaw_sessions.api.openai.errors import in_openai_form, not_found
 from miniclaw_sessions.api.openai.items import items_of
@@ -61,7 +61,12 @@ class Create(msgspec.Struct, frozen=True):
 
 
 class OneResponse(msgspec.Struct, frozen=True):
-    """A response, by its id."""
+    """A response, by its id.
+
+    Attributes:
+        stream: refused where it is true: events are told once.
+        starting_after: refused, as `stream`.
+    """
 
     response_id: str
     stream: bool | None = None
@@ -69,7 +74,13 @@ class OneResponse(msgspec.Struct, frozen=True):
 
 
 class InputItems(msgspec.Struct, frozen=True):
-    """A page of a response's input."""
+    """A page of a response's input.
+
+    Attributes:
+        after: behind the item of this id.
+        limit: at most so many.
+        order: the newest first, or the oldest.
+    """
 
     response_id: str
     after: str | None = None
@@ -80,7 +91,16 @@ class InputItems(msgspec.Struct, frozen=True):
 # --- creating --------------------------------------------------------------------------------------------------------
 
 
-@operation("POST", "/v1/responses", Create, Response, patient=True, openai=True)
+@operation(
+    "POST",
+    "/v1/responses",
+    Create,
+    Response,
+    media_types=("application/json", "text/event-stream"),
+    errors=(*ANSWERING, "response_in_progress"),
+    patient=True,
+    openai=True,
+)
 async def create_response(context: Context, request: Create) -> Response | Stream:
     """Have the model answer, in a conversation, behind another response, or at the beginning of a new session.
 
@@ -238,7 +258,7 @@ async def delete_response(context: Context, request: OneResponse) -> ResponseDel
     return ResponseDeleted(id=found.id)
 
 
-@operation("POST", f"{ONE}/cancel", OneResponse, Response, patient=True, openai=True)
+@operation("POST", f"{ONE}/cancel", OneResponse, Response, errors=("turn_taken",), patient=True, openai=True)
 async def cancel_response(context: Context, request: OneResponse) -> Response:
     """Stop a response that is being made; what was said by then is kept. One that is over is given as it is."""
     session, found = await found_response(context, request.response_id)

@@ -1,0 +1,333 @@
+"""`python -m tests.api_examples [OPERATION ...]`: record the examples of the OpenAPI document from a real gateway.
+
+Every operation needs at least one exchange in `exchanges` below: add a call of `ask` (or of `stream`) for yours, and
+run this; it writes `miniclaw_sessions/api/examples/OPERATION.json` for those that have none, or for the ones named, or
+with `--all` for all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import anyio
+import httpx2
+import msgspec
+import orjson
+from structlog.testing import capture_logs
+
+import miniclaw_sessions
+from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
+from miniclaw_sessions.agent.tool_runner import SuspendTurn
+from miniclaw_sessions.agent.tools import Tool, time_tool
+from miniclaw_sessions.api.operation import Operation
+from miniclaw_sessions.api.table import OPERATIONS
+from miniclaw_sessions.config import ModelSettings, SessionSettings
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
+from miniclaw_sessions.testing.clock import FakeClock
+from tests.serving import serving
+
+FOLDER = Path(miniclaw_sessions.__file__).parent / "api/examples"
+_LONGEST = 4000
+_OPERATIONS = {one.name: one for one in OPERATIONS}
+Exchange = dict[str, Any]
+
+
+async def _delete_file(arguments: dict[str, Any]) -> str:
+    raise SuspendTurn("may it delete a file?", arguments)
+
+
+class Speaker:
+    """A model for examples: it calls a tool where the text asks for something, and fails where it says so."""
+
+    name = "example"
+    model = "speaker"
+
+    def __init__(self) -> None:
+        self.speaks = anyio.Event()
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        """One reply."""
+        text = messages[-1].text
+        usage = Usage(input_tokens=12, output_tokens=5)
+        wanted = [tool for tool in tools if tool.name in text]
+        if messages[-1].is_user and wanted:
+            call = ToolCall("call_1", wanted[0].name, "{}")
+            yield Reply(msgspec.structs.replace(Message.assistant("", (call,)), usage=usage))
+            return
+        yield TextDelta("Good morning")
+        if "break" in text:
+            raise RuntimeError
+        if "story" in text:
+            self.speaks.set()
+            await anyio.sleep_forever()
+        yield TextDelta(", Ann!")
+        yield Reply(msgspec.structs.replace(Message.assistant("Good morning, Ann!"), usage=usage, model=self.model))
+
+
+class Recorder:
+    """Asks a gateway, and keeps what was said, by the operation."""
+
+    def __init__(self, client: httpx2.AsyncClient, speaker: Speaker) -> None:
+        self.client = client
+        self.speaker = speaker
+        self.reached = anyio.Event()
+        self.kept: dict[str, list[Exchange]] = {}
+
+    async def ask(
+        self,
+        name: str,
+        about: str,
+        /,
+        *,
+        body: Any = msgspec.UNSET,
+        file: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        until: str | None = None,
+        reached: str | None = None,
+        **parameters: Any,
+    ) -> Any:
+        """Ask for an operation.
+
+        Args:
+            name: the operation.
+            about: what the example shows, in a few words.
+            body: a JSON body.
+            file: the body of an upload.
+            headers: such as Idempotency-Key.
+            until: for a stream that does not end: leave it when this text has come.
+            reached: set the event `reached` when this text has come.
+            parameters: of the path and the query.
+
+        Returns:
+            The reply, parsed where it is JSON.
+        """
+        one = _OPERATIONS[name]
+        request = _request(one, parameters, headers or {})
+        if body is not msgspec.UNSET:
+            request["body"] = body
+        target = one.path.format(**{key: quote(value, safe="") for key, value in request.get("path", {}).items()})
+        query = f"?{urlencode(request['query'])}" if "query" in request else ""
+        content = file if one.uploads else b"" if body is msgspec.UNSET else orjson.dumps(body)
+        kind = {"Content-Type": "application/octet-stream" if one.uploads else "application/json"} if content else {}
+        received, sent = b"", {**kind, **(headers or {})}
+        async with self.client.stream(one.method, target + query, content=content, headers=sent) as reply:
+            async for piece in reply.aiter_bytes():
+                received += piece
+                if reached is not None and reached.encode() in received:
+                    self.reached.set()
+                if until is not None and until.encode() in received:
+                    break
+        media_type = reply.headers.get("content-type", "").partition(";")[0]
+        exchange = {"about": about, "request": request, "status": reply.status_code, "media_type": media_type}
+        parsed: Any = received.decode()
+        if media_type == "application/json" and received:
+            parsed = orjson.loads(received)
+        if received and len(received) <= _LONGEST:
+            exchange["reply"] = parsed
+        self.kept.setdefault(name, []).append(exchange)
+        return parsed
+
+
+def _request(one: Operation[Any, Any], parameters: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    assert parameters.keys() <= one.fields.keys(), f"{one.name} has not all of {[*parameters]}"
+    found = {
+        "path": {name: value for name, value in parameters.items() if name in one.in_path},
+        "query": {name: value for name, value in parameters.items() if name in one.in_query},
+        "header": dict(headers),
+    }
+    return {place: values for place, values in found.items() if values}
+
+
+async def exchanges(recorder: Recorder, directory: Path) -> None:
+    """A conversation that shows everything. Add yours behind the others; each has what those before it have left."""
+    await _sessions(recorder)
+    await _chats(recorder)
+    await _trees(recorder)
+    await _conversations(recorder)
+    await _responses(recorder)
+    await _service(recorder, directory)
+
+
+async def _sessions(recorder: Recorder) -> None:
+    ask, ann = recorder.ask, "matrix_ann"
+    body = {"channel": "matrix", "chat_id": "ann", "title": "Ann", "metadata": {"language": "en"}}
+    await ask("create_session", "a new session", body=body)
+    await ask("create_session", "one that is there", body=body)
+    said = {"role": "user", "content": "Good morning"}
+    await ask("add_messages", "one message", session_id=ann, body=said, headers={"Idempotency-Key": "update-17"})
+    await ask("add_messages", "the same again", session_id=ann, body=said, headers={"Idempotency-Key": "update-17"})
+    both = {"messages": [{"role": "user", "content": "And hello"}, {"role": "assistant", "content": "Hello, Ann!"}]}
+    last = await ask("add_messages", "several as a unit", session_id=ann, body=both)
+    turn = {"messages": both["messages"], "usage": {"input_tokens": 12, "output_tokens": 5}}
+    await ask("save_turn", "a turn and its cost", session_id=ann, body=turn, headers={"If-Match": last["etag"]})
+    await ask("save_turn", "the session went on", session_id=ann, body=turn, headers={"If-Match": last["etag"]})
+    entry = {"type": "custom", "custom_type": "seen", "data": {"by": "Ben"}}
+    await ask("append_entries", "one entry", session_id=ann, body=entry)
+    several = {"entries": [entry, {"type": "session_info", "name": "Ann and Ben"}]}
+    await ask("append_entries", "several as a unit", session_id=ann, body=several)
+    page = await ask("show_messages", "the newest", session_id=ann, limit=2)
+    await ask("show_messages", "the page before", session_id=ann, limit=2, before=page["messages"][0]["sequence"])
+    await ask("show_entries", "the first page", session_id=ann, limit=2)
+    await ask("show_entries", "the page before", session_id=ann, limit=1, before=3)
+    await ask("show_entry", "one entry", session_id=ann, entry_id=page["messages"][0]["id"])
+    await ask("show_entry", "none of this id", session_id=ann, entry_id="none")
+    await ask("show_transcript", "all of it", session_id=ann)
+    await ask("follow_session", "from the second entry on", session_id=ann, after=1, until="event: entry")
+    await recorder.client.post("/v1/sessions/matrix_ben/messages", json=said)
+    async with anyio.create_task_group() as tasks:
+        follow = partial(ask, "follow_session", "until it is deleted", session_id="matrix_ben", after=0)
+        tasks.start_soon(partial(follow, reached="event: entry"))
+        await recorder.reached.wait()
+        await recorder.client.delete("/v1/sessions/matrix_ben")
+    await _everything_live(recorder)
+    shown = await ask("show_session", "one session", session_id=ann)
+    await ask("show_session", "nothing is new", session_id=ann, headers={"If-None-Match": shown["etag"]})
+    await ask("show_session", "no such session", session_id="matrix_none")
+    await ask("update_session", "a new title", session_id=ann, body={"title": "Ann", "metadata": {"seen": True}})
+    await ask("list_sessions", "a page", channel="matrix", limit=10)
+    await ask("resolve", "a part of a title", name="Ann")
+    await ask("search", "what was said", query="hello")
+
+
+async def _everything_live(recorder: Recorder) -> None:
+    """Events of all sessions; the stream is left when there was one of each."""
+    client, recorder.reached = recorder.client, anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        follow = partial(recorder.ask, "follow_all", "what happens", sessions="true", until="event: deleted")
+        tasks.start_soon(partial(follow, reached="event: ready"))
+        await recorder.reached.wait()
+        await client.post("/v1/chat", json={"channel": "web", "chat_id": "5", "message": "Good morning"})
+        await client.patch("/v1/sessions/web_5", json={"title": "Greetings"})
+        await client.delete("/v1/sessions/web_5")
+
+
+async def _chats(recorder: Recorder) -> None:
+    ask, chat = recorder.ask, {"channel": "web", "chat_id": "7"}
+    key = {"Idempotency-Key": "message-1"}
+    await ask("chat", "say something", body={**chat, "message": "Good morning"}, headers=key)
+    await ask("chat", "the same again", body={**chat, "message": "Good morning"}, headers=key)
+    await ask("chat", "follow the answer", body={**chat, "message": "What time is it?", "stream": True})
+    await ask("chat", "nobody is stopped", body={**chat, "message": "/stop", "stream": True})
+    with capture_logs():
+        await ask("chat", "the model fails", body={**chat, "message": "break", "stream": True})
+    async with anyio.create_task_group() as tasks:
+        body = {**chat, "message": "Tell a long story", "stream": True}
+        tasks.start_soon(partial(ask, "chat", "somebody stops it", body=body))
+        await recorder.speaker.speaks.wait()
+        await ask("stop_turn", "the answer under way", session_id="web_7")
+    body = {**chat, "message": "Please delete_file notes.txt"}
+    await ask("chat", "it waits for an approval", body=body)
+    await ask("chat", "the same, followed", body={**chat, "message": body["message"], "stream": True})
+    pair = [{"role": "user", "content": "And what else? " * 20}, {"role": "assistant", "content": "All this. " * 20}]
+    await recorder.client.post("/v1/sessions/web_9/messages", json={"messages": pair * 8})
+    body = {"channel": "web", "chat_id": "9", "message": "And then?", "stream": True}
+    await ask("chat", "the conversation has grown too long for the model", body=body)
+
+
+async def _trees(recorder: Recorder) -> None:
+    ask, web = recorder.ask, "web_7"
+    tree = await ask("show_tree", "who follows whom", session_id=web)
+    await ask("show_branch", "the newest entries", session_id=web, limit=2)
+    await ask("show_context", "what a model may see", session_id=web)
+    await ask("show_articles", "the newest", session_id=web, limit=2)
+    await ask("show_outline", "the whole tree", session_id=web)
+    root = tree["roots"][0]
+    await ask("set_label", "a bookmark", session_id=web, body={"entry_id": root, "label": "the beginning"})
+    await ask("go_to", "go back", session_id=web, body={"entry_id": root})
+    await ask("compact_session", "with a summary", session_id=web, body={"summary": "They said good morning."})
+    await ask("fork_session", "another session", session_id=web, body={}, headers={"Idempotency-Key": "fork-1"})
+    await ask("clear_session", "start over", session_id=web)
+    exported = await ask("export_session", "as JSON lines", session_id=web)
+    await ask("import_session", "a new session from a file", file=exported.encode(), session_id="web_8")
+    await ask("import_session", "what it would become", file=exported.encode(), session_id="web_9", dry_run="true")
+    await ask("show_damage", "nothing is damaged", session_id=web)
+
+
+async def _conversations(recorder: Recorder) -> None:
+    ask, key = recorder.ask, {"Idempotency-Key": "conversation-1"}
+    body = {"items": [{"role": "user", "content": "Good morning"}], "metadata": {"topic": "greetings"}}
+    made = await ask("create_conversation", "with an item", body=body, headers=key)
+    one = {"conversation_id": made["id"]}
+    await ask("retrieve_conversation", "one conversation", **one)
+    await ask("retrieve_conversation", "none of this id", conversation_id="conv_none")
+    await ask("update_conversation", "other metadata", body={"metadata": {"topic": "weather"}}, **one)
+    items = {"items": [{"role": "assistant", "content": "Good morning!"}, {"role": "user", "content": "Rain again"}]}
+    added = await ask("create_items", "several items", body=items, **one)
+    await ask("list_items", "the newest", limit=2, **one)
+    await ask("retrieve_item", "one item", item_id=added["first_id"], **one)
+    await ask("delete_item", "one item", item_id=added["last_id"], **one)
+    await ask("delete_conversation", "all of it", **one)
+
+
+async def _responses(recorder: Recorder) -> None:
+    ask = recorder.ask
+    made = await ask("create_response", "ask something", body={"input": "Good morning", "instructions": "Be kind."})
+    body = {"input": "And now?", "previous_response_id": made["id"]}
+    await ask("create_response", "a branch that goes on from it", body=body)
+    await ask("create_response", "its events", body={"input": "Good morning", "stream": True, "store": False})
+    await ask("retrieve_response", "one response", response_id=made["id"])
+    await ask("list_input_items", "what was said", response_id=made["id"])
+    await ask("cancel_response", "it is there already", response_id=made["id"])
+    await ask("delete_response", "one response", response_id=made["id"])
+
+
+async def _service(recorder: Recorder, directory: Path) -> None:
+    ask = recorder.ask
+    await ask("list_formats", "all of them")
+    await ask("health", "all is well")
+    await ask("probe_live", "it answers")
+    await ask("probe_ready", "it is ready")
+    await ask("statistics", "the numbers")
+    await ask("flush", "everything")
+    await ask("check", "all is sound")
+    await ask("repair", "there is nothing to repair")
+    await ask("back_up", "a copy", body={"directory": str(directory / "backup")})
+    await ask("sweep", "what would expire", dry_run="true")
+    await ask("acknowledge_losses", "nothing was lost")
+    await ask("delete_session", "forget it", session_id="web_8", headers={"Idempotency-Key": "delete-1"})
+    await ask("unarchive_session", "the archive has none", session_id="web_8")
+    await ask("show_openapi", "the document")
+    await ask("show_docs", "the page")
+
+
+async def recorded() -> dict[str, list[Exchange]]:
+    """Every exchange, by the operation."""
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mc")))
+        clock = FakeClock()
+        settings = SessionSettings()
+        manager = await stack.enter_async_context(SessionManager(directory / "w", settings=settings, clock=clock))
+        deletes = Tool("delete_file", "Deletes a file.", {"type": "object", "properties": {}}, _delete_file)
+        speaker = Speaker()
+        agent = Agent(speaker, tools=[time_tool(clock), deletes])
+        model = ModelSettings(context_window=700, reserve_tokens=200, keep_tokens=50)
+        await stack.enter_async_context(serving(manager, directory / "s", agent, model))
+        transport = httpx2.AsyncHTTPTransport(uds=str(directory / "s"), verify=False)
+        client = httpx2.AsyncClient(transport=transport, base_url="http://miniclaw", timeout=30)
+        recorder = Recorder(await stack.enter_async_context(client), speaker)
+        await exchanges(recorder, directory)
+        text = orjson.dumps(recorder.kept).replace(str(directory).encode(), b"/srv/miniclaw")
+        kept: dict[str, list[Exchange]] = orjson.loads(text)
+        return kept
+
+
+def main(names: Sequence[str]) -> None:
+    """Write the files."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, kept in anyio.run(recorded).items():
+        file = FOLDER / f"{name}.json"
+        if name in names or "--all" in names or not file.exists():
+            file.write_bytes(orjson.dumps(kept, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,63 @@
+"""Every reply that a test gets is one that the OpenAPI document tells of."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from miniclaw_sessions.api.description import document
+from miniclaw_sessions.api.openapi import errors_of
+from miniclaw_sessions.api.operation import Operation
+from miniclaw_sessions.api.table import OPERATIONS
+from miniclaw_sessions.gateway.http import Gateway
+
+_PATHS = [(re.compile(re.sub(r"{\w+}", "[^/]+", one.path)), one) for one in OPERATIONS]
+_FIRST_ERROR = 400
+
+
+class Documented:
+    """An ASGI application that remembers what it replied and no document told of.
+
+    Attributes:
+        context: the application's.
+        surprises: operation, status, and the media type or the error.
+    """
+
+    def __init__(self, app: Gateway) -> None:
+        self.app = app
+        self.context = app.context
+        self.surprises: set[tuple[str, int, str]] = set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        operation = _operation(scope["method"], scope["raw_path"].decode())
+        start: Any = None
+
+        async def watched(message: Any) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                start = message
+            elif operation is not None and start is not None:
+                self._look(operation, start["status"], dict(start["headers"]), message.get("body", b""))
+                start = None
+            await send(message)
+
+        await self.app(scope, receive, watched)
+
+    def _look(self, operation: Operation[Any, Any], status: int, headers: dict[bytes, bytes], body: bytes) -> None:
+        if status >= _FIRST_ERROR and body.startswith(b'{"error":'):
+            kind = orjson.loads(body)["error"]["type"]
+            if (status, kind) not in errors_of(operation):
+                self.surprises.add((operation.name, status, kind))
+            return
+        told = document()["paths"][operation.path][operation.method.lower()]["responses"].get(str(status))
+        media_type = headers.get(b"content-type", b"").decode().partition(";")[0]
+        if told is None or media_type not in told.get("content", {media_type: {}}):
+            self.surprises.add((operation.name, status, media_type))
+
+
+def _operation(method: str, path: str) -> Operation[Any, Any] | None:
+    wanted = "GET" if method == "HEAD" else method
+    return next((one for pattern, one in _PATHS if one.method == wanted and pattern.fullmatch(path)), None)

@@ -1,0 +1,152 @@
+"""The OpenAPI document: all of the table, with examples that are as it says; and the page that is made of it."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import miniclaw_sessions
+from miniclaw_sessions.api.description import document
+from miniclaw_sessions.api.docs_page import CONTENT_SECURITY_POLICY, docs_page
+from miniclaw_sessions.api.error_table import known_errors
+from miniclaw_sessions.api.openapi import examples_of
+from miniclaw_sessions.api.operation import BODY, Operation
+from miniclaw_sessions.api.table import OPERATIONS
+
+pytestmark = pytest.mark.anyio
+
+RECORD = "add a call of it to tests/api_examples.py, and run python -m tests.api_examples"
+
+
+@pytest.fixture(scope="module")
+def described() -> dict[str, Any]:
+    return document()
+
+
+def described_as(one: Operation[Any, Any], described: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = described["paths"][one.path][one.method.lower()]
+    return found
+
+
+def valid(value: Any, schema: dict[str, Any], described: dict[str, Any]) -> list[str]:
+    """What is wrong with a value, by its schema in the document."""
+    checker = jsonschema.Draft202012Validator({**schema, "components": described["components"]})
+    return [f"{'/'.join(map(str, one.path))}: {one.message[:200]}" for one in checker.iter_errors(value)]
+
+
+@pytest.mark.parametrize("one", OPERATIONS, ids=lambda one: one.name)
+def test_every_operation_is_described_with_examples_that_are_as_it_says(
+    one: Operation[Any, Any], described: dict[str, Any]
+) -> None:
+    about = described_as(one, described)
+    assert (about["operationId"], about["tags"]) == (one.name, [one.room])
+    assert all(parameter["description"] != parameter["name"] for parameter in about["parameters"])
+    exchanges = examples_of(one.name)
+    assert exchanges, f"{one.name} has no example: {RECORD}"
+    for exchange in exchanges:
+        reply = about["responses"][str(exchange["status"])]
+        if "body" in exchange["request"] and exchange["status"] != 422:
+            schema = about["requestBody"]["content"]["application/json"]["schema"]
+            assert not valid(exchange["request"]["body"], schema, described)
+        if exchange["media_type"] and "content" in reply:
+            content = reply["content"][exchange["media_type"]]
+            if "reply" in exchange and exchange["media_type"] == "application/json":
+                assert not valid(exchange["reply"], content["schema"], described), exchange["about"]
+    if BODY in one.fields and not one.uploads:
+        assert about["requestBody"]["content"]["application/json"]["examples"], f"{one.name} has no body: {RECORD}"
+
+
+@pytest.mark.parametrize("one", [one for one in OPERATIONS if one.events], ids=lambda one: one.name)
+def test_every_event_is_described_with_an_example_that_is_as_it_says(
+    one: Operation[Any, Any], described: dict[str, Any]
+) -> None:
+    for name, about in described_as(one, described)["x-events"].items():
+        assert "example" in about, f"{one.name} has no event {name} in its examples: {RECORD}"
+        assert not valid(about["example"], about["schema"], described), name
+
+
+def test_no_operation_stands_in_the_document_that_is_not_in_the_table(described: dict[str, Any]) -> None:
+    names = [about["operationId"] for methods in described["paths"].values() for about in methods.values()]
+    assert sorted(names) == sorted(one.name for one in OPERATIONS)
+    assert len(set(names)) == len(names)
+
+
+def test_every_error_has_an_example(described: dict[str, Any]) -> None:
+    examples, schema = described["components"]["examples"], described["components"]["schemas"]["Error"]
+    assert set(examples) >= {f"{status}-{kind}" for status, kind in known_errors()}
+    assert [name for name, one in examples.items() if valid(one["value"], schema, described)] == []
+
+
+def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
+    for kind, name in re.findall(r"'#/components/(\w+)/([^']+)'", repr(described)):
+        assert name in described["components"][kind], name
+
+
+def refused_in(file: Path) -> set[tuple[int, str]]:
+    """Status and type of every `RequestError(status, type, ...)` in a file."""
+    calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    made = [call.args[:2] for call in calls if getattr(call.func, "id", "") == "RequestError"]
+    values = [tuple(getattr(arg, "value", None) for arg in args) for args in made if len(args) == 2]
+    return {(status, kind) for status, kind in values if isinstance(status, int) and isinstance(kind, str)}
+
+
+def test_every_error_that_is_made_somewhere_is_in_the_table() -> None:
+    package = Path(miniclaw_sessions.__file__).parent
+    made = set().union(*map(refused_in, package.rglob("*.py")))
+    assert made - known_errors().keys() == set(), "add it to WITHOUT_CLASS in api/error_table.py, with its meaning"
+
+
+async def test_the_document_is_served_and_not_sent_twice(served: Any, described: dict[str, Any]) -> None:
+    reply = await served.unix.get("/openapi.json")
+    assert (reply.status_code, reply.json()) == (200, described)
+    again = await served.unix.get("/openapi.json", headers={"If-None-Match": f'W/{reply.headers["etag"]}, "other"'})
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", reply.headers["etag"])
+
+
+class Page(HTMLParser):
+    """The tags of a page, and what leads out of it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes.update(name for name, _ in attrs)
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+
+
+async def test_the_page_has_every_operation_and_asks_for_nothing(served: Any) -> None:
+    reply = await served.unix.get("/docs")
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert reply.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    page = Page(reply.text)
+    assert not page.tags & {"script", "link", "img", "iframe", "form", "input", "base", "object"}
+    assert not [name for name in page.attributes if name.startswith("on") or name == "style"]
+    assert {one.name for one in OPERATIONS} <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert {link.removeprefix("#") for link in page.links} <= {*page.ids, "/openapi.json"}
+    style = reply.text.partition("<style>")[2].partition("</style>")[0]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in CONTENT_SECURITY_POLICY
+
+
+def test_what_stands_in_the_document_is_text_on_the_page(described: dict[str, Any]) -> None:
+    hostile = "<script>alert(1)</script>"
+    text = repr(described["paths"]["/health"]).replace("Whether messages are accepted", hostile)
+    page = docs_page({**described, "paths": {"/health": ast.literal_eval(text)}})
+    assert hostile not in page
+    assert "&lt;script&gt;" in page
