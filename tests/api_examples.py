@@ -184,6 +184,13 @@ async def _sessions(recorder: Recorder) -> None:
     await ask("follow_session", "from the second entry on", session_id=ann, after=1, until="event: entry")
     await recorder.client.post("/v1/sessions/matrix_ben/messages", json=said)
     async with anyio.create_task_group() as tasks:
+        follow = partial(ask, "follow_session", "while an answer is made", session_id="matrix_ben", after=1)
+        tasks.start_soon(partial(follow, reached=": still here", until="event: done"))
+        await recorder.reached.wait()
+        body = {"channel": "matrix", "chat_id": "ben", "message": "Good morning"}
+        await recorder.client.post("/v1/chat", json=body)
+    recorder.reached = anyio.Event()
+    async with anyio.create_task_group() as tasks:
         follow = partial(ask, "follow_session", "until it is deleted", session_id="matrix_ben", after=0)
         tasks.start_soon(partial(follow, reached="event: entry"))
         await recorder.reached.wait()

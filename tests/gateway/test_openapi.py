@@ -60,7 +60,7 @@ def test_every_operation_is_described_with_examples_that_are_as_it_says(
             content = reply["content"][exchange["media_type"]]
             if "reply" in exchange and exchange["media_type"] == "application/json":
                 wrong = valid(exchange["reply"], content["schema"], described)
-                    assert not wrong, f"record it again, if it was right: python -m tests.api_examples {one.name}"
+                assert not wrong, f"record it again, if it was right: python -m tests.api_examples {one.name}"
     if BODY in one.fields and not one.uploads:
         assert about["requestBody"]["content"]["application/json"]["examples"], f"{one.name} has no body: {RECORD}"
 
