@@ -10,8 +10,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import anyio
 import jsonschema
 import pytest
+from structlog.testing import capture_logs
 
 import miniclaw_sessions
 from miniclaw_sessions.api.description import document
@@ -20,6 +22,7 @@ from miniclaw_sessions.api.error_table import known_errors
 from miniclaw_sessions.api.openapi import examples_of
 from miniclaw_sessions.api.operation import BODY, Operation
 from miniclaw_sessions.api.table import OPERATIONS
+from tests.api_examples import recorded
 
 pytestmark = pytest.mark.anyio
 
@@ -29,6 +32,13 @@ RECORD = "add a call of it to tests/api_examples.py, and run python -m tests.api
 @pytest.fixture(scope="module")
 def described() -> dict[str, Any]:
     return document()
+
+
+@pytest.fixture(scope="module")
+def asked() -> dict[str, list[dict[str, Any]]]:
+    """The exchanges of the examples, of today: what is recorded lacks the fields that are newer than it."""
+    with capture_logs():
+        return anyio.run(recorded)
 
 
 def described_as(one: Operation[Any, Any], described: dict[str, Any]) -> dict[str, Any]:
@@ -44,14 +54,13 @@ def valid(value: Any, schema: dict[str, Any], described: dict[str, Any]) -> list
 
 @pytest.mark.parametrize("one", OPERATIONS, ids=lambda one: one.name)
 def test_every_operation_is_described_with_examples_that_are_as_it_says(
-    one: Operation[Any, Any], described: dict[str, Any]
+    one: Operation[Any, Any], described: dict[str, Any], asked: dict[str, list[dict[str, Any]]]
 ) -> None:
     about = described_as(one, described)
     assert (about["operationId"], about["tags"]) == (one.name, [one.room])
     assert all(parameter["description"] != parameter["name"] for parameter in about["parameters"])
-    exchanges = examples_of(one.name)
-    assert exchanges, f"{one.name} has no example: {RECORD}"
-    for exchange in exchanges:
+    assert examples_of(one.name), f"{one.name} has no example: {RECORD}"
+    for exchange in asked[one.name]:
         reply = about["responses"][str(exchange["status"])]
         if "body" in exchange["request"] and exchange["status"] != 422:
             schema = about["requestBody"]["content"]["application/json"]["schema"]
@@ -60,7 +69,7 @@ def test_every_operation_is_described_with_examples_that_are_as_it_says(
             content = reply["content"][exchange["media_type"]]
             if "reply" in exchange and exchange["media_type"] == "application/json":
                 wrong = valid(exchange["reply"], content["schema"], described)
-                assert not wrong, f"record it again, if it was right: python -m tests.api_examples {one.name}"
+                assert not wrong, exchange["about"]
     if BODY in one.fields and not one.uploads:
         assert about["requestBody"]["content"]["application/json"]["examples"], f"{one.name} has no body: {RECORD}"
 
