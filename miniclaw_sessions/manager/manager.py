@@ -554,12 +554,8 @@ class SessionManager(SessionMaker, SessionFollower):
 
         Waits for the session's open turn. When it returns, a crash does not bring the session back.
 
-        Args:
-            session_id: which one.
-            if_sequence: only if this is its last sequence number when its turn has ended. None: whatever it is.
-
         Raises:
-            LeafMoved: its last sequence number is another one than was demanded; nothing was changed.
+            LeafMoved: its last sequence number is not `if_sequence` (None: whatever it is); nothing was changed.
             StoreUnavailable: it could not be deleted and is as it was.
             TurnInProgress: this very task holds the session's turn.
         """
