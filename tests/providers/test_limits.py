@@ -22,6 +22,7 @@ from miniclaw_sessions.channels.base import Incoming, NotAnswered, Reason
 from miniclaw_sessions.config import ModelSettings, Settings, load_settings
 from miniclaw_sessions.errors import ConfigError, ModelError
 from miniclaw_sessions.providers.configured import open_agent
+from miniclaw_sessions.providers.sent_along import sent_along
 from tests.providers.all_providers import CLASSES, KEY, MODEL, SERVICES, provider_for, reply_of
 from tests.providers.strict_server import Answer, Asked, Refusal, StrictServer, in_turn
 
@@ -197,3 +198,25 @@ def test_tools_are_named_in_the_settings(tmp_path: Path) -> None:
     assert load_settings(tmp_path / "c.toml", {}).settings.model.tools == ()
     with pytest.raises(ConfigError, match=r"model\.tools"):
         load_settings(None, {"MINICLAW_MODEL_TOOLS": "shell"})
+
+
+async def test_what_is_sent_along_goes_with_a_request_and_only_then(service: str) -> None:
+    heads: list[bytes] = []
+
+    async def handle(stream: SocketStream) -> None:
+        async with stream:
+            heads.append(await stream.receive())
+            await stream.send(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, handle)
+        url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+        async with CLASSES[service](MODEL, base_url=url, api_key=KEY, max_retries=0) as provider:
+            for headers in ({}, {"traceparent": "00-1-2-01"}, {}):
+                before = sent_along.set(headers)
+                with pytest.raises(ModelError):
+                    await reply_of(provider, HELLO)
+                sent_along.reset(before)
+        tasks.cancel_scope.cancel()
+    assert [b"traceparent: 00-1-2-01\r\n" in head.lower() for head in heads] == [False, True, False]
