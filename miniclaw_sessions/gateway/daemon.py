@@ -105,7 +105,7 @@ async def _live(
     )
     status = ExitStatus.OK
     spans = await to_thread.run_sync(open_spans, settings.telemetry)  # the SDK loads, and looks where it runs
-    telemetry = Telemetry(manager.statistics, settings, spans)
+    telemetry = Telemetry(manager.statistics, settings, spans, clock=manager.clock)
     manager.on_saved = telemetry.saved
     with signals.interrupting() as opening:
         async with telemetry, open_agent(settings, manager, observer=telemetry) as agent, manager:

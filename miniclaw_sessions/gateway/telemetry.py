@@ -6,12 +6,11 @@ to the model by the agent (`agent.observer.Observer`), and of commits and flushe
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from types import TracebackType
 from typing import Self
-
-import anyio
 
 from miniclaw_sessions import errors
 from miniclaw_sessions.agent.events import (
@@ -29,10 +28,11 @@ from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.api.table import OPERATIONS
 from miniclaw_sessions.channels.base import Answered, Last, NotAnswered
 from miniclaw_sessions.channels.watch import Watch
+from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import Settings
 from miniclaw_sessions.gateway.exchange import Exchange
 from miniclaw_sessions.gateway.metrics import Metrics
-from miniclaw_sessions.gateway.spans import Attributes, Span, Spans
+from miniclaw_sessions.gateway.spans import Span, Spans
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.protocol.options import Options
 from miniclaw_sessions.providers.sent_along import sent_along
@@ -45,6 +45,8 @@ OTHER = "other"
 _OPERATIONS = {one.name: one for one in OPERATIONS}
 _NOT_ALLOWED = frozenset({401, 403, 429})
 _SERVER_FAULT = 500
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_NAME = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)
 _OUTCOMES: Sequence[tuple[type[BaseException], str]] = (
     (errors.DuplicateMessage, "duplicate"),
     (errors.ModelError, "model_failed"),
@@ -62,6 +64,7 @@ class Telemetry(Watch):
         statistics: the manager's numbers.
         settings: which names are known, and have numbers of their own.
         spans: where spans go; by default nobody keeps them.
+        clock: measures; the machine's by default.
 
     Attributes:
         metrics: the numbers.
@@ -69,8 +72,14 @@ class Telemetry(Watch):
     """
 
     def __init__(
-        self, statistics: Callable[[], ManagerStatistics], settings: Settings, spans: Spans | None = None
+        self,
+        statistics: Callable[[], ManagerStatistics],
+        settings: Settings,
+        spans: Spans | None = None,
+        *,
+        clock: Clock | None = None,
     ) -> None:
+        self.now = (clock or SystemClock()).monotonic  # the loop's own, under uvloop, counts whole milliseconds
         self.metrics = Metrics(statistics)
         self.spans = spans or Spans()
         self.channels = set(settings.telemetry.channels)
@@ -105,16 +114,16 @@ class Telemetry(Watch):
     @contextmanager
     def request(self, exchange: Exchange) -> Iterator[None]:
         """A request is answered in this block."""
-        began = anyio.current_time()
-        about: Attributes = {"http.request.method": exchange.method}
-        span = self.spans.start(exchange.method, about, kind="server", caller=exchange.headers)
+        began = self.now()
+        method = exchange.method if exchange.method in _METHODS else "_OTHER"
+        span = self.spans.start(method, {"http.request.method": method}, kind="server", caller=exchange.headers)
         try:
             yield
         except BaseException as error:
             span.failed(type(error).__name__)
             raise
         finally:
-            self._answered(exchange, anyio.current_time() - began, span)
+            self._answered(exchange, self.now() - began, span)
             span.end()
 
     def _answered(self, exchange: Exchange, seconds: float, span: Span) -> None:
@@ -211,7 +220,7 @@ class _Turn:
         self._telemetry = telemetry
         self._metrics = telemetry.metrics
         self._channel = telemetry.channel(session.key.channel)
-        self._began = anyio.current_time()
+        self._began = telemetry.now()
         self._has_text = False
         self._usage = Usage()
         self._tools: dict[str, tuple[float, Span]] = {}
@@ -230,12 +239,12 @@ class _Turn:
             case TextDelta():
                 if not self._has_text:
                     self._has_text = True
-                    since = anyio.current_time() - self._began
+                    since = self._telemetry.now() - self._began
                     self._metrics.first_token_seconds.labels(self._channel).observe(since)
             case ReplyFinished(message=message):
                 self._usage += message.usage or Usage()
             case ToolStarted(call=call):
-                self._tools[call.id] = anyio.current_time(), self._span_of(call)
+                self._tools[call.id] = self._telemetry.now(), self._span_of(call)
             case ToolFinished(call=call):
                 self._tool_ended(call, is_error=event.is_error)
             case SessionCompacted(outcome=outcome):
@@ -250,24 +259,25 @@ class _Turn:
         for _, span in self._tools.values():
             span.end()
         self._metrics.turns.labels(self._channel, self.outcome).inc()
-        self._metrics.turn_seconds.labels(self._channel).observe(anyio.current_time() - self._began)
+        self._metrics.turn_seconds.labels(self._channel).observe(self._telemetry.now() - self._began)
         self.span.set({"miniclaw.outcome": self.outcome, **_tokens_of(self._usage)})
         self.span.end()
 
     def _span_of(self, call: ToolCall) -> Span:
+        name = _named(call.name)
         about = {
             "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": call.name,
+            "gen_ai.tool.name": name,
             "gen_ai.tool.type": "function",
-            "gen_ai.tool.call.id": call.id,
+            "gen_ai.tool.call.id": _named(call.id),
         }
-        return self._telemetry.spans.start(f"execute_tool {call.name}", about)
+        return self._telemetry.spans.start(f"execute_tool {name}", about)
 
     def _tool_ended(self, call: ToolCall, *, is_error: bool) -> None:
         began, span = self._tools.pop(call.id)
         name = self._telemetry.tool(call.name)
         self._metrics.tool_calls.labels(name, "failed" if is_error else "done").inc()
-        self._metrics.tool_seconds.labels(name).observe(anyio.current_time() - began)
+        self._metrics.tool_seconds.labels(name).observe(self._telemetry.now() - began)
         if is_error:
             span.failed("tool_error")
         span.end()
@@ -311,9 +321,10 @@ class _Request:
 
     def __init__(self, telemetry: Telemetry, provider: Provider) -> None:
         self.outcome = "cut_off"
+        self._telemetry = telemetry
         self._metrics = telemetry.metrics
         self._labels = provider.name, provider.model
-        self._began = anyio.current_time()
+        self._began = telemetry.now()
         self._has_text = False
         about = {
             "gen_ai.operation.name": "chat",
@@ -329,14 +340,14 @@ class _Request:
             self._replied(event.message)
         elif not self._has_text:
             self._has_text = True
-            since = anyio.current_time() - self._began
+            since = self._telemetry.now() - self._began
             self._metrics.model_first_token_seconds.labels(*self._labels).observe(since)
             self.span.set({"gen_ai.response.time_to_first_chunk": since})
 
     def end(self) -> None:
         """It is over, in whatever way."""
         self._metrics.model_requests.labels(*self._labels, self.outcome).inc()
-        self._metrics.model_seconds.labels(*self._labels).observe(anyio.current_time() - self._began)
+        self._metrics.model_seconds.labels(*self._labels).observe(self._telemetry.now() - self._began)
         self.span.end()
 
     def _replied(self, reply: Message) -> None:
@@ -354,9 +365,14 @@ class _Request:
             self._metrics.model_cost.labels(*self._labels).inc(max(0.0, usage.cost))
         self.span.set(_tokens_of(usage))
         if reply.model is not None:
-            self.span.set({"gen_ai.response.model": reply.model})
+            self.span.set({"gen_ai.response.model": _named(reply.model)})
         if reply.stop_reason is not None:
-            self.span.set({"gen_ai.response.finish_reasons": [reply.stop_reason]})
+            self.span.set({"gen_ai.response.finish_reasons": [_named(reply.stop_reason)]})
+
+
+def _named(text: str) -> str:
+    """What a model or its service names, if it looks like a name: what else it says belongs to the conversation."""
+    return text if _NAME.fullmatch(text) else OTHER
 
 
 def _end_of(event: TurnFinished | TurnStopped | TurnSuspended) -> str:

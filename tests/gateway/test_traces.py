@@ -16,7 +16,9 @@ from miniclaw_sessions.config import Settings, TelemetrySettings
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.gateway.otlp import OpenTelemetrySpans
 from miniclaw_sessions.gateway.spans import Spans, open_spans
+from miniclaw_sessions.protocol.messages import Message, Role, ToolCall
 from miniclaw_sessions.providers.sent_along import sent_along
+from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.gateway.conftest import EchoProvider
 from tests.gateway.daemons import Here
 from tests.gateway.observed import Kept, collecting, observed
@@ -146,6 +148,19 @@ async def test_nothing_that_was_said_is_in_any_span(short_path: Path, kept: Kept
     assert len(kept.get_finished_spans()) > 10
     assert not [span.to_json() for span in kept.get_finished_spans() if "xyzzy" in span.to_json()]
     assert not [span.to_json() for span in kept.get_finished_spans() if "sk-secret" in span.to_json()]
+
+
+async def test_what_a_model_says_in_place_of_a_name_is_in_no_span(
+    short_path: Path, kept: Kept, spans: OpenTelemetrySpans
+) -> None:
+    calls = (ToolCall("xyzzy id", "xyzzy tool", "{}"), ToolCall("c" * 5000, "xyzzy" * 100, "{}"))
+    script = [Message.assistant("", calls), Message(Role.ASSISTANT, "done", model="xyzzy m", stop_reason="xyzzy s")]
+    async with observed(short_path, ScriptedProvider(script), spans=spans) as it:
+        await it.say("hello")
+        await it.client.request("XYZZY", "/v1/sessions")
+        await ended(spans)
+    assert len(kept.named("execute_tool other")) == 2
+    assert not [span.name for span in kept.get_finished_spans() if "xyzzy" in span.to_json().lower()]
 
 
 async def test_a_commit_is_a_span_of_its_own(short_path: Path, kept: Kept, spans: OpenTelemetrySpans) -> None:
