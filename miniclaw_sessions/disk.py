@@ -57,7 +57,13 @@ class Found(NamedTuple):
 
 
 class Directory:
-    """A directory of ours, held open so that every name is relative to it and none can be redirected."""
+    """A directory of ours, held open so that every name is relative to it and none can be redirected.
+
+    Attributes:
+        owner: whose new files are, user and group, where root makes them for somebody; None: theirs who make them.
+    """
+
+    owner: tuple[int, int] | None = None
 
     def __init__(self, path: Path, *, is_ours: bool = True) -> None:
         """Create it 0700 if needed and open it.
@@ -274,6 +280,8 @@ class Directory:
         name = _temporary_name()
         fd = os.open(name, _CREATE, FILE_MODE, dir_fd=self.fd)
         os.fchmod(fd, FILE_MODE)  # a umask of 0777 would have taken even the owner's bits
+        if self.owner is not None:
+            os.fchown(fd, *self.owner)
         return name, fd
 
     def publish(self, temporary: str, fd: int, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -138,7 +137,8 @@ class Context:
 
     def for_caller(self, caller: Caller) -> Self:
         """The same for one request of somebody: what is remembered between requests is remembered for all."""
-        context = copy.copy(self)
+        context = object.__new__(type(self))  # for each request, so without what `copy` costs
+        context.__dict__.update(self.__dict__)
         context.caller = caller
         if caller.bounds is not None:
             from miniclaw_sessions.manager.bounded import BoundedSessions  # noqa: PLC0415 - a client has no manager

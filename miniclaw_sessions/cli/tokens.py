@@ -176,7 +176,7 @@ def _path(invocation: Invocation) -> Path:
         owner = path.parent.stat().st_uid
     except OSError as error:
         raise ConfigError(f"cannot keep tokens in {path}: {error.strerror}; `serve` makes a workspace") from None
-    if owner != os.geteuid() and not invocation.loaded.settings.listen.tokens_file:
+    if os.geteuid() not in (owner, 0) and not invocation.loaded.settings.listen.tokens_file:
         raise ConfigError(f"the workspace {path.parent} belongs to user id {owner}; run this as that user")
     return path
 

@@ -210,15 +210,16 @@ async def _on_hangup(app: Gateway, listeners: Sequence[Listener], life: Life) ->
 
 
 def take_over(loaded: LoadedSettings, app: Gateway, listeners: Sequence[Listener]) -> None:
-    """Use what of the settings can be changed while running: the log, and what requests by TCP must show.
+    """Use what of the settings can be changed while running: the logs, and what requests by TCP must show.
 
     Raises:
-        ConfigError: the token cannot be read, or is none.
+        ConfigError: the token cannot be read, or is none; or the audit log cannot be written.
     """
-    app.policy = access_policy(listeners, loaded, os.environ)
-    audit, app.audit = app.audit, AuditLog(loaded.settings.log, SystemClock())
-    if audit is not None:
-        audit.close()
+    policy, audit = access_policy(listeners, loaded, os.environ), AuditLog(loaded.settings.log, SystemClock())
+    app.policy = policy
+    if app.audit is not None:
+        app.audit.close()
+    app.audit = audit
     configure_logging(loaded.settings.log)
 
 

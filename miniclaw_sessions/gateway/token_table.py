@@ -31,7 +31,7 @@ ADMIN = "admin"
 
 _LONG_AGO = datetime.fromtimestamp(0, UTC)
 _NOBODY = Token(name="nobody", sha256="0" * 64, scope="read", created_at=_LONG_AGO, expires_at=_LONG_AGO)
-_Version = tuple[tuple[int, int, int] | None, ...]
+_Version = tuple[tuple[int, ...] | None, ...]
 
 
 class _Row:
@@ -145,9 +145,9 @@ class TokenTable:
         return hashlib.blake2b(digest, key=self._blind, digest_size=32).digest()
 
 
-def _version_of(file: Path) -> tuple[int, int, int] | None:
+def _version_of(file: Path) -> tuple[int, ...] | None:
     try:
         status = file.stat()
     except OSError:
         return None
-    return status.st_ino, status.st_mtime_ns, status.st_mode
+    return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode

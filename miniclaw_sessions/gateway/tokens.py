@@ -26,6 +26,7 @@ from miniclaw_sessions.config import LoadedSettings
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.protocol.keys import KeyBounds
+from miniclaw_sessions.secret import open_regular
 
 MAX_BYTES = 4 * 2**20
 """The largest file of tokens: about 15,000 of them."""
@@ -125,18 +126,16 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
         ConfigError: it cannot be read, is not such a file, or others may write or read it.
     """
     try:
-        with Directory(path.parent, is_ours=False) as directory:
-            return _read(directory, path)
+        return _read(path)
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise ConfigError(f"cannot read the tokens in {path}: {error.strerror or error}") from None
 
 
-def _read(directory: Directory, path: Path) -> tuple[Token, ...]:
-    fd = directory.open_file(path.name)
-    with os.fdopen(fd, "rb") as file:
-        mode = os.fstat(fd).st_mode
+def _read(path: Path) -> tuple[Token, ...]:
+    with open_regular(path) as file:
+        mode = os.fstat(file.fileno()).st_mode
         content = file.read(MAX_BYTES + 1)
     if mode & _ONLY_ITS_OWNER:
         raise ConfigError(f"others may read or change the tokens in {path}; run chmod 600 on it")
@@ -155,15 +154,18 @@ def _read(directory: Directory, path: Path) -> tuple[Token, ...]:
 def change_tokens(path: Path, change: Callable[[tuple[Token, ...]], tuple[Token, ...]]) -> None:
     """Write the file anew, durably, with what a function makes of its tokens; nobody else changes it meanwhile.
 
+    What root writes belongs to whom the directory belongs to: the daemon there is to read it.
+
     Raises:
         ConfigError: it cannot be read or written; it is as it was.
     """
     try:
+        path = path.resolve()  # of a service, the workspace is a link
         with Directory(path.parent, is_ours=False) as directory, directory.locked():
-            try:
-                before = _read(directory, path)
-            except FileNotFoundError:
-                before = ()
+            if not os.geteuid():
+                status = os.fstat(directory.fd)
+                directory.owner = status.st_uid, status.st_gid
+            before = read_tokens(path)
             encoded = msgspec.json.format(msgspec.json.encode(_Document(1, change(before))), indent=1) + b"\n"
             (failure,) = directory.replace([(path.name, lambda: encoded)])
             if failure is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -234,3 +235,14 @@ async def test_too_many_requests_are_answered_with_429_and_the_seconds_to_wait(s
 def test_a_row_of_the_file_says_who_it_is() -> None:
     row = Token(name="a", sha256="ab" * 32, scope="read", created_at=NOW)
     assert (row.caller.name, row.caller.scope, row.caller.bounds, row.caller.token) == ("a", "read", None, "abababab")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root writes for others")
+def test_what_root_writes_is_the_daemons_own(tmp_path: Path) -> None:
+    workspace = tmp_path / "w"
+    workspace.mkdir()
+    os.chown(workspace, 12_345, 54_321)
+    (tmp_path / "link").symlink_to(workspace)
+    add(tmp_path / "link/tokens.json", "phone")
+    status = (workspace / "tokens.json").stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (12_345, 54_321, 0o600)

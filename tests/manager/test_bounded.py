@@ -35,7 +35,7 @@ def permit(key: SessionKey) -> None:
 
 @pytest.fixture(params=["sqlite:", "jsonl:", "memory:"])
 async def manager(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SessionManager]:
-    settings = SessionSettings(store=request.param, ttl_days=1.0)
+    settings = SessionSettings(store=request.param, ttl_days=1.0, flush_interval_s=5e6)  # no flush in 40 days
     async with SessionManager(tmp_path / "w", settings=settings, clock=FakeClock()) as manager:
         for channel, chat_id in (
             ("web", "a1"),
