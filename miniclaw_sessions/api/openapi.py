@@ -263,9 +263,7 @@ def _error_examples(operations: Iterable[Operation[Any, Any]]) -> dict[str, Any]
 
 def errors_of(one: Operation[Any, Any]) -> set[tuple[int, str]]:
     """Status and `type` of the errors that an operation may end with."""
-    kinds = {*_EVERYWHERE, *_OF_THE_STORE, *one.errors}
-    if one.in_query or one.in_headers:
-        kinds.add("invalid_request")
+    kinds = {*_EVERYWHERE, *_OF_THE_STORE, *one.errors, "invalid_request"}  # parameters that it has not are refused
     if "session_id" in one.fields:
         kinds.update(_OF_A_SESSION)
     if "entry_id" in one.fields:

@@ -21,7 +21,7 @@ from miniclaw_sessions.agent.tools import Tool, time_tool
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import ChannelSettings, ListenSettings, ModelSettings, SessionSettings, Settings
-from miniclaw_sessions.gateway.http import make_app
+from miniclaw_sessions.gateway.http import Gateway, make_app
 from miniclaw_sessions.gateway.listeners import listen_tcp, listen_unix
 from miniclaw_sessions.gateway.security import AccessPolicy
 from miniclaw_sessions.gateway.server import EmbeddedServer
@@ -45,6 +45,7 @@ class Served:
     port: int
     unix: httpx2.AsyncClient
     tcp: httpx2.AsyncClient
+    app: Gateway
 
     async def raw(self, data: bytes, *, by_tcp: bool = False, then_end: bool = False) -> bytes:
         """Send bytes and read until the server closes the connection."""
@@ -177,7 +178,7 @@ async def served(  # noqa: PLR0917 - fixtures
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners])
         await server.listening.wait()
         tasks.start_soon(app.watch_tokens)
-        yield Served(manager, server, dispatcher, short_path / "s", port, unix, tcp)
+        yield Served(manager, server, dispatcher, short_path / "s", port, unix, tcp, app)
         await unix.aclose()
         await tcp.aclose()
         dispatcher.cut_off(anyio.current_time())

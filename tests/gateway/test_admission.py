@@ -107,7 +107,7 @@ async def test_what_fails_is_not_ready_but_alive_and_only_those_with_a_token_hea
     served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problems = ["there are no file descriptors for clients"]
-    monkeypatch.setattr(served.server.config.app.context, "problems", lambda: problems)
+    monkeypatch.setattr(served.app.context, "problems", lambda: problems)
     async with client_with(served, None) as stranger:
         replies = {path: await stranger.get(path) for path in ("/health", "/health/live", "/health/ready")}
     assert {path: one.status_code for path, one in replies.items()} == {

@@ -34,7 +34,7 @@ def kept(tmp_path: Path) -> Path:
 def audit(kept: Path, served: Any, request: pytest.FixtureRequest) -> Iterator[AuditLog]:
     settings = LogSettings(audit=getattr(request, "param", "writes"), audit_file=str(kept))
     with AuditLog(settings, FakeClock()) as audit:
-        served.server.config.app.audit = audit
+        served.app.audit = audit
         yield audit
 
 
@@ -134,7 +134,7 @@ async def test_without_a_file_it_goes_where_the_log_goes(served: Any) -> None:
         settings = LogSettings(format=form, level="error")
         configure_logging(settings, stream=stream)
         with AuditLog(settings, FakeClock()) as audit:
-            served.server.config.app.audit = audit
+            served.app.audit = audit
             await served.unix.post("/v1/sessions", json={"channel": "web", "chat_id": "1"})
             await served.unix.get("/health")  # the loop's next turn
     first, second = stream.getvalue().splitlines()
