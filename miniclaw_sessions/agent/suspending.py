@@ -23,10 +23,9 @@ async def pending_calls(session: Session) -> list[PendingCall]:
     Raises:
         StoreUnavailable: the store cannot be read.
     """
-    suspension = await session.tree.get_suspension()
-    logged = {} if suspension is None else {call["id"]: call for call in suspension.data.get("calls", ())}
+    waiting = await session.tree.get_waiting()
     return [
-        PendingCall(call, logged[call.id].get("reason", ""), logged[call.id].get("data", {}))
+        PendingCall(call, waiting[call.id].reason, waiting[call.id].data)
         for call in open_calls(session.messages())
-        if call.id in logged
+        if call.id in waiting
     ]

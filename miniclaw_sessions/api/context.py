@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol, Self, cast
 import anyio
 import msgspec
 from anyio import to_thread
-from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.api.access import OWNER, BoundedChats, Caller
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
@@ -19,6 +18,7 @@ from miniclaw_sessions.errors import ConfigError, InvalidKey
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 
 if TYPE_CHECKING:
+    from miniclaw_sessions.api.openai.response_places import Place
     from miniclaw_sessions.api.openai.response_request import Wanted
     from miniclaw_sessions.manager import SessionManager
     from miniclaw_sessions.protocol.entries import Custom
@@ -70,18 +70,10 @@ class ResponseEvent(msgspec.Struct, frozen=True):
 class Responses(Protocol):
     """Who makes responses (`api.openai.responses`)."""
 
-    def respond(
-        self, wanted: Wanted, key: SessionKey, *, session: Session | None = None, at: str | UnsetType | None = UNSET
-    ) -> AbstractAsyncContextManager[AsyncIterator[ResponseEvent]]:
+    def respond(self, wanted: Wanted, place: Place) -> AbstractAsyncContextManager[AsyncIterator[ResponseEvent]]:
         """Begin a response and follow it; leaving the block early does not undo what was saved.
 
         A wait for the next event can be given up, and nothing is missed.
-
-        Args:
-            wanted: what is asked for.
-            key: the session that it is kept in; made if there is none.
-            session: the session itself, where it belongs to no manager.
-            at: the entry that it follows; by default the session's leaf.
         """
         ...
 

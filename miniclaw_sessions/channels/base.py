@@ -46,6 +46,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
         channel: in which channel's sessions the chat is kept; empty: in those of the channel that hands it over.
         answerer: who answers it, in its turn among the chat's messages; None: the dispatcher's assistant.
         session: the session itself, where it belongs to no manager and is gone with its answer; None: the manager's.
+        must_exist: whether it is answered only where the chat's session is there when its turn comes; else one is made.
     """
 
     chat_id: str
@@ -54,6 +55,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     channel: str = ""
     answerer: Answerer | None = None
     session: Session | None = None
+    must_exist: bool = False
 
 
 # --- what becomes of it ----------------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.session import Session
 
 log = get_logger(__name__)
 
@@ -317,12 +318,13 @@ class Dispatcher:
         incoming = asked.incoming
 
         def tell(event: AgentEvent) -> None:
-            overheard.tell(event)
+            if incoming.session is None:  # else there is nothing that anybody could follow
+                overheard.tell(event)
             asked.put(Accepted(incoming, event) if isinstance(event, MessageAccepted) else Progress(incoming, event))
 
         try:
             await checkpoint()  # whose time is over while it waits is not begun
-            asked.session = incoming.session or await self._manager.get_or_create(key.channel, key.chat_id)
+            asked.session = incoming.session or await self._session(key, must_exist=incoming.must_exist)
             answerer = incoming.answerer or self._assistant
             end = await answerer.answer(asked.session, incoming.message, idempotency_key=incoming.message_id, tell=tell)
         except DuplicateMessage as error:
@@ -330,6 +332,10 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this message
             return NotAnswered(incoming, Reason.FAILED, error)
         return Answered(incoming, end)
+
+    async def _session(self, key: SessionKey, *, must_exist: bool) -> Session:
+        manager = self._manager
+        return await (manager.find(key.session_id) if must_exist else manager.get_or_create(key.channel, key.chat_id))
 
     # --- telling -----------------------------------------------------------------------------------------------------
 

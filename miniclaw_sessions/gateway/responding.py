@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, NoReturn, Self
 
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, ReplyFinished, TurnEnd
@@ -20,6 +20,7 @@ from miniclaw_sessions.agent.tool_runner import SuspendTurn
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.api.context import ResponseEvent
 from miniclaw_sessions.api.openai.response_events import reply_marked
+from miniclaw_sessions.api.openai.response_places import Place
 from miniclaw_sessions.api.openai.response_request import FunctionTool, Wanted, check_calls
 from miniclaw_sessions.api.openai.responses import failure_of
 from miniclaw_sessions.api.openai.stored_responses import FAILED, RESPONSE
@@ -28,7 +29,6 @@ from miniclaw_sessions.channels.base import Accepted, Incoming, NotAnswered, Pro
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.errors import SessionsError, TurnCutOff
 from miniclaw_sessions.protocol.entries import Custom
-from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import Opening
@@ -48,12 +48,17 @@ class DispatchedResponses:
         self._running: dict[str, Asked] = {}
 
     @asynccontextmanager
-    async def respond(
-        self, wanted: Wanted, key: SessionKey, *, session: Session | None = None, at: str | UnsetType | None = UNSET
-    ) -> AsyncIterator[AsyncIterator[ResponseEvent]]:
+    async def respond(self, wanted: Wanted, place: Place) -> AsyncIterator[AsyncIterator[ResponseEvent]]:
         """Begin a response and follow it."""
-        responder = _Responder(wanted, self._dispatcher.assistant, at, self._running)
-        incoming = Incoming(key.chat_id, None, channel=key.channel, answerer=responder, session=session)
+        responder = _Responder(wanted, self._dispatcher.assistant, place.at, self._running)
+        incoming = Incoming(
+            place.key.chat_id,
+            None,
+            channel=place.key.channel,
+            answerer=responder,
+            session=place.session,
+            must_exist=not place.is_new,
+        )
         responder.asked = asked = self._dispatcher.ask(incoming)
         try:
             yield _Events(asked, responder)

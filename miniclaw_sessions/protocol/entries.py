@@ -147,6 +147,25 @@ Entry = (
 )
 
 
+class WaitingCall(msgspec.Struct, frozen=True):
+    """A call that waits for an answer from outside: its id, and what its tool says of the wait."""
+
+    id: str
+    reason: str = ""
+    data: dict[str, Any] = {}
+
+
+def waiting_calls(entry: Entry) -> dict[str, WaitingCall] | None:
+    """The calls that a turn was suspended for, by their ids; None: this is no entry that says so (`SUSPENDED`)."""
+    if not isinstance(entry, Custom) or entry.custom_type != SUSPENDED:
+        return None
+    try:
+        calls = msgspec.convert(entry.data.get("calls"), list[WaitingCall])
+    except msgspec.ValidationError:  # anybody may write a custom entry
+        return None
+    return {call.id: call for call in calls}
+
+
 def moves_leaf(entry: Entry) -> bool:
     """Whether an entry becomes the leaf: free metadata is about the session, not about a place in it."""
     return not (isinstance(entry, Custom) and entry.custom_type == METADATA)

@@ -15,9 +15,7 @@ from miniclaw_sessions.history.branch import Branch
 from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.history.transcript import Transcript, TreeNode
 from miniclaw_sessions.protocol.entries import (
-    SUSPENDED,
     BranchSummary,
-    Custom,
     Entry,
     EntryBase,
     Label,
@@ -26,6 +24,8 @@ from miniclaw_sessions.protocol.entries import (
     ModelChange,
     SessionInfo,
     ThinkingLevelChange,
+    WaitingCall,
+    waiting_calls,
 )
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.compacting import append_compaction
@@ -307,8 +307,8 @@ class SessionTree:
         async for entry in self._journal.reader.walk(None if entry_id is None else await self.get_entry(entry_id)):
             yield entry
 
-    async def get_suspension(self, entry_id: str | None = None) -> Custom | None:
-        """What the newest turn of a branch waits for, if it was suspended: the entry that says so (`SUSPENDED`).
+    async def get_waiting(self, entry_id: str | None = None) -> dict[str, WaitingCall]:
+        """The calls, by their ids, that the newest turn of a branch was suspended for.
 
         Args:
             entry_id: the end of the branch; the leaf if none is named.
@@ -318,11 +318,11 @@ class SessionTree:
             StoreUnavailable: the store cannot be read.
         """
         async for entry in self.walk(entry_id):
-            if isinstance(entry, Custom) and entry.custom_type == SUSPENDED:
-                return entry
+            if (waiting := waiting_calls(entry)) is not None:
+                return waiting
             if isinstance(entry, MessageEntry) and entry.message.is_assistant:
                 break  # what was suspended before it is over, although it may use the same ids
-        return None
+        return {}
 
     async def read_entries(self, problems: list[str] | None = None) -> AsyncIterator[Entry]:
         """Every entry that can be read, oldest first, a page at a time; what cannot is described in `problems`.

@@ -30,7 +30,7 @@ from miniclaw_sessions.history.branch import Branch
 from miniclaw_sessions.history.pairing import open_calls, with_answers
 from miniclaw_sessions.persistence.committer import Claim
 from miniclaw_sessions.protocol.encoding import as_message
-from miniclaw_sessions.protocol.entries import Custom, Entry, LeafMove, MessageEntry
+from miniclaw_sessions.protocol.entries import Entry, LeafMove, MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.session.rebasing import refresh
@@ -357,8 +357,7 @@ class Turn:
         """Commit what the turn begins with, in its place, and find the message that is answered."""
         journal = self._journal
         journal.home.committer.check_store()
-        branch, target, suspension = await self._place(opening.at)
-        waiting = {call["id"] for call in suspension.data.get("calls", ())} if suspension is not None else set()
+        branch, target, waiting = await self._place(opening.at)
         before = branch.messages()
         left = [call for call in open_calls(before) if call.id not in waiting]
         closing = [Message.tool_result(call, ABANDONED, is_error=True) for call in left]
@@ -385,17 +384,17 @@ class Turn:
         self.is_resumed = True
         return self._beginning_of(path, otherwise=len(path) - 1)
 
-    async def _place(self, entry_id: str | UnsetType | None) -> tuple[Branch, Entry | None, Custom | None]:
+    async def _place(self, entry_id: str | UnsetType | None) -> tuple[Branch, Entry | None, Collection[str]]:
         """What a window shows of the branch that the turn follows, the last entry there, and the calls that wait."""
         journal = self._journal
         while True:
             leaf_id = journal.conversation.state.leaf_id
             at = leaf_id if isinstance(entry_id, UnsetType) else entry_id
             target = None if at is None else await journal.reader.get(at)
-            suspension = None if at is None else await self.tree.get_suspension(at)
+            waiting: Collection[str] = () if at is None else await self.tree.get_waiting(at)
             branch = None if at == leaf_id else await journal.reader.window_at(target)
             if leaf_id == journal.conversation.state.leaf_id:  # else somebody has appended something meanwhile
-                return branch or journal.conversation.branch(), target, suspension
+                return branch or journal.conversation.branch(), target, waiting
 
     def _extend(self, messages: Sequence[Message]) -> list[MessageEntry]:
         """Append messages that belong to this turn, as one unit."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Self
 
 import anyio
@@ -17,9 +19,11 @@ from openai.types.responses import Response, ResponseStreamEvent
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool, time_tool
+from miniclaw_sessions.api.openai.stored_responses import response_id
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.errors import ContextOverflow, ModelError, OptionRefused
 from miniclaw_sessions.history.context import is_legal
+from miniclaw_sessions.protocol.entries import SUSPENDED
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.protocol.options import Options
 from miniclaw_sessions.testing.clock import FakeClock
@@ -575,3 +579,84 @@ async def test_what_is_not_there_is_not_found(client: AsyncOpenAI) -> None:
         await client.responses.create(input="x", conversation="conv_none")
     with pytest.raises(openai.BadRequestError):
         await client.responses.retrieve("resp_0123", stream=True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"inputs": "x"},
+        {"inputs": 1, "tools": [1]},
+        {"inputs": 0, "text": "x"},
+        {"inputs": 0, "reasoning": 7},
+        {"inputs": -1},
+        {"inputs": 0, "status": "completed"},
+        {},
+    ],
+)
+async def test_what_only_looks_like_a_response_is_none(
+    client: AsyncOpenAI, served: Served, data: dict[str, Any]
+) -> None:
+    entry = {"type": "custom", "custom_type": "openai.response", "data": data}
+    await served.manager.get_or_create("telegram", "1")
+    made = (await served.unix.post("/v1/sessions/telegram_1/entries", json=entry)).json()["id"]
+    await served.unix.post("/v1/sessions/telegram_1/messages", json={"role": "user", "content": "x"})
+    name = response_id("telegram_1", made)
+    for call in (client.responses.retrieve, client.responses.input_items.list, client.responses.delete):
+        with pytest.raises(openai.NotFoundError):
+            await call(name)
+    assert (await client.responses.create(input="y", conversation="telegram_1")).status == "completed"
+
+
+@pytest.mark.parametrize("calls", [5, ["a"], [{"x": 1}], None])
+async def test_what_only_looks_like_a_suspension_is_none(client: AsyncOpenAI, served: Served, calls: Any) -> None:
+    await served.manager.get_or_create("telegram", "1")
+    entry = {"type": "custom", "custom_type": SUSPENDED, "data": {"calls": calls}}
+    assert (await served.unix.post("/v1/sessions/telegram_1/entries", json=entry)).status_code == 201
+    response = await client.responses.create(input="y", conversation="telegram_1")
+    assert response.output_text == "I see: Be kind. | y"
+    kept_out = await client.responses.create(input="z", conversation="telegram_1", store=False)
+    assert kept_out.status == "completed"
+
+
+async def test_what_is_deleted_while_a_response_waits_stays_deleted(
+    client: AsyncOpenAI, provider: Recorder, served: Served
+) -> None:
+    await served.manager.get_or_create("conv", "1")
+    root = await client.responses.create(input="root")
+    caught: list[openai.APIStatusError] = []
+
+    async def wait(**where: Any) -> None:
+        try:
+            await client.responses.create(input="waiting", **where)
+        except openai.APIStatusError as error:
+            caught.append(error)
+
+    async def slow(**where: Any) -> None:
+        with suppress(openai.APIStatusError):
+            await client.responses.create(input="slow", **where)
+
+    for where in ({"conversation": "conv_1"}, {"previous_response_id": root.id}):
+        provider.gate, provider.slowed = anyio.Event(), anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(slow, **where))
+            await until(lambda: served.dispatcher.running == 1)
+            tasks.start_soon(partial(wait, **where))
+            await until(lambda: served.dispatcher.running == 2)
+            session_id = "conv_1" if "conversation" in where else root.id.split("_", 2)[2]
+            tasks.start_soon(partial(served.unix.delete, f"/v1/sessions/{session_id}"))
+            lock = (await served.manager.find(session_id)).journal.turn_lock
+            await until(lambda: lock.statistics().tasks_waiting == 1)  # noqa: B023 - it ends within the round
+            await provider.slowed.wait()
+            provider.gate.set()
+        assert await served.manager.count() == (1 if "conversation" in where else 0)
+    assert [error.status_code for error in caught] == [404, 400]
+
+
+async def test_what_is_not_stored_is_told_to_nobody_who_watches(client: AsyncOpenAI, served: Served) -> None:
+    told: list[str] = []
+    tell = served.manager.live.tell
+    served.manager.live.tell = lambda key, kind, data: (told.append(kind), tell(key, kind, data))  # type: ignore[method-assign, assignment, func-returns-value]
+    await client.responses.create(input="x", store=False)
+    assert told == []
+    await client.responses.create(input="x")
+    assert "done" in told

@@ -21,11 +21,11 @@ from miniclaw_sessions.api.openai.conversations import find_conversation
 from miniclaw_sessions.api.openai.errors import bad_request, not_found
 from miniclaw_sessions.api.openai.response_request import Wanted, check_calls
 from miniclaw_sessions.api.openai.stored_responses import (
-    RESPONSE,
     StoredResponse,
     deleted_in,
     entries_after,
     find_response,
+    is_mark,
     session_and_entry,
 )
 from miniclaw_sessions.errors import InvalidKey, SessionDeleted, SessionNotFound
@@ -54,12 +54,14 @@ class Place(msgspec.Struct, frozen=True):
         session: the session itself, where it belongs to no manager; it is gone with the answer.
         at: the entry that it follows; unset: the session's leaf.
         made: the response, where the request is one that was answered before.
+        is_new: whether the session is still to be made; another one that is deleted meanwhile is not made again.
     """
 
     key: SessionKey
     session: Session | None = None
     at: str | UnsetType | None = UNSET
     made: StoredResponse | None = None
+    is_new: bool = False
 
 
 async def place_of_response(context: Context, wanted: Wanted, *, is_repeated: bool) -> Place:
@@ -114,7 +116,8 @@ async def _begun_or(context: Context, wanted: Wanted, source: Session | None, fo
     context.permit(key)
     if source is not None and found is not None:
         await source.fork(key, leaf_id=found.end)
-    return Place(key)
+        return Place(key)
+    return Place(key, is_new=True)
 
 
 async def _place_in(  # noqa: PLR0913 - what a repeated request is recognized by
@@ -139,7 +142,7 @@ async def _asked_before(session: Session, wanted: Wanted, *, since: int) -> Stor
     """
     newest: Custom | None = None
     async for entry in entries_after(session, since):
-        if isinstance(entry, Custom) and entry.custom_type == RESPONSE:
+        if is_mark(entry):
             is_same = entry.data == wanted.mark
             if is_same or (wanted.key is None and wanted.conversation is not None):
                 newest = entry if is_same else None
@@ -157,14 +160,19 @@ def _bare(message: Message) -> bytes:
     return encode_message(msgspec.structs.replace(message, timestamp=None))
 
 
+def gone(previous: str) -> RequestError:
+    """The error for a previous response that is not there."""
+    sentence = f"Previous response with id '{previous[:300]}' not found."
+    return bad_request(sentence, "previous_response_id", "previous_response_not_found")
+
+
 async def _previous(context: Context, previous: str) -> tuple[Session, StoredResponse]:
     try:
         session, found = await found_response(context, previous)
     except RequestError as error:
         if error.status != _NOT_FOUND:
             raise
-        sentence = f"Previous response with id '{previous[:300]}' not found."
-        raise bad_request(sentence, "previous_response_id", "previous_response_not_found") from None
+        raise gone(previous) from None
     if await is_running(context, session, found):
         sentence = "The previous response is still being made; wait for it, or cancel it."
         raise RequestError(409, "response_in_progress", sentence, param="previous_response_id", headers=_LATER)
@@ -179,11 +187,11 @@ async def _in_memory(key: SessionKey, source: Session | None, found: StoredRespo
     if found is not None:
         leaf_id = found.end
         messages = (await source.journal.reader.window_at(await source.tree.get_entry(leaf_id))).messages()
-    suspension = await source.tree.get_suspension(leaf_id)
+    waiting = await source.tree.get_waiting(leaf_id)
     session = Session.new(key.session_id, window=len(messages) + 1_000)
     session.extend(messages)
-    if suspension is not None:
-        await session.tree.append_custom_entry(SUSPENDED, suspension.data)
+    if waiting:
+        await session.tree.append_custom_entry(SUSPENDED, {"calls": [{"id": call_id} for call_id in waiting]})
     return session
 
 

@@ -76,6 +76,32 @@ class CreateResponse(Body):
     image: Document | None = None
 
 
+class Mark(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the entry says that a response begins with."""
+
+    inputs: Annotated[int, Meta(ge=0)]
+    conversation: bool = False
+    key: str | None = None
+    store: bool = True
+    model: str | None = None
+    instructions: str | None = None
+    tools: list[Document] = []
+    tool_choice: str | Document = "auto"
+    parallel_tool_calls: bool = True
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    metadata: Metadata = {}
+    truncation: str = "disabled"
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    previous_response_id: str | None = None
+
+
 class ResponseUsage(Reply, kw_only=True):
     """Tokens that the answer cost."""
 

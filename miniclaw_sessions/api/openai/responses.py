@@ -25,6 +25,7 @@ from miniclaw_sessions.api.openai.response_places import (
     CHANNEL,
     Place,
     found_response,
+    gone,
     is_running,
     place_of_response,
 )
@@ -42,7 +43,7 @@ from miniclaw_sessions.api.openai.stored_responses import (
 )
 from miniclaw_sessions.api.operation import HEARTBEAT, Stream, checked_idempotency_key, operation
 from miniclaw_sessions.api.sessions import DeleteSession, delete_session
-from miniclaw_sessions.errors import OptionRefused, TurnCutOff
+from miniclaw_sessions.errors import EntryNotFound, OptionRefused, SessionDeleted, SessionNotFound, TurnCutOff
 from miniclaw_sessions.protocol.entries import METADATA, Custom
 
 if TYPE_CHECKING:
@@ -117,20 +118,22 @@ async def create_response(context: Context, request: Create) -> Response | Strea
         return Stream(_told(context, wanted, place), "text/event-stream")
     last: ResponseEvent | None = None
     try:
-        async with context.responding().respond(wanted, place.key, session=place.session, at=place.at) as events:
+        async with context.responding().respond(wanted, place) as events:
             async for event in events:
                 last = event
     except Exception as error:
-        raise _refusal(error) from error
+        raise _refusal(error, wanted) from error
     if last is None or last.kind != "ended":
         raise TurnCutOff
     return await _document(last)
 
 
-def _refusal(error: Exception) -> Exception:
+def _refusal(error: Exception, wanted: Wanted) -> Exception:
     """The error as the client is told it; the package asks again after most, which would say everything twice."""
     if isinstance(error, OptionRefused):
         return unsupported(place_of(error.option), str(error))
+    if isinstance(error, SessionNotFound | SessionDeleted | EntryNotFound):  # deleted while the request waited
+        return gone(wanted.previous) if wanted.previous else not_found("Conversation", wanted.conversation or "")
     refused = as_request_error(error)
     if refused is None or refused.status != MODELS_FAULT:
         return error
@@ -163,7 +166,7 @@ async def _told(context: Context, wanted: Wanted, place: Place) -> AsyncGenerato
     writer: EventWriter | None = None
     is_sent = False
     try:
-        async with context.responding().respond(wanted, place.key, session=place.session, at=place.at) as events:
+        async with context.responding().respond(wanted, place) as events:
             with anyio.move_on_after(_STATUS_WAIT_S):
                 told = await anext(events)
             if told is None:
@@ -178,8 +181,8 @@ async def _told(context: Context, wanted: Wanted, place: Place) -> AsyncGenerato
                 yield b"".join(await _written(writer, event))
     except Exception as error:
         if not is_sent:
-            raise _refusal(error) from error
-        yield b"".join(await _failed(writer or EventWriter(""), told, error))
+            raise _refusal(error, wanted) from error
+        yield b"".join(await _failed(writer or EventWriter(""), told, error, wanted))
 
 
 async def _with_heartbeats(
@@ -211,9 +214,9 @@ async def _written(writer: EventWriter, event: ResponseEvent) -> list[bytes]:
             return writer.ended(await _document(event))
 
 
-async def _failed(writer: EventWriter, event: ResponseEvent | None, error: Exception) -> list[bytes]:
+async def _failed(writer: EventWriter, event: ResponseEvent | None, error: Exception, wanted: Wanted) -> list[bytes]:
     """What is told of a failure when the status is sent already."""
-    refused = in_openai_form(as_reply(error))
+    refused = in_openai_form(as_reply(_refusal(error, wanted)))
     found = None if event is None else await find_response(event.session, event.mark.id)
     if found is None:
         return writer.error(refused.kind, refused.message)

@@ -11,15 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
 from miniclaw_sessions.api.openai.items import entry_id_within, id_in_items, items_of
-from miniclaw_sessions.api.openai.response_shapes import Document, NamedConversation, Response, ResponseUsage
+from miniclaw_sessions.api.openai.response_shapes import Document, Mark, NamedConversation, Response, ResponseUsage
 from miniclaw_sessions.api.openai.shapes import Item
 from miniclaw_sessions.errors import EntryNotFound, InvalidMessage
-from miniclaw_sessions.protocol.entries import SUSPENDED, Custom, Entry, LeafMove, MessageEntry, moves_leaf
+from miniclaw_sessions.protocol.entries import Custom, Entry, LeafMove, MessageEntry, moves_leaf, waiting_calls
 from miniclaw_sessions.protocol.messages import ABORTED, Message, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import begins_turn
@@ -105,14 +105,33 @@ class StoredResponse:
             if not is_input and begins_turn(entry):
                 return False
             (self.inputs if is_input else self.outputs).append(entry)
-        elif isinstance(entry, Custom) and entry.custom_type == RESPONSE:
+        elif is_mark(entry):
             return False
-        elif isinstance(entry, Custom) and entry.custom_type == SUSPENDED:
-            self.waiting = frozenset(call["id"] for call in entry.data.get("calls", ()))
+        elif (waiting := waiting_calls(entry)) is not None:
+            self.waiting = frozenset(waiting)
         elif isinstance(entry, Custom) and entry.custom_type == FAILED:
-            self.error = entry.data.get("error") or _CUT_OFF
+            self.error = _error_of(entry)
         self.end = entry.id
         return True
+
+
+def _error_of(failed: Custom) -> Document:
+    match failed.data:
+        case {"error": {"code": str(code), "message": str(message)}}:
+            return {"code": code, "message": message}
+        case _:
+            return _CUT_OFF
+
+
+def is_mark(entry: Entry) -> TypeGuard[Custom]:
+    """Whether a response begins with an entry; anybody may write a custom entry, and it may say anything."""
+    if not isinstance(entry, Custom) or entry.custom_type != RESPONSE:
+        return False
+    try:
+        msgspec.convert(entry.data, Mark)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 async def find_response(session: Session, entry_id: str) -> StoredResponse | None:
@@ -125,7 +144,7 @@ async def find_response(session: Session, entry_id: str) -> StoredResponse | Non
         mark = await session.tree.get_entry(entry_id)
     except (EntryNotFound, InvalidMessage):
         return None
-    if not isinstance(mark, Custom) or mark.custom_type != RESPONSE:
+    if not is_mark(mark):
         return None
     found = StoredResponse(session.session_id, mark, end=mark.id)
     async for entry in entries_after(session, mark.sequence):
@@ -152,11 +171,7 @@ async def entries_after(session: Session, sequence: int) -> AsyncIterator[Entry]
 async def responses_in(session: Session) -> list[str]:
     """The ids of the entries that responses of a session begin with, and that are not deleted."""
     deleted = deleted_in(session)
-    return [
-        entry.id
-        async for entry in session.tree.read_entries()
-        if isinstance(entry, Custom) and entry.custom_type == RESPONSE and entry.id not in deleted
-    ]
+    return [entry.id async for entry in session.tree.read_entries() if is_mark(entry) and entry.id not in deleted]
 
 
 def deleted_in(session: Session) -> Sequence[str]:
