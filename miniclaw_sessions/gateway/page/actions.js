@@ -1,6 +1,7 @@
 // What can be done with a session and with one of its entries.
 
 import { get, request, send, sessionPath } from "./api.js";
+import { showDetails } from "./details.js";
 import { ask, askText } from "./dialogs.js";
 import { make } from "./elements.js";
 import { openMenu } from "./menu.js";
@@ -28,6 +29,7 @@ export async function rename(conversation) {
 export function sessionMenu(conversation, button) {
   openMenu(button, [
     { text: "Rename…", act: () => rename(conversation) },
+    { text: "Details and cost", act: () => showDetails(conversation.id) },
     { text: "Export…", act: () => exportSession(conversation) },
     { text: "Fork into a new session", act: () => fork(conversation, null) },
     { text: "Compact", hint: "a summary stands for what is older", act: () => compactNow(conversation) },

@@ -12,7 +12,7 @@ import { startSearch } from "./search.js";
 import { ServiceView } from "./service.js";
 import { SessionList } from "./sessions.js";
 import { showWelcome } from "./welcome.js";
-import { count } from "./words.js";
+import { count, nameOf } from "./words.js";
 
 const TITLE_LENGTH = 60;
 const HEALTH_MS = 15_000;
@@ -244,7 +244,10 @@ async function main() {
     list.refreshSoon();
     if (id) location.hash = `#/session/${encodeURIComponent(id)}`;
   });
-  startSearch();
+  startSearch((id) => {
+    const row = list.rows.find((one) => one.session_id === id);
+    return row && nameOf(row);
+  });
   listenToKeys(keys);
   addEventListener("hashchange", () => {
     if (location.hash.startsWith("#token=")) location.reload();

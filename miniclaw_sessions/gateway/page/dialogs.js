@@ -52,6 +52,7 @@ export function ask(wanted) {
 export function askText({ title, label, value = "", confirm = "Save", hint, long = false, required = false }) {
   const field = make(long ? "textarea" : "input", { id: "asked", autocomplete: "off", required, rows: long ? 8 : null, autofocus: true });
   field.value = value;
+  /** @type {(Node | string)[]} */
   const body = [make("label", { for: "asked" }, label), field];
   if (hint) body.push(make("p", { class: "hint" }, hint));
   const answer = ask({ title, body, confirm, value: () => field.value, wide: long });

@@ -1,7 +1,7 @@
 // The only place where text becomes markup: fragments that the server made with the exported page's own parts, in which
 // everything that anybody wrote is escaped. The page's policy lets no other code of it do this.
 
-const policy = globalThis.trustedTypes?.createPolicy("fragments", { createHTML: (/** @type {string} */ html) => html });
+const policy = /** @type {any} */ (globalThis).trustedTypes?.createPolicy("fragments", { createHTML: (/** @type {string} */ html) => html });
 
 /**
  * A fragment as nodes.

@@ -87,7 +87,7 @@ export class Live {
 
   /** @param {ReadableStream<Uint8Array>} body */
   async read(body) {
-    const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+    const reader = body.pipeThrough(/** @type {any} */ (new TextDecoderStream())).getReader();
     let rest = "";
     for (let piece = await reader.read(); !piece.done; piece = await reader.read()) {
       const blocks = (rest + piece.value).split("\n\n");

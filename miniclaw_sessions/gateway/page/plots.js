@@ -2,7 +2,9 @@
 
 import { get } from "./api.js";
 import { make } from "./elements.js";
-import uPlot from "./vendor/uPlot.esm.js";
+import vendored from "./vendor/uPlot.esm.js";
+
+const UPlot = /** @type {any} */ (vendored);
 
 const HEIGHT = 132;
 
@@ -46,7 +48,7 @@ function ratios(sums, counts, factor) {
 export class Plots {
   constructor() {
     this.box = make("div", { class: "plots" });
-    /** @type {{plot: uPlot, now: HTMLElement, frame: HTMLElement}[]} */
+    /** @type {{plot: any, now: HTMLElement, frame: HTMLElement}[]} */
     this.drawn = [];
     this.observer = new ResizeObserver(() => this.fit());
     this.observer.observe(this.box);
@@ -89,7 +91,7 @@ export class Plots {
         axes: [{ ...axis, grid: { show: false }, space: 70 }, { ...axis, size: 44, space: 34, values: (/** @type {any} */ _, /** @type {number[]} */ marks) => marks.map(rounded) }],
         series: [{}, { stroke, width: 1.6, fill: stroke.replace("rgb(", "rgba(").replace(")", ", 0.12)"), spanGaps: true, points: { show: false } }],
       };
-      return { plot: new uPlot(/** @type {any} */ (options), [[], []], frame), now, frame };
+      return { plot: new UPlot(options, [[], []], frame), now, frame };
     });
   }
 

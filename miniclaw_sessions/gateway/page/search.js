@@ -2,14 +2,17 @@
 
 import { get } from "./api.js";
 import { find, make } from "./elements.js";
-import { counted, moment, nameOf, when } from "./words.js";
+import { counted, moment, nameOf, plain, when } from "./words.js";
 
 const PAUSE_MS = 180;
 const NAMES = 8;
 const HITS = 30;
 
-/** Listen to the search box. */
-export function startSearch() {
+/**
+ * Listen to the search box.
+ * @param {(id: string) => string | undefined} named what a session is called, where that is known
+ */
+export function startSearch(named) {
   const field = find("search");
   const hits = find("hits");
   const list = find("list");
@@ -30,7 +33,7 @@ export function startSearch() {
       get("v1/search", { query, limit: HITS }, asked.signal).catch((error) => ({ results: [], note: error.message })),
     ]);
     if (asked.signal.aborted) return;
-    hits.replaceChildren(...shown(names.sessions, said));
+    hits.replaceChildren(...shown(names.sessions, said, named));
   };
   field.addEventListener("input", () => {
     clearTimeout(timer);
@@ -59,8 +62,9 @@ export function startSearch() {
 /**
  * @param {any[]} names
  * @param {{results: any[], next?: string | null, note?: string | null, behind?: number}} said
+ * @param {(id: string) => string | undefined} named
  */
-function shown(names, said) {
+function shown(names, said, named) {
   const parts = [];
   if (names.length) {
     parts.push(make("h2", {}, "Sessions"));
@@ -68,7 +72,7 @@ function shown(names, said) {
   }
   parts.push(make("h2", {}, said.results.length ? `${counted(said.results.length, "place")}${said.next ? " and more" : ""}` : "Nothing was said like this"));
   if (said.note) parts.push(make("p", { class: "hint" }, said.note));
-  for (const hit of said.results) parts.push(hitLink(hit));
+  for (const hit of said.results) parts.push(hitLink(hit, named(hit.session_id) ?? hit.chat_id));
   return parts;
 }
 
@@ -79,19 +83,22 @@ function sessionLink(row) {
     { href: `#/session/${encodeURIComponent(row.session_id)}` },
     make("b", {}, nameOf(row)),
     make("span", { class: "where" }, row.channel),
-    make("span", { class: "snippet" }, row.last_words ?? ""),
+    make("span", { class: "snippet" }, plain(row.last_words ?? "")),
   );
 }
 
-/** @param {any} hit */
-function hitLink(hit) {
-  const pieces = hit.snippet.map((/** @type {any} */ piece) => (piece.match ? make("mark", {}, piece.text) : piece.text));
+/**
+ * @param {any} hit
+ * @param {string} name
+ */
+function hitLink(hit, name) {
+  const pieces = hit.snippet.map((/** @type {any} */ piece) => (piece.match ? make("mark", {}, piece.text) : plain(piece.text)));
   const who = hit.role === "title" ? "title" : (hit.author ?? hit.role.replace("_", " "));
   return make(
     "a",
     { href: `#/session/${encodeURIComponent(hit.session_id)}/${hit.sequence}` },
     make("b", {}, who),
-    make("span", { class: "where" }, `${hit.channel} · ${hit.chat_id}`),
+    make("span", { class: "where" }, `${hit.channel} · ${name}`),
     make("time", { title: moment(hit.said_at) }, when(hit.said_at)),
     make("span", { class: "snippet" }, ...pieces),
   );
