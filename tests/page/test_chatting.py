@@ -27,7 +27,7 @@ def see(page: Page, *texts: str) -> None:
     """What is shown of the conversation, article by article."""
     from playwright.sync_api import expect  # noqa: PLC0415 - the round does not install it
 
-    articles = page.locator(".conversation article > div")
+    articles = page.locator(".conversation article:not(.note) > div")  # a note says that it was named
     expect(articles).to_have_text([re.compile(re.escape(text)) for text in texts], timeout=30_000)
 
 

@@ -39,8 +39,7 @@ def test_a_session_is_found_by_its_words_and_by_its_name(open_page: OpenPage, da
     page.locator("#hits mark").get_by_text("needle").wait_for()
     page.keyboard.press("Enter")
     page.locator("article.chosen").get_by_text("a needle <b>in</b> hay").wait_for()
-    page.keyboard.press("/")
-    page.keyboard.type("search_h")
+    page.get_by_role("searchbox").fill("search_h")
     page.locator("#hits b").get_by_text("here").first.wait_for()
     page.keyboard.press("Escape")
     page.locator("#list").wait_for()
@@ -52,7 +51,7 @@ def test_a_conversation_is_scrolled_back_without_end(open_page: OpenPage, daemon
     texts = [f"line {number}" for number in range(1, 951)]
     daemon.say("scroll_back", *texts)
     page = open_page("#/session/scroll_back")
-    page.get_by_text("line 950", exact=True).wait_for()
+    page.locator(".conversation").get_by_text("line 950", exact=True).wait_for()
     articles = page.locator(".conversation article > div")
     seen = set(articles.all_inner_texts())
     while "line 1" not in seen:
@@ -63,7 +62,7 @@ def test_a_conversation_is_scrolled_back_without_end(open_page: OpenPage, daemon
     assert seen == set(texts)
     assert page.locator(".conversation article").count() <= 440
     page.get_by_role("button", name="Newest").click()
-    page.get_by_text("line 950", exact=True).wait_for()
+    page.locator(".conversation").get_by_text("line 950", exact=True).wait_for()
 
 
 def test_a_session_is_renamed_in_its_head_and_in_the_list(open_page: OpenPage, daemon: PageDaemon) -> None:

@@ -111,9 +111,9 @@ function showBeginning() {
       return;
     }
     list.refreshSoon();
-    location.replace(`#/session/${encodeURIComponent(made.session_id)}`);
-    await opened(made.session_id);
-    conversation?.composer.say(text);
+    history.replaceState(null, "", `#/session/${encodeURIComponent(made.session_id)}`);
+    await navigate();
+    if (conversation?.id === made.session_id) conversation.composer.say(text);
   };
   beginning = composer;
   find("main").replaceChildren(
@@ -132,12 +132,6 @@ function showBeginning() {
 function titleOf(text) {
   const line = text.replace(/\s+/g, " ").trim();
   return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1)}…` : line;
-}
-
-/** @param {string} id */
-async function opened(id) {
-  await navigate();
-  if (conversation?.id !== id) throw new Error("another conversation was opened meanwhile");
 }
 
 // --- what happens in all sessions ---
