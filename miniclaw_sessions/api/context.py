@@ -13,6 +13,7 @@ import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.api.access import OWNER, BoundedChats, Caller
+from miniclaw_sessions.api.samples import Series
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.errors import ConfigError, InvalidKey
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
@@ -101,6 +102,7 @@ class Context:
         started: the monotonic second at which it was made.
         problems: what is wrong beside the manager, such as with the sockets; one sentence each.
         searches: whoever searches has one of these meanwhile.
+        series: the numbers of the last hour; empty where nobody samples.
         large_replies: whoever makes a reply of what may be a whole session in memory has one of these meanwhile.
     """
 
@@ -121,6 +123,7 @@ class Context:
         self.started = time.monotonic()
         self.problems: Callable[[], list[str]] = list
         self.searches = anyio.Semaphore(SEARCHES)
+        self.series = Series()
         self.large_replies = anyio.Semaphore(LARGE_REPLIES)
         self._workspace: list[str] = []  # once it was looked up
         self._deletions: OrderedDict[tuple[str, str], None] = OrderedDict()

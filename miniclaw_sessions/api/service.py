@@ -12,7 +12,7 @@ import msgspec
 
 from miniclaw_sessions.api.error_table import UNREACHABLE, RequestError
 from miniclaw_sessions.api.operation import operation
-from miniclaw_sessions.api.shapes import CheckReply, FlushReply, HealthReply, ProbeReply, RepairReply
+from miniclaw_sessions.api.shapes import CheckReply, FlushReply, HealthReply, ProbeReply, RepairReply, SeriesReply
 from miniclaw_sessions.statistics import ManagerStatistics
 
 if TYPE_CHECKING:
@@ -88,6 +88,23 @@ async def statistics(context: Context, request: Nothing) -> ManagerStatistics:
     return numbers
 
 
+class ShowSeries(msgspec.Struct, frozen=True):
+    """Which samples.
+
+    Attributes:
+        after: those that were taken after this time, in seconds since 1970; by default all that there are.
+    """
+
+    after: float | None = None
+
+
+@operation("GET", "/v1/statistics/series", ShowSeries, SeriesReply, reads=False)
+async def show_series(context: Context, request: ShowSeries) -> SeriesReply:
+    """The daemon's numbers of the last hour, one sample every five seconds; empty where nobody samples."""
+    context.manager.statistics()  # refuses who may not see what is about all sessions
+    return context.series.reply(request.after)
+
+
 @operation("POST", "/v1/flush", Nothing, FlushReply, scope="admin", errors=("flush_incomplete",), patient=True)
 async def flush(context: Context, request: Nothing) -> FlushReply:
     """Commit and write everything that is dirty; an error when not all of it could be written."""
@@ -117,4 +134,4 @@ async def repair(context: Context, request: Nothing) -> RepairReply:
     return RepairReply(mended=mended.entries, needs_start=mended.needs_start)
 
 
-OPERATIONS = (health, probe_live, probe_ready, statistics, flush, check, repair)
+OPERATIONS = (health, probe_live, probe_ready, statistics, show_series, flush, check, repair)

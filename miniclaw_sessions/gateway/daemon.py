@@ -148,6 +148,7 @@ async def _serve(
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners], name="http server")
         await server.listening.wait()
         tasks.start_soon(app.delay.watch, name="event loop delay")
+        tasks.start_soon(app.sample, name="samples")
         tasks.start_soon(app.watch_tokens, name="tokens")
         app.context.problems = server.problems
         tasks.start_soon(_on_hangup, app, listeners, life, name="SIGHUP")

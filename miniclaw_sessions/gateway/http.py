@@ -25,6 +25,7 @@ from miniclaw_sessions.gateway.exchange import Scope as RequestScope
 from miniclaw_sessions.gateway.metrics import LoopDelay
 from miniclaw_sessions.gateway.page import FILES, page_reply
 from miniclaw_sessions.gateway.responding import DispatchedResponses
+from miniclaw_sessions.gateway.sampling import sample
 from miniclaw_sessions.gateway.security import AccessPolicy
 from miniclaw_sessions.gateway.telemetry import Telemetry
 from miniclaw_sessions.log import get_logger
@@ -159,6 +160,12 @@ class Gateway:
         if (refused := self._policy_of(exchange).elsewhere(exchange.headers)) is not None:
             raise refused
         return Reply(200, b"", "text/plain", cors.permission(exchange.headers))
+
+    async def sample(self) -> None:
+        """Sample the numbers for the page's plots until cancelled."""
+        manager = self.context.whole
+        seconds = self.telemetry.metrics.commit_seconds
+        await sample(self.context.series, manager.statistics, seconds, self.delay, manager.clock)
 
     async def watch_tokens(self) -> None:
         """Break off what is under way for tokens that are valid no longer, such as streams that never end."""

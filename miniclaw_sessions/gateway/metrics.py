@@ -147,10 +147,18 @@ class LoopDelay:
             buckets=self.BUCKETS_S,
             registry=metrics.registry,
         )
+        self._worst = 0.0
+
+    def take_worst(self) -> float:
+        """The longest since this was asked before, in seconds."""
+        worst, self._worst = self._worst, 0.0
+        return worst
 
     async def watch(self) -> None:
         """Measure until cancelled."""
         while True:
             due = anyio.current_time() + self.EVERY_S
             await anyio.sleep_until(due)
-            self.histogram.observe(max(0.0, anyio.current_time() - due))
+            late = max(0.0, anyio.current_time() - due)
+            self.histogram.observe(late)
+            self._worst = max(self._worst, late)

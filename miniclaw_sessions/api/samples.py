@@ -1,19 +1,11 @@
-"""The daemon's numbers of the last hour, for plots: a ring of samples that takes some fifty kilobytes."""
+"""The daemon's numbers of the last hour, for plots: a ring of samples that takes some hundred kilobytes."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-import msgspec
-
-from miniclaw_sessions.api.operation import operation
 from miniclaw_sessions.api.shapes import SeriesReply
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from miniclaw_sessions.api.context import Context
 
 EVERY_S = 5.0
 """Seconds from one sample to the next."""
@@ -39,19 +31,3 @@ class Series:
 
 
 _COLUMNS = tuple(name for name in SeriesReply.__struct_fields__ if name != "every_s")
-
-
-class ShowSeries(msgspec.Struct, frozen=True):
-    """After which time, in seconds since 1970; by default all that there is."""
-
-    after: float | None = None
-
-
-@operation("GET", "/v1/statistics/series", ShowSeries, SeriesReply, reads=False)
-async def show_series(context: Context, request: ShowSeries) -> SeriesReply:
-    """The daemon's numbers of the last hour, one sample every five seconds; empty where nobody samples."""
-    context.manager.statistics()  # refuses who may not see what is about all sessions
-    return context.series.reply(request.after)
-
-
-OPERATIONS = (show_series,)
