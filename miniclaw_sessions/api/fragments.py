@@ -15,7 +15,7 @@ from miniclaw_sessions.api.error_table import invalid
 from miniclaw_sessions.api.messages import Sequence_
 from miniclaw_sessions.api.operation import operation
 from miniclaw_sessions.api.sessions import ONE, OneSession
-from miniclaw_sessions.api.shapes import ArticleRow, ArticlesReply, OutlineReply
+from miniclaw_sessions.api.shapes import Reply
 from miniclaw_sessions.protocol.entries import Entry, Label, LeafMove, MessageEntry
 
 if TYPE_CHECKING:
@@ -27,6 +27,54 @@ MAX_ARTICLES = 200
 
 _ENTRIES_EACH = 8
 """An article stands for so many entries at most, where many are read to find the oldest: the rest comes next time."""
+
+
+class ArticleRow(Reply, kw_only=True):
+    """An article: the entry that it begins with, that one's parent and place, and the place of its last entry."""
+
+    entry_id: str
+    parent_id: str | None
+    sequence: int
+    last: int
+    html: str
+
+
+class ArticlesReply(Reply, kw_only=True):
+    """A page of a branch.
+
+    Attributes:
+        leaf_id: where the conversation goes on, whichever branch is shown.
+        entries: the sequence number of the newest entry.
+        behind: the place of what comes before the first article; null at the beginning of the conversation.
+        later: whether there is more of the branch after the last one.
+        articles: oldest first.
+    """
+
+    leaf_id: str | None
+    entries: int
+    behind: int | None
+    later: bool
+    articles: list[ArticleRow]
+
+
+class OutlineReply(Reply, kw_only=True):
+    """A session's tree for looking at.
+
+    Attributes:
+        leaf_id: where the conversation goes on.
+        entries: the sequence number of the newest entry.
+        labels: the bookmarks, by entry.
+        ways: of each entry at which ways part, the entries with which they begin.
+        tips: of each branch that was left, its last entry, by its first one.
+        html: the nested list.
+    """
+
+    leaf_id: str | None
+    entries: int
+    labels: dict[str, str]
+    ways: dict[str, list[str]]
+    tips: dict[str, str]
+    html: str
 
 
 class ShowArticles(msgspec.Struct, frozen=True):

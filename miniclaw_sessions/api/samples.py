@@ -5,13 +5,36 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from miniclaw_sessions.api.shapes import SeriesReply
+from miniclaw_sessions.api.shapes import Reply
 
 EVERY_S = 5.0
 """Seconds from one sample to the next."""
 
 MOST = 720
 """Samples that are kept: those of an hour."""
+
+
+class SeriesReply(Reply, kw_only=True):
+    """Numbers over time, a list for each, all of one length.
+
+    Attributes:
+        every_s: seconds from one sample to the next.
+        at: when each was taken, in seconds since 1970.
+        appended: entries accepted since the start.
+        commits, commit_seconds: group commits since the start, and how long they took together.
+        flush_seconds: how long the last flush before it took.
+        memory_bytes: what the process holds.
+        loop_delay_s: the event loop's longest delay since the sample before.
+    """
+
+    every_s: float
+    at: list[float]
+    appended: list[float]
+    commits: list[float]
+    commit_seconds: list[float]
+    flush_seconds: list[float]
+    memory_bytes: list[float]
+    loop_delay_s: list[float]
 
 
 class Series:

@@ -12,7 +12,8 @@ import msgspec
 
 from miniclaw_sessions.api.error_table import UNREACHABLE, RequestError
 from miniclaw_sessions.api.operation import operation
-from miniclaw_sessions.api.shapes import CheckReply, FlushReply, HealthReply, ProbeReply, RepairReply, SeriesReply
+from miniclaw_sessions.api.samples import SeriesReply
+from miniclaw_sessions.api.shapes import CheckReply, FlushReply, HealthReply, ProbeReply, RepairReply
 from miniclaw_sessions.statistics import ManagerStatistics
 
 if TYPE_CHECKING:

@@ -77,29 +77,6 @@ class HealthReply(ProbeReply, kw_only=True):
     losses: list[str] = []
 
 
-class SeriesReply(Reply, kw_only=True):
-    """Numbers over time, a list for each, all of one length.
-
-    Attributes:
-        every_s: seconds from one sample to the next.
-        at: when each was taken, in seconds since 1970.
-        appended: entries accepted since the start.
-        commits, commit_seconds: group commits since the start, and how long they took together.
-        flush_seconds: how long the last flush before it took.
-        memory_bytes: what the process holds.
-        loop_delay_s: the event loop's longest delay since the sample before.
-    """
-
-    every_s: float
-    at: list[float]
-    appended: list[float]
-    commits: list[float]
-    commit_seconds: list[float]
-    flush_seconds: list[float]
-    memory_bytes: list[float]
-    loop_delay_s: list[float]
-
-
 class FlushReply(Reply, kw_only=True):
     """What a flush wrote; `failed` counts sessions whose file could not be written, `problems` names some."""
 
@@ -407,54 +384,6 @@ class BranchReply(Reply, kw_only=True):
 
     truncated: bool
     entries: list[EncodedEntry]
-
-
-class ArticleRow(Reply, kw_only=True):
-    """An article: the entry that it begins with, that one's parent and place, and the place of its last entry."""
-
-    entry_id: str
-    parent_id: str | None
-    sequence: int
-    last: int
-    html: str
-
-
-class ArticlesReply(Reply, kw_only=True):
-    """A page of a branch.
-
-    Attributes:
-        leaf_id: where the conversation goes on, whichever branch is shown.
-        entries: the sequence number of the newest entry.
-        behind: the place of what comes before the first article; null at the beginning of the conversation.
-        later: whether there is more of the branch after the last one.
-        articles: oldest first.
-    """
-
-    leaf_id: str | None
-    entries: int
-    behind: int | None
-    later: bool
-    articles: list[ArticleRow]
-
-
-class OutlineReply(Reply, kw_only=True):
-    """A session's tree for looking at.
-
-    Attributes:
-        leaf_id: where the conversation goes on.
-        entries: the sequence number of the newest entry.
-        labels: the bookmarks, by entry.
-        ways: of each entry at which ways part, the entries with which they begin.
-        tips: of each branch that was left, its last entry, by its first one.
-        html: the nested list.
-    """
-
-    leaf_id: str | None
-    entries: int
-    labels: dict[str, str]
-    ways: dict[str, list[str]]
-    tips: dict[str, str]
-    html: str
 
 
 class ContextReply(Reply, kw_only=True):

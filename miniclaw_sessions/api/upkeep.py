@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from anyio import to_thread
 
 from miniclaw_sessions.api.error_table import invalid
 from miniclaw_sessions.api.operation import operation
+from miniclaw_sessions.api.service import Nothing
 from miniclaw_sessions.api.sessions import ONE, OneSession, session_reply
-from miniclaw_sessions.api.shapes import AcknowledgedReply, BackUp, BackupReply, SessionReply, SweepReply
+from miniclaw_sessions.api.shapes import AcknowledgedReply, BackUp, BackupReply, Reply, SessionReply, SweepReply
 from miniclaw_sessions.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,6 +63,64 @@ def backup_reply(report: BackupReport, directory: Path) -> BackupReply:
     return BackupReply.of(report, directory=str(directory), files=len(report.files))
 
 
+class BackupRow(Reply, kw_only=True):
+    """Where a backup was made, and when that began."""
+
+    path: str
+    made_at: datetime
+
+
+class BackupsReply(Reply, kw_only=True):
+    """The backups that may still be there, oldest first."""
+
+    backups: list[BackupRow]
+
+
+class QuarantinedRow(Reply, kw_only=True):
+    """A damaged file: its name in the quarantine, what it was called, why and when it was set aside, its size."""
+
+    name: str
+    file: str
+    reason: str
+    at: datetime | None
+    bytes: int
+
+
+class QuarantineReply(Reply, kw_only=True):
+    """What was set aside, the newest first."""
+
+    files: list[QuarantinedRow]
+
+
+@operation("GET", "/v1/backups", Nothing, BackupsReply, scope="admin")
+async def list_backups(context: Context, request: Nothing) -> BackupsReply:
+    """Where backups were made that may still be there."""
+    from miniclaw_sessions.persistence.backups import known_backups  # noqa: PLC0415 - heavy
+
+    del request
+    where = context.manager.workspace
+    known = [] if where is None else await to_thread.run_sync(known_backups, where)
+    return BackupsReply(backups=[BackupRow.of(one) for one in known])
+
+
+@operation("GET", "/v1/quarantine", Nothing, QuarantineReply, scope="admin")
+async def list_quarantine(context: Context, request: Nothing) -> QuarantineReply:
+    """The damaged files that were set aside, and why; each is a decision for a person."""
+    from miniclaw_sessions.persistence.quarantine import Quarantine  # noqa: PLC0415 - heavy
+
+    del request
+    where = context.manager.workspace
+    if where is None:
+        return QuarantineReply(files=[])
+    quarantine = Quarantine(where / "quarantine", max_files=0, max_bytes=0)  # only to look
+    files = await to_thread.run_sync(quarantine.files)
+    rows = [QuarantinedRow.of(one) for one in files]
+    reasons = context.without_paths([row.reason for row in rows])
+    return QuarantineReply(
+        files=[msgspec.structs.replace(row, reason=reason) for row, reason in zip(rows, reasons, strict=True)]
+    )
+
+
 class Sweep(msgspec.Struct, frozen=True):
     """How.
 
@@ -102,4 +163,4 @@ async def acknowledge_losses(context: Context, request: AcknowledgeLosses) -> Ac
     return AcknowledgedReply(acknowledged=await context.manager.acknowledge_losses(request.session_id))
 
 
-OPERATIONS = (back_up, sweep, unarchive_session, acknowledge_losses)
+OPERATIONS = (back_up, list_backups, list_quarantine, sweep, unarchive_session, acknowledge_losses)

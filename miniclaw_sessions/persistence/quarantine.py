@@ -10,12 +10,23 @@ import os
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import orjson
 
 from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import QuarantineFull
 
 _REASON = ".reason"  # no session file ends like this, whatever a stranger calls a chat
+
+
+class QuarantinedFile(msgspec.Struct, frozen=True):
+    """A file that was set aside: its name here, what it was called, why, when, and its size in bytes."""
+
+    name: str
+    file: str = ""
+    reason: str = ""
+    at: datetime | None = None
+    bytes: int = 0
 
 
 class Quarantine:
@@ -50,6 +61,14 @@ class Quarantine:
             doomed = [n for n in target.names() if n.removesuffix(_REASON).split("-", 2)[-1] == name]
             return target.remove(doomed)
 
+    def files(self) -> list[QuarantinedFile]:
+        """What is here, the newest first; of what somebody else has put here there is no reason."""
+        if not self.path.exists():
+            return []
+        entries = [entry for entry in os.scandir(self.path) if not entry.name.startswith(".")]
+        found = [_described(entry) for entry in entries if not entry.name.endswith(_REASON)]
+        return sorted(found, key=lambda file: file.name, reverse=True)
+
     def stores(self) -> list[str]:
         """The names of the stores' files that are here: each has the words of many sessions."""
         if not self.path.exists():
@@ -71,3 +90,22 @@ class Quarantine:
                 f"{self.path} holds {len(names)} files, {size} bytes: its bound is reached. Look at them, move them "
                 "away, and start again; the damaged file was left where it is."
             )
+
+
+def _described(entry: os.DirEntry[str]) -> QuarantinedFile:
+    size = entry.stat(follow_symlinks=False).st_size
+    try:
+        with open(entry.path + _REASON, "rb") as record:
+            known = msgspec.json.decode(record.read(_LONGEST_RECORD), type=_Record)
+    except (OSError, msgspec.MsgspecError):
+        return QuarantinedFile(entry.name, bytes=size)
+    return QuarantinedFile(entry.name, known.file, known.reason, known.at, size)
+
+
+class _Record(msgspec.Struct):
+    file: str
+    reason: str
+    at: datetime
+
+
+_LONGEST_RECORD = 65_536

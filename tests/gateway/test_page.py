@@ -8,6 +8,7 @@ import pytest
 from miniclaw_sessions.gateway.page import FILES
 from tests.gateway.conftest import Served
 
+APP = next(path for path in FILES if path.endswith("/app.js"))
 pytestmark = pytest.mark.anyio
 
 
@@ -26,6 +27,7 @@ async def test_every_file_is_served_without_a_token_and_with_the_policy(
             assert (answer.status_code, answer.content) == (200, file.body)
             assert answer.headers["content-type"] == file.media_type
             assert answer.headers["x-content-type-options"] == "nosniff"
+            assert ("immutable" in answer.headers["cache-control"]) == (path != "/")
             policy = answer.headers["content-security-policy"]
             assert policy.startswith("default-src 'none'; script-src 'self';")
             assert "unsafe" not in policy
@@ -38,16 +40,16 @@ async def test_every_file_is_served_without_a_token_and_with_the_policy(
 
 async def test_who_has_a_file_is_told_that_it_is_the_same(stranger: httpx2.AsyncClient) -> None:
     async with stranger:
-        first = await stranger.get("/page/app.js")
-        same = await stranger.get("/page/app.js", headers={"If-None-Match": f'"other", {first.headers["etag"]}'})
+        first = await stranger.get(APP)
+        same = await stranger.get(APP, headers={"If-None-Match": f'"other", {first.headers["etag"]}'})
         assert (same.status_code, same.content) == (304, b"")
-        other = await stranger.get("/page/app.js", headers={"If-None-Match": '"other"'})
+        other = await stranger.get(APP, headers={"If-None-Match": '"other"'})
         assert other.status_code == 200
 
 
 async def test_a_page_that_names_this_server_otherwise_is_not_served(stranger: httpx2.AsyncClient) -> None:
     async with stranger:
-        for path in ("/", "/page/app.js"):
+        for path in ("/", APP):
             assert (await stranger.get(path, headers={"Host": "evil.example"})).status_code == 403
 
 

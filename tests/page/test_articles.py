@@ -11,9 +11,8 @@ import pytest
 
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import RequestError
-from miniclaw_sessions.api.fragments import ShowArticles, show_articles, show_outline
+from miniclaw_sessions.api.fragments import ArticlesReply, OutlineReply, ShowArticles, show_articles, show_outline
 from miniclaw_sessions.api.sessions import ListSessions, OneSession, list_sessions
-from miniclaw_sessions.api.shapes import ArticlesReply, OutlineReply
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, ToolCall

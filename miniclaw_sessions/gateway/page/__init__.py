@@ -28,8 +28,10 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",
 }
+
+_ASKS_AGAIN, _FOR_EVER = "no-cache", "public, max-age=31536000, immutable"
+"""How long a browser keeps a file: those that the page names lie at another path whenever one of them changes."""
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -40,21 +42,25 @@ _TYPES = {
 
 
 class PageFile(NamedTuple):
-    """A file of the page, and the tag that names its content."""
+    """A file of the page, the tag that names its content, and how long a browser may keep it."""
 
     body: bytes
     media_type: str
     etag: str
+    kept: str
 
 
 def _page_files() -> dict[str, PageFile]:
-    found = {f"/page/{name}": _file(name, source(name).encode()) for name in SHARED_STYLES}
+    """The page, and what it is made of, by path: all that belongs together lies below a name of its own."""
+    bodies = {name: source(name).encode() for name in SHARED_STYLES}
     for place in ("", "vendor/"):
-        for one in sorted(_folder(place).iterdir(), key=lambda each: each.name):
-            if _suffix(one.name) in _TYPES:
-                path = "/" if one.name == "index.html" else f"/page/{place}{one.name}"
-                found[path] = _file(one.name, one.read_bytes())
-    return found
+        served = [one for one in _folder(place).iterdir() if _suffix(one.name) in _TYPES]
+        bodies |= {f"{place}{one.name}": one.read_bytes() for one in sorted(served, key=lambda each: each.name)}
+    index = bodies.pop("index.html")
+    version = sha256(b"".join(sha256(body).digest() for body in bodies.values())).hexdigest()[:16]
+    whole = index.replace(b'"page/', f'"page/{version}/'.encode())
+    found = {f"/page/{version}/{name}": _file(name, body, _FOR_EVER) for name, body in bodies.items()}
+    return {"/": _file("index.html", whole, _ASKS_AGAIN), **found}
 
 
 def page_reply(exchange: Exchange, file: PageFile) -> Reply:
@@ -66,7 +72,7 @@ def page_reply(exchange: Exchange, file: PageFile) -> Reply:
     exchange.operation = "page"
     if (refused := method_refusal(exchange, ("GET", "HEAD"))) is not None:
         raise refused
-    headers = {**HEADERS, "ETag": file.etag}
+    headers = {**HEADERS, "ETag": file.etag, "Cache-Control": file.kept}
     known = [tag.strip().removeprefix(b"W/") for tag in exchange.header(b"if-none-match").split(b",")]
     if file.etag.encode() in known:
         return Reply(NOT_MODIFIED, b"", file.media_type, headers)
@@ -81,8 +87,8 @@ def _suffix(name: str) -> str:
     return f".{name.rpartition('.')[2]}"
 
 
-def _file(name: str, body: bytes) -> PageFile:
-    return PageFile(body, _TYPES[_suffix(name)], f'"{sha256(body).hexdigest()[:32]}"')
+def _file(name: str, body: bytes, kept: str) -> PageFile:
+    return PageFile(body, _TYPES[_suffix(name)], f'"{sha256(body).hexdigest()[:32]}"', kept)
 
 
 FILES: Mapping[str, PageFile] = _page_files()

@@ -5,7 +5,7 @@ import { askText } from "./dialogs.js";
 import { icon, make } from "./elements.js";
 import { attempt, notify } from "./notices.js";
 import { Plots } from "./plots.js";
-import { counted, count, duration, moment } from "./words.js";
+import { bytes, counted, count, duration, moment } from "./words.js";
 
 const AGAIN_MS = 5_000;
 
@@ -16,12 +16,14 @@ export class ServiceView {
     this.tiles = make("dl", { class: "tiles" });
     this.state = make("section", {});
     this.more = make("section", {});
+    this.kept = make("section", {});
     this.plots = new Plots();
     const head = make("header", { class: "top" }, make("a", { class: "icon back", href: "#/", "aria-label": "All sessions" }, icon("back")), make("div", { class: "who" }, make("h1", {}, "Service")));
-    main.replaceChildren(make("div", { class: "page" }, head, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Service" }, this.state, this.tiles, this.plots.box, this.more)));
+    main.replaceChildren(make("div", { class: "page" }, head, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Service" }, this.state, this.tiles, this.plots.box, this.more, this.kept)));
     this.timer = setInterval(() => this.refresh(), AGAIN_MS);
     this.drawUpkeep();
     this.refresh();
+    attempt(() => this.drawKept());
   }
 
   close() {
@@ -79,6 +81,23 @@ export class ServiceView {
     this.tiles.replaceChildren(...tiles.map(([name, value, about]) => make("div", {}, make("dt", {}, name), make("dd", {}, make("b", {}, value), make("span", {}, about)))));
   }
 
+  /** Backups and quarantine, for whoever may see them. */
+  async drawKept() {
+    const [{ backups }, { files }] = await Promise.all([get("v1/backups"), get("v1/quarantine")]).catch((error) => {
+      if (error instanceof Refused && error.status === 403) return [{ backups: [] }, { files: [] }];
+      throw error;
+    });
+    const copies = backups.map((/** @type {any} */ one) => make("li", {}, make("code", {}, one.path), make("span", {}, moment(one.made_at))));
+    const damaged = files.map((/** @type {any} */ one) =>
+      make("li", {}, make("code", {}, one.file || one.name), make("span", {}, [one.reason, one.at && moment(one.at), bytes(one.bytes)].filter(Boolean).join(" · "))),
+    );
+    this.kept.replaceChildren(
+      make("h2", {}, "Backups"),
+      copies.length ? make("ul", { class: "rows" }, ...copies.reverse()) : make("p", { class: "hint" }, "None was made yet, or none is there any more."),
+      ...(damaged.length ? [make("h2", {}, "Quarantine"), make("ul", { class: "rows" }, ...damaged)] : []),
+    );
+  }
+
   drawUpkeep() {
     const buttons = make(
       "div",
@@ -107,6 +126,7 @@ export class ServiceView {
     await attempt(async () => {
       const made = await send("POST", "v1/backup", { directory: directory.trim() });
       notify(`${counted(made.sessions, "session")} copied to ${made.directory}, as of ${moment(made.made_at)}.`);
+      await this.drawKept();
     });
   }
 }
