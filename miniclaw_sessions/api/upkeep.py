@@ -92,18 +92,20 @@ class QuarantineReply(Reply, kw_only=True):
     files: list[QuarantinedRow]
 
 
-@operation("GET", "/v1/backups", Nothing, BackupsReply, scope="admin")
+@operation("GET", "/v1/backups", Nothing, BackupsReply, reads=False)
 async def list_backups(context: Context, request: Nothing) -> BackupsReply:
-    """Where backups were made that may still be there."""
+    """Where backups were made that may still be there; only an admin learns their whole paths."""
     from miniclaw_sessions.persistence.backups import known_backups  # noqa: PLC0415 - heavy
 
     del request
     where = context.manager.workspace
     known = [] if where is None else await to_thread.run_sync(known_backups, where)
-    return BackupsReply(backups=[BackupRow.of(one) for one in known])
+    is_whole = context.caller.may("admin")
+    rows = [BackupRow(path=one.path if is_whole else Path(one.path).name, made_at=one.made_at) for one in known]
+    return BackupsReply(backups=rows)
 
 
-@operation("GET", "/v1/quarantine", Nothing, QuarantineReply, scope="admin")
+@operation("GET", "/v1/quarantine", Nothing, QuarantineReply, reads=False)
 async def list_quarantine(context: Context, request: Nothing) -> QuarantineReply:
     """The damaged files that were set aside, and why; each is a decision for a person."""
     from miniclaw_sessions.persistence.quarantine import Quarantine  # noqa: PLC0415 - heavy
