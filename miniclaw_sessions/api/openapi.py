@@ -217,13 +217,25 @@ def _content(one: Operation[Any, Any], schemas: Schemas, shown: list[dict[str, A
         else:
             found[kind] = {"schema": {"type": "string"}}
     if one.events:
-        found[EVENTS] = {"schema": {"type": "string", "description": f"Server-sent events: {', '.join(one.events)}."}}
+        found[EVENTS] = {"schema": {"oneOf": [_event(name, shape.__name__) for name, shape in one.events.items()]}}
+    elif EVENTS in found:
+        found[EVENTS] = {"schema": _event(None, None)}
     for example in shown:
         kind = example["media_type"]
         if kind in found:
             examples = found[kind].setdefault("examples", {})
             examples[_slug(example)] = {"summary": example["about"], "value": example["reply"]}
     return found
+
+
+def _event(name: str | None, shape: str | None) -> dict[str, Any]:
+    """One event of a stream; its data are JSON of a shape."""
+    data: dict[str, Any] = {"type": "string", "contentMediaType": JSON}
+    if shape is not None:
+        data["contentSchema"] = {"$ref": _REF.format(name=shape)}
+    kind = {"type": "string"} if name is None else {"const": name}
+    properties = {"event": kind, "data": data, "id": {"type": "string"}}
+    return {"type": "object", "required": ["event", "data"], "properties": properties}
 
 
 def _errors(one: Operation[Any, Any]) -> dict[str, dict[str, Any]]:
@@ -366,6 +378,8 @@ def _mended(schema: Any) -> Any:
     found = {name: _mended(value) for name, value in schema.items() if name not in (EXTRA, OTHER)}
     if "$ref" in found:
         return {"$ref": found["$ref"]}
+    if found.get("type") == "object" and not found.keys() & {"properties", "additionalProperties"}:
+        found["additionalProperties"] = True  # without it, generators take it for an object without fields
     return found
 
 

@@ -141,6 +141,12 @@ class Operation(Generic[Q, R]):
         """The fields that are headers."""
         return tuple(name for name in self.fields if name in HEADERS)
 
+    @cached_property
+    def required(self) -> tuple[str, ...]:
+        """The query parameters that cannot be left out."""
+        known = {field.name: field.required for field in msgspec.structs.fields(self.request)}
+        return tuple(name for name in self.in_query if known[name])
+
     @property
     def room(self) -> str:
         """The module that it is in: what belongs together."""

@@ -205,6 +205,8 @@ def fields_given(operation: Operation[Any, Any], exchange: Exchange, names: Mapp
         if name in given:
             raise invalid(f"send {name} once", param=name)
         given[name] = _from_query(name, text, operation.fields[name])
+    if missing := [name for name in operation.required if name not in given]:
+        raise invalid(f"the parameter {missing[0]!r} is missing", param=missing[0])
     for name in operation.in_headers:
         if (value := _from_header(exchange, HEADERS[name])) is not None:
             given[name] = value

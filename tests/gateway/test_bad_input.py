@@ -22,6 +22,11 @@ from tests.bad_input.texts import REFUSED_AS_CONTENT, REFUSED_AS_ID, TEXTS
 pytestmark = pytest.mark.anyio
 
 
+async def test_a_parameter_that_is_missing_is_named(served: Any) -> None:
+    reply = await served.unix.get("/v1/resolve")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (422, "name")
+
+
 @pytest.fixture
 def session_settings() -> SessionSettings:
     return SessionSettings(store="memory:", max_sessions=400)

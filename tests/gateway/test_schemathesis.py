@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
+import orjson
 import pytest
 
 from miniclaw_sessions.api.openapi import EVENTS
@@ -36,15 +38,44 @@ CHECKS = (
 
 
 async def asked(directory: Path, *, examples: int, seed: int) -> subprocess.CompletedProcess[bytes]:
-    """What schemathesis says of a daemon of its own."""
+    """What schemathesis says of a daemon of its own, in which there is something to ask for."""
     async with on_tcp(directory) as url:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
+            known = await _filled(client)
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"]
         command += ["--header", f"Authorization: Bearer {TOKEN}", "--seed", str(seed), "--max-examples", str(examples)]
         command += ["--checks", ",".join(CHECKS), "--phases", "examples,coverage,fuzzing", "--no-color"]
         command += ["--generation-database", "none", "--request-timeout", "20"]
         for name in NOT_ASKED:
             command += ["--exclude-operation-id", name]
-        return await anyio.run_process(command, check=False, cwd=directory, env={**os.environ, "HOME": str(directory)})
+        environ = {
+            **os.environ,
+            "HOME": str(directory),
+            "SCHEMATHESIS_HOOKS": "tests.gateway.schemathesis_hooks",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "KNOWN_IDS": orjson.dumps(known).decode(),
+        }
+        return await anyio.run_process(command, check=False, cwd=directory, env=environ)
+
+
+async def _filled(client: httpx2.AsyncClient) -> dict[str, list[str]]:
+    """Ids of what was put into the daemon."""
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good morning"}]
+    sessions, entries = [f"web_{number}" for number in range(5)], []
+    for name in sessions:
+        reply = await client.post(f"/v1/sessions/{name}/messages", json={"messages": said * 5})
+        entries += [entry["id"] for entry in reply.json()["entries"]]
+    conversation = (await client.post("/v1/conversations", json={"items": said})).json()["id"]
+    items = (await client.get(f"/v1/conversations/{conversation}/items")).json()["data"]
+    responses = [(await client.post("/v1/responses", json={"input": "hello"})).json()["id"] for _ in range(3)]
+    return {
+        "session_id": sessions,
+        "entry_id": entries,
+        "conversation_id": [conversation, *sessions],
+        "item_id": [item["id"] for item in items],
+        "response_id": responses,
+    }
 
 
 async def test_no_request_gets_an_undocumented_reply(short_path: Path) -> None:
@@ -60,4 +91,5 @@ async def _by_hand(examples: int, seed: int) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(anyio.run(lambda: _by_hand(*(int(word) for word in [*sys.argv[1:], "100", str(SEED)][:2]))))
+    wanted, seed, *_ = [*map(int, sys.argv[1:]), *(100, SEED)[len(sys.argv) - 1 :]]
+    sys.exit(anyio.run(_by_hand, wanted, seed))

@@ -37,7 +37,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(PROGRAM, directory, dirs_exist_ok=True)
     (directory / "openapi.json").write_bytes(orjson.dumps(document()))
     run(directory, "npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
-    run(directory, "npx", "openapi-typescript", "openapi.json", "--output", "schema.d.ts")
+    names = ("openapi.json", "--output", "schema.d.ts")
+    run(directory, "npx", "openapi-typescript", *names, "--default-non-nullable=false")
     run(directory, "npx", "tsc")
     return directory / "out/client.js"
 

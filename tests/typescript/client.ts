@@ -27,7 +27,7 @@ async function* events(body: ReadableStream<Uint8Array> | null): AsyncGenerator<
 async function chat(message: string): Promise<string> {
   const { data, error } = await client.POST("/v1/chat", { body: { channel: "web", chat_id: "7", message } });
   if (error) throw new Error(error.error.message);
-  const content = data.reply?.content;
+  const content = (data as Schemas["ChatReply"]).reply?.content;
   return typeof content === "string" ? content : "";
 }
 
@@ -37,7 +37,7 @@ async function chatStreamed(message: string): Promise<{ text: string; answer: un
     parseAs: "stream",
   });
   let text = "";
-  for await (const { event, data: encoded } of events(data as ReadableStream<Uint8Array> | null)) {
+  for await (const { event, data: encoded } of events(data as unknown as ReadableStream<Uint8Array> | null)) {
     if (event === "text") text += (JSON.parse(encoded) as Schemas["TextEvent"]).text;
     if (event === "done") return { text, answer: (JSON.parse(encoded) as Schemas["DoneEvent"]).message.content };
   }
@@ -66,7 +66,7 @@ async function tail(after: number, wanted: number): Promise<unknown[]> {
     signal: stop.signal,
   });
   const found: unknown[] = [];
-  for await (const { event, data: encoded } of events(data as ReadableStream<Uint8Array> | null)) {
+  for await (const { event, data: encoded } of events(data as unknown as ReadableStream<Uint8Array> | null)) {
     if (event !== "entry") continue;
     const entry = JSON.parse(encoded) as Schemas["Entry"];
     if (entry.type === "message") found.push(entry.message.content);
