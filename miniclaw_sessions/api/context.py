@@ -96,6 +96,7 @@ class Context:
         whole: the manager itself, for what is told to nobody.
         caller: who asks.
         about: the session that the request is about, as it is written down; None: none, or none yet.
+        made: the session that was made of that one, for the same purpose.
         summarizer: who summarizes where nobody brings a summary; None: nobody.
         chats: who answers; None: nobody.
         responses: who makes responses; None: nobody.
@@ -117,6 +118,7 @@ class Context:
         self.manager = self.whole = manager
         self.caller = OWNER
         self.about: str | None = None
+        self.made: str | None = None
         self.summarizer = summarizer
         self.chats = chats
         self.responses = responses
@@ -126,7 +128,7 @@ class Context:
         self.series = Series()
         self.large_replies = anyio.Semaphore(LARGE_REPLIES)
         self._workspace: list[str] = []  # once it was looked up
-        self._deletions: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._deletions: OrderedDict[tuple[Caller, str, str], None] = OrderedDict()
 
     # --- who asks ----------------------------------------------------------------------------------------------------
 
@@ -216,13 +218,13 @@ class Context:
         return self.responses
 
     def was_deleted(self, session_id: str, idempotency_key: str | None) -> bool:
-        """Whether a session was deleted with this key before."""
-        return idempotency_key is not None and (session_id, idempotency_key) in self._deletions
+        """Whether the caller has deleted a session with this key before."""
+        return idempotency_key is not None and (self.caller, session_id, idempotency_key) in self._deletions
 
     def note_deletion(self, session_id: str, idempotency_key: str | None) -> None:
         """Remember a deletion."""
         if idempotency_key is not None:
-            self._deletions[session_id, idempotency_key] = None
+            self._deletions[self.caller, session_id, idempotency_key] = None
             if len(self._deletions) > REMEMBERED_DELETIONS:
                 self._deletions.popitem(last=False)
 

@@ -249,7 +249,9 @@ async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
         target = _id_of_fork(session, request.idempotency_key)
         if (made := await _fork_made_before(context, session, target)) is not None:
             return session_reply(made)
-    return session_reply(await session.fork(target, leaf_id=leaf_id))
+    fork = await session.fork(target, leaf_id=leaf_id)
+    context.made = fork.session_id
+    return session_reply(fork)
 
 
 def _id_of_fork(session: Session, idempotency_key: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from urllib.parse import unquote
 
 from anyio import sleep
+from msgspec import UNSET
 
 from miniclaw_sessions.api.access import OWNER, Caller, Scope
 from miniclaw_sessions.api.context import Context
@@ -29,7 +30,7 @@ from miniclaw_sessions.gateway.sampling import sample
 from miniclaw_sessions.gateway.security import AccessPolicy
 from miniclaw_sessions.gateway.telemetry import Telemetry
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.log.audit import AuditLog
+from miniclaw_sessions.log.audit import AuditLog, Deed
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.session.compacting import Summarizer
 
@@ -96,18 +97,21 @@ class Gateway:
 
     async def _reply(self, exchange: Exchange) -> None:
         try:
-            await exchange.reply(await self._answer(exchange))
+            reply = await self._answer(exchange)
+            self._write_down(exchange, reply.status)  # a stream may go on for weeks, and the daemon be killed meanwhile
+            await exchange.reply(reply)
         except ClientGone:
             log.debug("a client went away before its request was complete", action="http.disconnected")
         except Exception as error:  # noqa: BLE001 - this is the edge: whatever happens becomes a reply
             refused = exchange.form_of_errors(as_reply(error))
+            self._write_down(exchange, refused.status)
             if exchange.status:
                 exchange.break_off()
             else:
                 await exchange.reply(Reply.of_error(refused))
         finally:
             self._admitted.pop(exchange, None)
-            self._write_down(exchange)
+            self._write_down(exchange, exchange.status)
 
     async def _answer(self, exchange: Exchange) -> Reply:
         if (permission := self._preflight(exchange)) is not None:
@@ -176,17 +180,19 @@ class Gateway:
                     if not self.policy.tokens.holds(caller):
                         exchange.break_off()
 
-    def _write_down(self, exchange: Exchange) -> None:
-        """Who did what: for the audit log."""
-        if self.audit is not None and (context := exchange.context) is not None:
-            self.audit.note(
+    def _write_down(self, exchange: Exchange, status: int) -> None:
+        """Who did what, for the audit log: once for each request, when it is known what becomes of it."""
+        context, exchange.context = exchange.context, None
+        if self.audit is not None and context is not None:
+            deed = Deed(
                 who=context.caller.name,
-                token=context.caller.token,
-                scope=exchange.scope,
+                token=context.caller.token or None,
                 operation=exchange.operation,
                 session_id=context.about,
-                status=exchange.status,
+                made=context.made or UNSET,
+                status=status,
             )
+            self.audit.note(deed, exchange.scope)
 
     def _metrics(self, exchange: Exchange, caller: Caller) -> Reply:
         """Numbers for Prometheus."""

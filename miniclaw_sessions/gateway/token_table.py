@@ -81,6 +81,7 @@ class TokenTable:
         self._callers: dict[Caller, _Row] = {}
         self._nobody = _Row(_NOBODY, 0.0)
         self._version = self._look()
+        self._not_read: _Version | None = None
         self._read()
 
     def __len__(self) -> int:
@@ -113,16 +114,21 @@ class TokenTable:
         return row is not None and row.token.is_valid(self._clock.now())
 
     def refresh(self) -> None:
-        """Read the files anew if they have changed; where that fails, what was valid stays valid, and it is logged."""
+        """Read the files anew if they have changed.
+
+        Where that fails, what was valid stays valid until it succeeds: it is logged, and tried again each time.
+        """
         if (version := self._look()) == self._version:
             return
-        self._version = version
         before = {row.token.name for row in self._rows.values()}
         try:
             self._read()
         except ConfigError as error:
-            log.error(str(error), action="tokens.not_read")
+            if version != self._not_read:
+                log.error(str(error), action="tokens.not_read")
+            self._not_read = version
             return
+        self._version, self._not_read = version, None
         now = {row.token.name for row in self._rows.values()}
         log.info(
             "the tokens have changed", action="tokens.read", made=sorted(now - before), revoked=sorted(before - now)

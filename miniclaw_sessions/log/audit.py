@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import LogSettings
@@ -37,20 +38,22 @@ class Deed(msgspec.Struct, frozen=True, kw_only=True):
         token: the first digits of the token's SHA-256; None: there was none.
         operation: what, by its name in the table of operations.
         session_id: to which session; None: to none, or to all.
+        made: the session that was made of it.
         status: the HTTP status; 0: the client went away before there was one.
-        outcome: done, refused or failed; `broken_off` where it has none.
+        time, level, event, action, outcome: what the log adds.
     """
 
-    time: str
+    time: str = ""
     level: str = "info"
     event: str = "audit"
-    action: str
+    action: str = ""
     who: str
-    token: str | None = None
+    token: str | None
     operation: str
-    session_id: str | None = None
+    session_id: str | None
+    made: str | UnsetType = UNSET
     status: int
-    outcome: str
+    outcome: str = ""
 
 
 class AuditLog:
@@ -77,25 +80,15 @@ class AuditLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def note(  # noqa: PLR0913 - one argument per column
-        self, *, who: str, token: str, scope: str, operation: str, session_id: str | None, status: int
-    ) -> None:
+    def note(self, deed: Deed, scope: str) -> None:
         """Write down what became of a request that needed this scope; it is written in the loop's next turn."""
         if scope not in self._scopes:
             return
-        deed = Deed(
-            action="audit",
-            time=self._clock.now().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            who=who,
-            token=token or None,
-            operation=operation,
-            session_id=session_id,
-            status=status,
-            outcome=_outcome(status),
-        )
+        time = self._clock.now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = msgspec.structs.replace(deed, action="audit", time=time, outcome=_outcome(deed.status))
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self.flush)
-        self._waiting.append(deed)
+        self._waiting.append(line)
 
     def flush(self) -> None:
         """Write what waits; where that fails it is lost, and the log says so."""

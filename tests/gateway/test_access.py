@@ -271,3 +271,13 @@ async def test_events_of_foreign_sessions_are_not_told(foreign: Foreign) -> None
                 break
     assert OWN in told
     assert FOREIGN not in told
+
+
+async def test_whoever_guesses_the_key_of_a_foreign_deletion_learns_nothing(foreign: Foreign) -> None:
+    headers = {"Idempotency-Key": "1"}
+    assert (await foreign.served.unix.delete(f"/v1/sessions/{FOREIGN}", headers=headers)).status_code == 200
+    again = await foreign.served.unix.delete(f"/v1/sessions/{FOREIGN}", headers=headers)
+    assert again.json()["deleted"] is True
+    for session_id in (FOREIGN, "telegram_never"):
+        guess = await foreign.bounded.delete(f"/v1/sessions/{session_id}?everywhere=false", headers=headers)
+        assert guess.status_code == 404

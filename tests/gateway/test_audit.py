@@ -128,6 +128,24 @@ async def test_the_setting_says_whether_reading_is_written_down_too(
     assert [one["operation"] for one in deeds(audit, kept)] == wanted
 
 
+async def test_a_stream_is_written_down_when_it_begins_and_once(served: Any, audit: AuditLog, kept: Path) -> None:
+    body = {"channel": "web", "chat_id": "1", "message": "slow please", "stream": True}
+    async with served.unix.stream("POST", "/v1/chat", json=body) as stream:
+        assert stream.status_code == 200
+        found = deeds(audit, kept)
+        assert [(one["operation"], one["session_id"], one["status"]) for one in found] == [("chat", "web_1", 200)]
+    await served.idle()
+    assert len(deeds(audit, kept)) == 1
+
+
+async def test_of_a_fork_it_says_which_session_was_made(served: Any, audit: AuditLog, kept: Path) -> None:
+    await served.unix.post("/v1/sessions/web_1/messages", json={"role": "user", "content": "hello"})
+    await served.unix.post("/v1/sessions/web_1/fork", json={"session_id": "web_2"})
+    first, second = deeds(audit, kept)
+    assert "made" not in first
+    assert (second["session_id"], second["made"]) == ("web_1", "web_2")
+
+
 async def test_without_a_file_it_goes_where_the_log_goes(served: Any) -> None:
     stream = io.StringIO()
     for form in ("json", "pretty"):

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from miniclaw_sessions.api.error_table import RequestError
 from miniclaw_sessions.errors import ConfigError
-from miniclaw_sessions.gateway import http
+from miniclaw_sessions.gateway import http, token_table
 from miniclaw_sessions.gateway.token_table import TokenTable
 from miniclaw_sessions.gateway.tokens import Token, change_tokens, made_token, new_token, read_tokens
 from miniclaw_sessions.testing import FakeClock
@@ -143,6 +143,21 @@ def test_a_file_that_cannot_be_read_any_more_changes_nothing_and_is_told_once(fi
     with capture_logs() as logs:
         assert [name_of(table, phone), name_of(table, phone)] == ["phone", "phone"]
     assert [one["action"] for one in logs] == ["tokens.not_read"]
+
+
+def test_a_revocation_holds_as_soon_as_the_file_can_be_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    phone = add(file, "phone")
+    table = TokenTable(None, [file], FakeClock())
+    change_tokens(file, lambda _: ())
+
+    def fail(path: Path) -> Any:
+        raise ConfigError(f"cannot read the tokens in {path}: Too many open files")
+
+    with monkeypatch.context() as patch, capture_logs() as logs:
+        patch.setattr(token_table, "read_tokens", fail)
+        assert [name_of(table, phone), name_of(table, phone)] == ["phone", "phone"]
+        assert [one["action"] for one in logs] == ["tokens.not_read"]
+    assert name_of(table, phone) is None
 
 
 async def test_a_token_expires(file: Path) -> None:
