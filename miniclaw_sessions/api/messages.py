@@ -9,6 +9,7 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
+import orjson
 from msgspec import Meta
 
 from miniclaw_sessions.api.error_table import invalid
@@ -116,8 +117,8 @@ async def _page(context: Context, session: Session, request: ShowMessages) -> As
 
 
 def _document(shown: Message | Kept) -> dict[str, Any]:
-    if isinstance(shown, Kept):
-        return entry_document(shown.entry)
+    if isinstance(shown, Kept):  # what `entry_document` makes of the entry, without reading it into a message
+        return {"content": "", **orjson.loads(shown.encoded), "id": shown.id, "sequence": shown.sequence}
     return {**message_document(shown), "summary": True}
 
 

@@ -17,6 +17,7 @@ import msgspec
 from miniclaw_sessions.api import live, messages
 from miniclaw_sessions.api.error_table import RequestError
 from miniclaw_sessions.api.operation import Operation
+from miniclaw_sessions.api.shapes import EntriesReply
 from miniclaw_sessions.client.events import ServerSentEvent, server_sent_events
 from miniclaw_sessions.client.transport import LocalTransport, Transport
 from miniclaw_sessions.errors import (
@@ -35,6 +36,7 @@ PATIENCE_S = 300.0
 CONNECTED = "connected"
 """What is said whenever there is a new connection; no daemon says it."""
 
+_PAGE = 100
 _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 _GONE = frozenset({"deleted", "expired"})
@@ -203,10 +205,8 @@ class SessionEvents:
                 end.sequence += 1
                 yield SessionEvent("entry", session_id, decode_entry(msgspec.json.encode(one["entry"])))
         while end.sequence < last:
-            wanted = messages.ShowEntries(session_id, after=end.sequence, limit=messages.MAX_PAGE)
-            try:
-                page = await self._transport.call(messages.show_entries, wanted)
-            except SessionNotFound:  # it is being made, or deleted: there will be word of it
+            page = await self._page(session_id, end.sequence)
+            if page is None:  # it is being made, or deleted: there will be word of it
                 return
             for encoded in page.entries:
                 entry = decode_entry(bytes(encoded))
@@ -214,3 +214,19 @@ class SessionEvents:
                 yield SessionEvent("entry", session_id, entry)
             if page.next is None:
                 end.sequence = max(end.sequence, last)  # what is missing is damaged
+
+    async def _page(self, session_id: str, after: int) -> EntriesReply | None:
+        """Entries behind a place; the fewer at a time, the more often the connection breaks. None: no such session."""
+        loop, limit, pause_s = asyncio.get_running_loop(), _PAGE, _PAUSE_S
+        give_up = loop.time() + PATIENCE_S
+        while True:
+            try:
+                wanted = messages.ShowEntries(session_id, after=after, limit=limit)
+                return await self._transport.call(messages.show_entries, wanted)
+            except SessionNotFound:
+                return None
+            except _FOR_NOW:
+                if loop.time() + pause_s > give_up:
+                    raise
+            await asyncio.sleep(pause_s)
+            limit, pause_s = max(1, limit // 4), min(2 * pause_s, _LONGEST_PAUSE_S)

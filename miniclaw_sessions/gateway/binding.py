@@ -28,6 +28,9 @@ from miniclaw_sessions.gateway.security import FILES, body_refusal
 MAX_UPLOADS = 8
 """Uploads under way at once: each may hold a file that is one document, or a very long line."""
 
+DOCUMENT = "application/json"
+"""The type of replies that are no streams of events, lines or files."""
+
 _DRAINED_BYTES = 268_435_456
 
 
@@ -152,12 +155,20 @@ async def _streamed(stream: Stream, *, is_head: bool) -> Reply:
     headers = {}
     if stream.file_name is not None:
         headers["Content-Disposition"] = f'attachment; filename="{stream.file_name}"'
-    return Reply(200, _with_first(first, stream.chunks), stream.media_type, headers, stream.at_end)
+    second = None
+    if stream.media_type == DOCUMENT and not is_head:  # most are short: then the reply is not in pieces
+        second = await anext(stream.chunks, None)
+        if second is None:
+            stream.at_end()
+            return Reply(200, first, stream.media_type, headers)
+    return Reply(200, _with_first(first, second, stream.chunks), stream.media_type, headers, stream.at_end)
 
 
-async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """A first chunk that had to be seen before the reply could begin, and then the others."""
+async def _with_first(first: bytes, second: bytes | None, rest: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """The chunks that had to be seen before the reply could begin, and then the others."""
     yield first
+    if second is not None:
+        yield second
     async for chunk in rest:
         yield chunk
 

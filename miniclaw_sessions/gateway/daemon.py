@@ -144,6 +144,7 @@ async def _serve(
         request_timeout_s=life.limits.request_timeout_s,
         graceful_timeout_s=life.limits.graceful_timeout_s,
     )
+    server.on_stopping = manager.stop_following
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.serve_until_stopped, [listener.socket for listener in listeners], name="http server")
         await server.listening.wait()
@@ -157,7 +158,6 @@ async def _serve(
         life.announce()
         await life.signals.stop.wait()
         life.phase.stopping()
-        manager.stop_following()
         for listener in listeners:
             listener.unlink()
         await _drain(server, dispatcher, life.signals, life.limits.graceful_timeout_s)

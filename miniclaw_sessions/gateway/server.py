@@ -380,6 +380,8 @@ class EmbeddedServer(uvicorn.Server):
                 timeout_keep_alive=KEEP_ALIVE_S,
             )
         )
+        self.on_stopping: Callable[[], object] = lambda: None
+        """Called when every connection knows that its next reply is its last: what has no end by itself ends now."""
         self.listening = anyio.Event()
         self.stopped = anyio.Event()
         self._told_to_stop = anyio.Event()
@@ -459,6 +461,7 @@ class EmbeddedServer(uvicorn.Server):
         connections = self.server_state.connections
         for connection in list(connections):
             connection.shutdown()
+        self.on_stopping()
         self._grace.deadline = anyio.current_time() + self._grace_s
         with self._grace:
             with anyio.move_on_after(IDLE_GRACE_S):
