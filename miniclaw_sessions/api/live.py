@@ -41,6 +41,7 @@ OF_ALL: dict[str, type[msgspec.Struct]] = {
     "turn_ended": events.TurnEndedEvent,
 }
 _MAX_DIGITS = 16
+_GONE = b"event: gone\ndata: {}\n\n"
 
 
 class FollowSession(msgspec.Struct, frozen=True):
@@ -48,10 +49,12 @@ class FollowSession(msgspec.Struct, frozen=True):
 
     Attributes:
         after: behind this sequence number; by default behind its newest entry.
+        incarnation: which session of this name: another one that was made since is not taken for it.
     """
 
     session_id: str
     after: Sequence_ | None = None
+    incarnation: str | None = None
     last_event_id: str | None = None
 
 
@@ -61,7 +64,7 @@ async def follow_session(context: Context, request: FollowSession) -> Stream:
 
     An event's `id` is the entry's sequence: whoever was cut off goes on behind it with `Last-Event-ID`, or `after`.
     Beside them comes what is told of an answer that is under way here, as of `POST /v1/chat`, without an id. When the
-    session is deleted there is an event `gone`, and the stream ends.
+    session is deleted, or was while nobody was connected, there is an event `gone`, and the stream ends.
     """
     after, last = request.after, request.last_event_id
     if last is not None:
@@ -69,6 +72,9 @@ async def follow_session(context: Context, request: FollowSession) -> Stream:
             raise invalid("the id of an event of one session is a sequence number", HEADERS[LAST_EVENT_ID])
         after = int(last)
     session = await context.find(request.session_id)
+    is_another = request.incarnation not in (None, session.journal.incarnation)
+    if is_another or (last is not None and int(last) > session.last_sequence):
+        return Stream(_gone(), EVENTS)
     place = session.journal.committed_sequence if after is None else after
     return Stream(_followed(context, request.session_id, place), EVENTS)
 
@@ -89,7 +95,11 @@ async def _followed(context: Context, session_id: str, after: int) -> AsyncGener
                 yield b"".join(pieces) or HEARTBEAT
         except ManagerClosed:
             return  # the end of the stream without a word: follow it elsewhere
-    yield b"event: gone\ndata: {}\n\n"
+    yield _GONE
+
+
+async def _gone() -> AsyncGenerator[bytes, None]:
+    yield _GONE
 
 
 class FollowAll(msgspec.Struct, frozen=True):

@@ -343,9 +343,10 @@ class ClientSession:
         told from its beginning. The pieces of a text come before the entry that holds it; once that is there, they do
         not come again.
         """
+        incarnation = (await self.info()).incarnation
 
         def ask(place: str | None) -> live.FollowSession:
-            return live.FollowSession(self.session_id, after=after, last_event_id=place)
+            return live.FollowSession(self.session_id, after=after, incarnation=incarnation, last_event_id=place)
 
         async with aclosing(resumed(self._transport, live.follow_session, ask)) as events:
             async for kind, data, place in events:

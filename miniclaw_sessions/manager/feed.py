@@ -25,6 +25,9 @@ KEPT_EVENTS = 8192
 KEPT_S = 60.0
 """How long the row goes on when nobody watches."""
 
+TOGETHER = 64
+"""At most so many events are given at a time: a watcher that does not take them holds them for a while."""
+
 _NAME_LENGTH = 12
 _LONGEST_NUMBER = 18
 
@@ -182,7 +185,7 @@ class Watch:
         return self._feed.place_behind(self._number)
 
     async def events(self) -> list[Event] | None:
-        """The next events, as many as there are; none when nothing came for a while. None: it was too slow.
+        """The next events; none when nothing came for a while. None: it was too slow.
 
         Raises:
             ManagerClosed: nothing more comes.
@@ -193,6 +196,7 @@ class Watch:
             found = self._feed.since(self._number)
             if found is None:
                 return None
+            del found[TOGETHER:]
             self._number += len(found)
             told = [event for event in found if self._only(event.session_id, event.key)]
             if told or not is_patient:

@@ -18,6 +18,9 @@ from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.base import StoredEntry
 from miniclaw_sessions.stores.reading import readable
 
+MOST_CONTENT_BYTES = 1_048_576
+"""What the entries of one event may say together; whoever needs the others reads them."""
+
 
 def everything(session_id: str, key: SessionKey | None) -> bool:  # noqa: ARG001 - as `Only` is called
     """Every session."""
@@ -104,22 +107,26 @@ class SessionFollower(SessionReader):
             yield [Event("ready", {"resumed": watch.resumed, "turns": turns}, place=watch.place)]
             while (events := await watch.events()) is not None:
                 if content:
-                    events = [await self._with_content(event) for event in events]
-                yield events or [Event("quiet", {}, place=watch.place)]
+                    for event in events:
+                        yield [await self._with_content(event)]
+                elif events:
+                    yield events
+                if not events:
+                    yield [Event("quiet", {}, place=watch.place)]
 
     async def _with_content(self, event: Event) -> Event:
-        """An event of entries with what they say."""
+        """An event of entries with what they say, as far as that is not too much for one event."""
         if event.kind != "entries" or not event.data["entries"]:
             return event
-        described, said = event.data["entries"], dict[int, bytes]()
-        after = described[0]["sequence"] - 1
+        entries = list(event.data["entries"])
+        after, size = entries[0]["sequence"] - 1, 0
         with suppress(StoreError):
-            page = await self._transcripts().read(event.session_id, after=after, limit=len(described))
-            said = {entry.sequence: encode_entry(entry) for entry in readable(page)}
-        entries = [
-            {**one, "entry": msgspec.Raw(said[one["sequence"]])} if one["sequence"] in said else one
-            for one in described
-        ]
+            for place in range(len(entries)):
+                page = await self._transcripts().read(event.session_id, after=after + place, limit=1)
+                if not page or (size := size + len(page[0].encoded)) > MOST_CONTENT_BYTES:
+                    break
+                for entry in readable(page):
+                    entries[place] = {**entries[place], "entry": msgspec.Raw(encode_entry(entry))}
         return Event(event.kind, {**event.data, "entries": entries}, event.session_id, event.key, event.place)
 
     def stop_following(self) -> None:

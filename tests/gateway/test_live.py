@@ -141,3 +141,18 @@ async def test_streams_end_at_once_when_the_daemon_is_told_to_stop(short_path: P
                 for events in streams:
                     assert [one async for one in events] == []
                 assert await daemon.exited() == 0
+
+
+async def test_another_session_of_the_same_name_is_not_taken_for_the_one_that_was_followed(served: Any) -> None:
+    for _ in range(3):
+        await say(served, "before")
+    incarnation = (await served.unix.get("/v1/sessions/telegram_1")).json()["incarnation"]
+    await served.unix.delete("/v1/sessions/telegram_1")
+    await say(served, "anew")
+    async with told(served.unix, "/v1/sessions/telegram_1/follow", last_event_id="3") as events:
+        assert [name async for name, *_ in events] == ["gone"]
+    for _ in range(3):
+        await say(served, "and on")
+    path = f"/v1/sessions/telegram_1/follow?incarnation={incarnation}"
+    async with told(served.unix, path, last_event_id="3") as events:
+        assert [name async for name, *_ in events] == ["gone"]

@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from miniclaw_sessions import Message, SessionManager
-from miniclaw_sessions.manager import feed, following
+from miniclaw_sessions.manager import feed, follower, following
 from miniclaw_sessions.manager.feed import Event
 from miniclaw_sessions.manager.following import Told
 from miniclaw_sessions.manager.waiting import QUIET_S, Waiting, wake
@@ -245,6 +245,23 @@ async def test_entries_come_whole_where_that_is_asked_for(manager: SessionManage
         (event,) = await events_of(watched, "entries")
     assert entry.id.encode() in bytes(event.data["entries"][0]["entry"])
     assert b"hello" in bytes(event.data["entries"][0]["entry"])
+
+
+async def test_what_waits_for_a_slow_watcher_with_content_is_bounded(
+    manager: SessionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "MOST_CONTENT_BYTES", 2_000)
+    session = await manager.get_or_create("telegram", 1)
+    async with aclosing(manager.watch_all(content=True)) as watched:
+        await anext(watched)
+        for _ in range(3):
+            await session.add_messages([Message.user(500 * "x")] * 10)
+        for _ in range(3):
+            (event,) = await anext(watched)
+            whole = ["entry" in one for one in event.data["entries"]]
+            assert 0 < sum(whole) < 5
+            assert whole == sorted(whole, reverse=True), "the first ones are whole: the others lie in a gap"
+            assert event.data["sequence"] == event.data["entries"][-1]["sequence"]
 
 
 @asynccontextmanager
