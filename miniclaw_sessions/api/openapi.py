@@ -128,7 +128,9 @@ def _operation(one: Operation[Any, Any], schemas: Schemas) -> dict[str, Any]:
 
 
 def _parameters(one: Operation[Any, Any], schemas: Schemas, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    fields = parted(one.request.__doc__ or "")[1]
+    fields: dict[str, str] = {}
+    for kind in reversed(one.request.__mro__):
+        fields |= parted(kind.__doc__ or "")[1]
     known = {field.name: field for field in msgspec.structs.fields(one.request)}
     places = [
         *((name, "path", name) for name in re.findall(r"{(\w+)}", one.path)),
@@ -146,7 +148,7 @@ def _parameters(one: Operation[Any, Any], schemas: Schemas, examples: list[dict[
             "in": place,
             "required": known[field].required,
             "schema": schema,
-            "description": fields.get(field) or _PATHS.get(field) or _HEADERS.get(field) or field.replace("_", " "),
+            "description": fields.get(field) or _PATHS.get(field) or _HEADERS.get(field, ""),
         }
         if (example := _parameter_example(name, place, examples)) is not None:
             described["example"] = example

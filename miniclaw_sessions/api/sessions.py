@@ -66,6 +66,7 @@ class ListSessions(msgspec.Struct, frozen=True):
         prefix: whose ids begin so, in any case.
         limit: at most so many.
         after: behind the place that the page before calls `next`.
+        last_words: tell in each row how the newest thing that somebody said begins.
     """
 
     channel: str | None = None
