@@ -37,7 +37,7 @@ from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
 from miniclaw_sessions.client import ClientSession
 from miniclaw_sessions.errors import LeafMoved
-from miniclaw_sessions.formats.openai_items import to_items, to_messages
+from miniclaw_sessions.formats.openai_items import OF_AGENTS, to_items, to_messages
 from miniclaw_sessions.history.branch import Branch, summary_messages, told
 from miniclaw_sessions.protocol.entries import Entry
 from miniclaw_sessions.protocol.messages import Message
@@ -46,7 +46,7 @@ from miniclaw_sessions.session import Session
 if TYPE_CHECKING:
     from agents.items import TResponseInputItem
 
-KEPT = "openai-agents"
+KEPT = OF_AGENTS
 """The key of `extra` that every message from here has."""
 
 

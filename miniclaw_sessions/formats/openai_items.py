@@ -51,6 +51,9 @@ WHOLE_ITEM = "openai_item"
 WHOLE_CONTENT = "openai_content"
 """The type of a part that is one part of a message item's content; its field `content` holds it, verbatim."""
 
+OF_AGENTS = "openai-agents"
+"""The key of `extra` that every message of the Agents SDK has: `adapters.openai_agents` marks them with it."""
+
 _VERBATIM = "json"  # kept on a message that says nothing: an item that no message can hold
 _BEGINS = "message"  # kept on the first part of a message item of a reply: the other fields of that item
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -90,7 +93,7 @@ class ItemsRequest(Request):
         elif message.is_tool_result:
             items = [_write_result(message, self._ids)]
         elif is_verbatim(message):
-            items = [json.loads(kept_fields(message.extra, KEPT)[_VERBATIM])]
+            items = _read_verbatim(kept_fields(message.extra, KEPT)[_VERBATIM])
         else:
             items = _write_said(message)
         return [written for item in items for written in self._with_reasoning(item)] if self._for_request else items
@@ -326,6 +329,13 @@ def _held(items: Sequence[Any]) -> list[Message] | None:
 def _verbatim(item: Any) -> Message:
     """A custom message without content is in no context."""
     return Message(Role.CUSTOM, "", extra={KEPT: {_VERBATIM: json.dumps(item)}})
+
+
+def _read_verbatim(text: str) -> list[Any]:
+    try:
+        return [json.loads(text)]
+    except (ValueError, RecursionError):  # anybody can write such a message
+        return []
 
 
 class _ItemReader:

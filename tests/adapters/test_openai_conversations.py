@@ -259,3 +259,18 @@ async def test_what_only_python_can_say_is_listed_all_the_same(manager: SessionM
     for item in items:
         found = await client.conversations.items.retrieve(item["id"], conversation_id="telegram_1")
         assert found.model_dump() == item
+
+
+async def test_ids_that_the_framework_gives_many_items_are_not_the_conversations(
+    manager: SessionManager, client: AsyncOpenAI
+) -> None:
+    """Runs on `MiniclawSession` keep what models say, such as `__fake_id__`; a page begins behind one item."""
+    ours = MiniclawSession(await manager.get_or_create("telegram", 2))
+    model = ScriptedModel([[assistant_message(f"answer {number}", item_id="__fake_id__")] for number in range(5)])
+    for number in range(5):
+        await Runner.run(Agent(name="assistant", model=model), f"{number}", session=ours)
+    for order in ("asc", "desc"):
+        pages = client.conversations.items.list("telegram_2", order=order, limit=1)
+        items = [item.model_dump() async for item in pages]
+        assert len({item["id"] for item in items}) == len(items) == 10
+    assert "__fake_id__" in {item.get("id") for item in cast("Any", await ours.get_items())}

@@ -179,6 +179,7 @@ EVERYTHING: list[Any] = [
     {"type": "mcp_call", "id": "mcp_1", "arguments": "{}", "name": "f", "server_label": "s", "novel": {"deep": [1.5]}},
     {"type": "of_tomorrow", "id": "t_1", "what": [None, True]},
     {"role": "critic", "content": [{"type": "input_text", "text": "no"}]},
+    {"role": "assistant", "id": "msg_odd", "content": [{"type": "summary_text", "text": "?"}]},
     {"role": "assistant", "content": [{"type": "output_text", "text": "Sunny.", "annotations": [], "logprobs": []}]},
 ]
 
@@ -189,7 +190,7 @@ async def test_items_come_back_as_they_were_given_completed_as_the_service_does(
     shown = [item.model_dump(exclude_unset=True) for item in await every(client, made.id, order="asc")]
     assert shown == [item.model_dump(exclude_unset=True) for item in added.data]
     assert [item["id"].partition("_")[0] for item in shown] == [
-        *("msg", "msg", "msg", "rs", "msg", "fc", "fco", "fco", "ws", "mcp", "t", "msg", "msg"),
+        *("msg", "msg", "msg", "rs", "msg", "fc", "fco", "fco", "ws", "mcp", "t", "msg", "msg", "msg"),
     ]
     assert len({item["id"] for item in shown}) == len(EVERYTHING)
     for given, item in zip(EVERYTHING, shown, strict=True):
@@ -545,6 +546,49 @@ async def test_a_branch_is_what_is_listed_wherever_it_goes(served: Any, client: 
     session.clear()
     await session.saved()
     assert await every(client, made.id) == []
+
+
+CRAFTED: list[Item] = [
+    {"role": "custom", "content": "", "openai-items": {"json": "no json"}},
+    {"role": "custom", "content": "", "openai-items": {"json": "[1]"}},
+    {"role": "custom", "content": "", "openai-items": {"json": '{"type": [], "id": {}}'}},
+    {"role": "custom", "content": "", "openai-items": {"json": "[" * 100_000}},
+    {"role": "custom", "content": "text", "openai-items": 5},
+    {"role": "user", "content": [{"type": "openai_item", "item": {"type": {"a": 1}, "id": "same"}}]},
+    {"role": "user", "content": [{"type": "openai_item", "item": {"type": "x", "id": "same"}}]},
+    {"role": "user", "content": [{"type": "openai_content", "content": {}}], "openai-items": {"id": "same"}},
+    {"role": "assistant", "content": [{"type": "openai_item", "item": {"id": "same", "role": "user"}}]},
+    {"role": "assistant", "content": [{"type": "openai_content", "content": {}, "message": {"id": "same"}}]},
+    {"role": "assistant", "content": [{"type": "text", "text": "t", "openai-items": {"message": 5, "type": []}}]},
+    {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "openai-items": {"summary": 5}}]},
+    {"role": "tool_result", "tool_call_id": "c", "content": "r", "openai-items": {"status": [], "output": 5}},
+]
+
+
+async def test_messages_that_were_made_to_look_like_items_break_nothing(served: Any, client: AsyncOpenAI) -> None:
+    for message in CRAFTED:
+        reply = await served.unix.post("/v1/sessions/a_1/messages", json=message)
+        assert reply.status_code == 201, reply.text
+    path = "/v1/conversations/a_1/items"
+    for order in ("asc", "desc"):
+        seen = 0
+        after: dict[str, str] = {}
+        for _ in range(2 * len(CRAFTED)):  # pages come to an end, though several items have one id
+            reply = await served.unix.get(path, params={"order": order, "limit": 1, **after})
+            assert reply.status_code == 200, reply.text
+            page = reply.json()
+            seen += len(page["data"])
+            after = {"after": page["last_id"]}
+            if not page["has_more"]:
+                break
+        assert 0 < seen <= len(CRAFTED)
+    whole = (await served.unix.get(path)).json()["data"]
+    assert len(whole) >= 7
+    for item in whole:
+        if isinstance(item["id"], str):
+            assert (await served.unix.get(f"{path}/{item['id']}")).status_code == 200
+            assert (await served.unix.delete(f"{path}/{item['id']}")).status_code == 200
+    assert await every(client, "a_1") == []
 
 
 async def test_an_item_that_a_client_gave_is_not_read_as_anothers_id(client: AsyncOpenAI) -> None:

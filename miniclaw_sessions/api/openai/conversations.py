@@ -242,13 +242,12 @@ class ListItems(msgspec.Struct, frozen=True):
 async def list_items(context: Context, request: ListItems) -> Stream:
     """A page of a conversation's items, the newest first unless the order is `asc`."""
     session = await find_conversation(context, request.conversation_id)
-    after = await _item(session, request.after) if request.after else None
+    is_desc = request.order == "desc"
+    after = await _item(session, request.after, oldest=is_desc) if request.after else None  # pages come to an end
 
     async def pieces() -> AsyncGenerator[bytes, None]:
         async with context.large_replies:
-            found, more = await page_of_items(
-                session, after=after, limit=request.limit, newest_first=request.order == "desc"
-            )
+            found, more = await page_of_items(session, after=after, limit=request.limit, newest_first=is_desc)
             page = ItemList.holding([one.item for one in found], has_more=more)
             items, page.data = page.data, []
             about = msgspec.to_builtins(page)
@@ -285,19 +284,24 @@ async def delete_item(context: Context, request: DeleteItem) -> Conversation:
     The conversation goes on without it; the transcript keeps it, on the branch that is left.
     """
     session = await find_conversation(context, request.conversation_id)
-    if await find_item(session, request.item_id) is None and not is_repeated(request.retry_count):
+    found = await find_item(session, request.item_id)
+    if found is None and not is_repeated(request.retry_count):
         raise not_found("Item", request.item_id)
     for _ in range(ATTEMPTS):
-        if (found := await find_item(session, request.item_id)) is None:
+        if found is None:
             return conversation_reply(session)
         left = [item for place, item in enumerate(items_of(found.entry)) if place != found.place]
-        with suppress(EntryNotFound, LeafMoved):  # another request was first, and what it left is elsewhere now
+        with suppress(EntryNotFound, LeafMoved):
             await session.tree.replace(found.entry.id, to_messages(left))
+            return conversation_reply(session)
+        found = await find_item(
+            session, request.item_id
+        )  # another request was first, and what it left is elsewhere now
     raise contended()
 
 
-async def _item(session: Session, item_id: str) -> FoundItem:
-    found = await find_item(session, item_id)
+async def _item(session: Session, item_id: str, *, oldest: bool = False) -> FoundItem:
+    found = await find_item(session, item_id, oldest=oldest)
     if found is None:
         raise not_found("Item", item_id)
     return found

@@ -17,7 +17,7 @@ import msgspec
 from miniclaw_sessions.api.openai.errors import bad_request
 from miniclaw_sessions.api.openai.shapes import Item
 from miniclaw_sessions.formats.codec import has_kept
-from miniclaw_sessions.formats.openai_items import KEPT, is_verbatim, to_items
+from miniclaw_sessions.formats.openai_items import KEPT, OF_AGENTS, is_verbatim, to_items
 from miniclaw_sessions.history.branch import told
 from miniclaw_sessions.history.context import as_seen_alone
 from miniclaw_sessions.protocol.entries import Entry, original_id
@@ -55,6 +55,7 @@ _WITH_STATUS = frozenset(
 )
 """The types whose items always have a status."""
 
+_FAKE_ID = "__fake_id__"  # the Agents SDK's, for models that give their items none
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _MADE_ID = re.compile(r"[a-z]+_(?:([0-9a-f]{32})|x((?:[0-9a-f]{2})+))(?:_[0-9]+)?")
 _GIVEN_ID = re.compile(r"[!#-.0-\[\]-~]{1,200}")  # printable, without quotes, slashes and backslashes
@@ -69,13 +70,25 @@ def items_of(entry: Entry) -> list[Item]:
     if message is None:
         return []
     base = id_in_items(original_id(entry))
-    return [completed(item, f"{base}_{place}" if place else base) for place, item in enumerate(_items_within(message))]
+    items = [item for item in _items_within(message) if isinstance(item, dict)]
+    if has_kept(message.extra, OF_AGENTS):
+        items = [_without_stale_id(item) for item in items]
+    return [completed(item, f"{base}_{place}" if place else base) for place, item in enumerate(items)]
 
 
-def _items_within(message: Message) -> list[Item]:
+def _items_within(message: Message) -> list[Any]:
     if message.is_assistant or is_verbatim(message):
         return to_items([_with_thinking(message)])
     return to_items(as_seen_alone(message))
+
+
+def _without_stale_id(item: Item) -> Item:
+    """An item of the Agents SDK without the id that some model gave it: many of them may have the same one.
+
+    The SDK leaves them out itself before it adds items to a conversation.
+    """
+    is_kept = item.get("type", "message") not in ("message", "function_call", "function_call_output")
+    return item if is_kept and item.get("id") != _FAKE_ID else {name: item[name] for name in item if name != "id"}
 
 
 def _with_thinking(message: Message) -> Message:
@@ -98,8 +111,8 @@ def completed(item: Item, base: str) -> Item:
         item: as it was given; it is not changed.
         base: what its id is made of, if it has none.
     """
-    kind = item.get("type") or "message"
-    given = {**item, "type": kind}
+    kind = item["type"] if isinstance(item.get("type"), str) else "message" if "role" in item else "item"
+    given = {**item, "type": item.get("type") or kind}
     if not isinstance(item.get("id"), str) or not item["id"]:
         given["id"] = f"{_PREFIXES.get(kind, 'item')}_{base}"
     if kind in _WITH_STATUS and not item.get("status"):

@@ -18,7 +18,7 @@ import msgspec
 from miniclaw_sessions.api.openai.items import encoded, entry_id_within, items_of
 from miniclaw_sessions.api.openai.shapes import Item
 from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.formats.openai_items import KEPT, WHOLE_ITEM
+from miniclaw_sessions.formats.openai_items import KEPT, WHOLE_CONTENT, WHOLE_ITEM
 from miniclaw_sessions.protocol.entries import COPY_OF, Entry
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.journal import Journal
@@ -30,7 +30,7 @@ PAGE_BYTES = 8 * 1024 * 1024
 
 _AT_ONCE = 128
 _INDEXED_AT_ONCE = 1_024
-_MARKS = tuple(b'"%s"' % name.encode() for name in (KEPT, WHOLE_ITEM, COPY_OF))
+_MARKS = tuple(b'"%s"' % name.encode() for name in (KEPT, WHOLE_ITEM, WHOLE_CONTENT, COPY_OF))
 _IDS = re.compile(rb'\\*"(?:id|%s)\\*":\s?\\*"([^"\\]{1,200})' % COPY_OF.encode())
 
 Stretches = Sequence[tuple[int, int]]
@@ -45,38 +45,42 @@ class FoundItem(NamedTuple):
     place: int
 
 
-async def find_item(session: Session, item_id: str) -> FoundItem | None:
+async def find_item(session: Session, item_id: str, *, oldest: bool = False) -> FoundItem | None:
     """The item of the current branch that has this id.
+
+    Ids that were checked when they came are of one item. Of others that are not, the newest; or the `oldest`.
 
     Raises:
         StoreUnavailable: the store cannot be read.
     """
-    return (await find_items(session, [item_id])).get(item_id)
+    return (await find_items(session, [item_id], oldest=oldest)).get(item_id)
 
 
-async def find_items(session: Session, item_ids: Sequence[str]) -> dict[str, FoundItem]:
+async def find_items(session: Session, item_ids: Sequence[str], *, oldest: bool = False) -> dict[str, FoundItem]:
     """The items of the current branch that have these ids, by these. Raises as `find_item`."""
     found: dict[str, FoundItem] = {}
     if not item_ids:
         return found
     branch = (await branches_of(session.journal)).path()
     for item_id in item_ids:
-        if (one := await _find_on(branch, session, item_id)) is not None:
-            found[item_id] = one
+        async with aclosing(_may_have(session, item_id, oldest=oldest)) as entries:
+            async for stored in entries:
+                if (one := _found(branch, stored, item_id)) is not None:
+                    found[item_id] = one
+                    break
     return found
 
 
-async def _find_on(branch: Stretches, session: Session, item_id: str) -> FoundItem | None:
+async def _may_have(session: Session, item_id: str, *, oldest: bool) -> AsyncGenerator[StoredEntry, None]:
+    """The entries in which an item of this id may be."""
     entry_id = entry_id_within(item_id)
     stored = None if entry_id is None else await session.journal.reader.find(session.session_id, entry_id)
-    if stored is not None and (one := _found(branch, stored, item_id)) is not None:
-        return one
+    if stored is not None:
+        yield stored
     index = await index_of(session)
-    for place in sorted({*index.places(item_id), *index.places(entry_id or "")}, reverse=True):
-        there = (await session.tree.read_at([place])).get(place)
-        if there is not None and (one := _found(branch, there, item_id)) is not None:
-            return one
-    return None
+    for place in sorted({*index.places(item_id), *index.places(entry_id or "")}, reverse=not oldest):
+        if (there := (await session.tree.read_at([place])).get(place)) is not None:
+            yield there
 
 
 def _found(branch: Stretches, stored: StoredEntry, item_id: str) -> FoundItem | None:
