@@ -146,7 +146,9 @@ PAGE = (Path(__file__).parents[2] / "docs/openai.md").read_text(encoding="utf-8"
 
 
 async def test_the_pages_examples_say_what_they_print(short_path: Path) -> None:
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+    examples = PAGE.partition("\n## Responses\n")[2]
+    code = "\n".join(re.findall(r"^```py\n(.*?)^```", examples, re.DOTALL | re.MULTILINE))
+    assert code
     printed = io.StringIO()
     async with Process(short_path) as one:
         await one.notice("READY=1")
