@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-_ARGUMENTS = (
+ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
@@ -49,7 +49,7 @@ def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 - the round does not install it
 
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(_ARGUMENTS))
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         yield opened
         opened.close()
 

@@ -59,7 +59,7 @@ def test_what_is_said_is_answered_and_the_answer_streams(open_page: OpenPage, mo
     page.locator("article.assistant strong").wait_for()
     assert page.locator(".running").count() == 0
     model.gate.clear()
-    page.locator("#list li").get_by_text("slowly now", exact=True).wait_for()
+    page.locator("#list .name").get_by_text("slowly now", exact=True).wait_for()
 
 
 def test_an_answer_is_stopped_and_what_was_said_of_it_stays(
@@ -86,7 +86,7 @@ def test_a_tool_call_is_folded_with_its_result(open_page: OpenPage, daemon: Page
     page = open_page("#/session/demo_tool")
     see(page, "hello")
     say(page, "calculate 6*7")
-    page.get_by_text("It is 42").wait_for()
+    page.locator(".conversation").get_by_text("It is 42").wait_for()
     call = page.locator("details.call")
     assert not call.locator("pre").first.is_visible()
     call.locator("summary").click()

@@ -41,7 +41,15 @@ export class Articles {
     /** @type {Promise<void>} one change at a time */
     this.turn = Promise.resolve();
     this.isPaging = false;
+    /** Whether the end stays in sight as more comes: until somebody scrolls up. */
+    this.staysAtEnd = true;
+    this.lastTop = 0;
     this.scroll.addEventListener("scroll", () => this.scrolled(), { passive: true });
+    this.observer = new ResizeObserver(() => {
+      if (this.staysAtEnd && !this.later && this.end === null) this.toEnd();
+    });
+    this.observer.observe(this.scroll);
+    this.observer.observe(this.box);
   }
 
   /**
@@ -87,7 +95,6 @@ export class Articles {
     return this.alone(async () => {
       if (this.end !== null) return;
       if (this.later) return this.hooks.moved();
-      const wasAtEnd = this.isAtEnd;
       const after = this.shown.at(-2)?.last;
       if (after === undefined) {
         this.replace(await this.page({ limit: PAGE }));
@@ -96,7 +103,6 @@ export class Articles {
         if (page.behind !== after) this.replace(await this.page({ limit: PAGE }));
         else this.join(page);
       }
-      if (wasAtEnd) this.toEnd();
       this.hooks.moved();
     });
   }
@@ -111,6 +117,7 @@ export class Articles {
   }
 
   toEnd() {
+    this.staysAtEnd = true;
     this.scroll.scrollTop = this.scroll.scrollHeight;
   }
 
@@ -129,6 +136,7 @@ export class Articles {
     for (const one of this.box.querySelectorAll(".chosen")) one.classList.remove("chosen");
     article.node.classList.add("chosen");
     const { node } = article;
+    this.staysAtEnd = false;
     node.scrollIntoView({ block: node.offsetHeight > this.scroll.clientHeight / 2 ? "start" : "center" });
   }
 
@@ -156,6 +164,10 @@ export class Articles {
   }
 
   scrolled() {
+    const { scrollTop: top } = this.scroll;
+    if (this.isAtEnd) this.staysAtEnd = true;
+    else if (top < this.lastTop) this.staysAtEnd = false;
+    this.lastTop = top;
     this.hooks.moved();
     if (this.isPaging || !this.shown.length) return;
     const { scrollTop, scrollHeight, clientHeight } = this.scroll;

@@ -31,11 +31,9 @@ export class Conversation {
     this.scroll.append(this.pending);
     this.aside = make("p", { class: "aside", hidden: true });
     this.toNewest = make("button", { type: "button", class: "newest", hidden: true, click: () => attempt(() => this.articles.showEnd()) }, icon("down"), make("span", {}, "Newest"));
+    this.articles.observer.observe(this.pending);
     this.turn = new Turn(this.pending, {
-      changed: () => {
-        if (this.wasAtEnd) this.articles.toEnd();
-        this.moved();
-      },
+      changed: () => this.moved(),
       busy: (isBusy) => this.composer.setBusy(isBusy),
     });
     this.composer = new Composer(session, {
@@ -71,6 +69,7 @@ export class Conversation {
   close() {
     this.isClosed = true;
     this.live?.close();
+    this.articles.observer.disconnect();
     this.composer.close();
     this.tree.close();
   }
@@ -98,6 +97,7 @@ export class Conversation {
   /** @param {import("./live.js").LiveState} state */
   stateChanged(state) {
     this.root.classList.toggle("lost", state === "lost");
+    this.drawHead();
     if (state === "lost") this.turn.reset();
     if (state === "open") this.refresh();
   }
@@ -123,9 +123,6 @@ export class Conversation {
 
   /** @type {Promise<void> | null} */
   wish = null;
-
-  /** Whether the end was in sight before the last change. */
-  wasAtEnd = true;
 
   // --- what is shown ---
 
@@ -165,7 +162,6 @@ export class Conversation {
 
   moved() {
     const { articles } = this;
-    this.wasAtEnd = articles.isAtEnd;
     const isFar = articles.later || articles.scroll.scrollHeight - articles.scroll.scrollTop - articles.scroll.clientHeight > 600;
     this.toNewest.hidden = !isFar && !articles.isAside;
     const isAside = articles.isAside;
