@@ -123,7 +123,8 @@ def _opened(browser: Browser, daemon: PageDaemon, **options: Any) -> Page:
 
 def _save(page: Page, name: str) -> None:
     page.wait_for_timeout(800)  # the tree and the labels come a moment later; a picture is no test
-    picture = Image.open(BytesIO(page.screenshot())).convert("RGB").quantize(COLOURS, kmeans=2, dither=Image.Dither.NONE)
+    picture = Image.open(BytesIO(page.screenshot())).convert("RGB")
+    picture = picture.quantize(COLOURS, kmeans=2, dither=Image.Dither.NONE)
     PICTURES.mkdir(parents=True, exist_ok=True)
     picture.save(PICTURES / f"page-{name}.png", optimize=True)
 
