@@ -357,15 +357,15 @@ class Turn:
         """Commit what the turn begins with, in its place, and find the message that is answered."""
         journal = self._journal
         journal.home.committer.check_store()
-        branch, target, waiting = await self._place(opening.at)
+        branch, target, waiting, moves = await self._place(opening.at)
         before = branch.messages()
         left = [call for call in open_calls(before) if call.id not in waiting]
         closing = [Message.tool_result(call, ABANDONED, is_error=True) for call in left]
         said = opening.messages([*before, *closing], waiting)
         unit = Unit(journal)  # nothing is waited for from here on, until it is accepted
-        target_id = None if target is None else target.id
-        if target_id != journal.conversation.state.leaf_id:
-            unit.add(LeafMove, target_id=target_id, target_sequence=None if target is None else target.sequence)
+        if moves:
+            target_id, place = (None, None) if target is None else (target.id, target.sequence)
+            unit.add(LeafMove, target_id=target_id, target_sequence=place)
         for message in closing:
             unit.add_message(message, continues=True)
         if opening.mark is not None:
@@ -384,17 +384,19 @@ class Turn:
         self.is_resumed = True
         return self._beginning_of(path, otherwise=len(path) - 1)
 
-    async def _place(self, entry_id: str | UnsetType | None) -> tuple[Branch, Entry | None, Collection[str]]:
-        """What a window shows of the branch that the turn follows, the last entry there, and the calls that wait."""
+    async def _place(self, entry_id: str | UnsetType | None) -> tuple[Branch, Entry | None, Collection[str], bool]:
+        """What a window shows of the branch that the turn follows, its last entry, what waits there, and if to move."""
         journal = self._journal
         while True:
             leaf_id = journal.conversation.state.leaf_id
             at = leaf_id if isinstance(entry_id, UnsetType) else entry_id
+            # where others may be first, what has a place of its own says so: else it would follow what they have said
+            moves = at != leaf_id or (journal.home.store.shared and entry_id is not UNSET)
             target = None if at is None else await journal.reader.get(at)
             waiting: Collection[str] = () if at is None else await self.tree.get_waiting(at)
-            branch = None if at == leaf_id else await journal.reader.window_at(target)
+            branch = await journal.reader.window_at(target) if moves else None
             if leaf_id == journal.conversation.state.leaf_id:  # else somebody has appended something meanwhile
-                return branch or journal.conversation.branch(), target, waiting
+                return branch or journal.conversation.branch(), target, waiting, moves
 
     def _extend(self, messages: Sequence[Message]) -> list[MessageEntry]:
         """Append messages that belong to this turn, as one unit."""

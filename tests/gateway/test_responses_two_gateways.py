@@ -1,0 +1,98 @@
+"""Responses of two gateways on one database: each finds what the other has made, and goes on from it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from openai import AsyncOpenAI
+
+from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.manager import SessionManager
+from tests.gateway.test_conversations import package_at
+from tests.gateway.test_responses import WEATHER, Recorder
+from tests.serving import serving
+
+pytestmark = [pytest.mark.anyio, pytest.mark.proof]
+
+
+@asynccontextmanager
+async def gateways(database: str, directory: Path, model: Recorder) -> AsyncIterator[list[AsyncOpenAI]]:
+    async with AsyncExitStack() as stack:
+        clients = []
+        for number in range(2):
+            home, socket = directory / f"g{number}", directory / f"s{number}"
+            manager = SessionManager(home, store=database, settings=SessionSettings())
+            await stack.enter_async_context(manager)
+            await stack.enter_async_context(serving(manager, socket, Agent(model, system_prompt="Be kind.")))
+            clients.append(await stack.enter_async_context(package_at(socket)))
+        yield clients
+
+
+async def test_a_response_of_one_is_found_and_gone_on_from_by_the_other(postgresql_url: str, short_path: Path) -> None:
+    model = Recorder()
+    async with gateways(postgresql_url, short_path, model) as (one, other):
+        first = await one.responses.create(input="first")
+        assert await other.responses.retrieve(first.id) == first
+        called = await other.responses.create(input="call", tools=[WEATHER], previous_response_id=first.id)
+        call: Any = called.output[0]
+        output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"}]
+        answer = await one.responses.create(input=output, previous_response_id=called.id)
+        assert answer.output_text == "I see: Be kind. | first | call | rain"
+        branch = await one.responses.create(input="branch", previous_response_id=first.id)
+        back = await other.responses.create(input="back", previous_response_id=answer.id)
+        assert back.output_text == "I see: Be kind. | first | call | rain | back"
+        for client in (one, other):
+            for response in (first, called, answer, branch, back):
+                assert await client.responses.retrieve(response.id) == response
+
+
+async def test_both_go_on_from_one_response_at_once_and_see_nothing_of_each_other(
+    postgresql_url: str, short_path: Path
+) -> None:
+    model = Recorder()
+    async with gateways(postgresql_url, short_path, model) as clients:
+        first = await clients[0].responses.create(input="first")
+
+        async def go_on(client: AsyncOpenAI, name: str) -> None:
+            response = first
+            for number in range(4):
+                wanted = {"input": f"{name}{number}", "previous_response_id": response.id}
+                response = await client.responses.create(**wanted)  # type: ignore[call-overload]
+            said = " | ".join(f"{name}{number}" for number in range(4))
+            assert response.output_text == f"I see: Be kind. | first | {said}"
+            assert await client.responses.retrieve(response.id) == response
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(go_on, clients[0], "a")
+                tasks.start_soon(go_on, clients[1], "b")
+
+
+async def test_a_response_that_the_other_makes_is_in_progress_and_a_conversation_waits_for_it(
+    postgresql_url: str, short_path: Path
+) -> None:
+    model = Recorder()
+    async with gateways(postgresql_url, short_path, model) as (one, other):
+        made = await one.conversations.create()
+        stream = await one.responses.create(input="slow", conversation=made.id, stream=True)
+        created: Any = await anext(aiter(stream))
+        await model.slowed.wait()
+        assert (await other.responses.retrieve(created.response.id)).status == "in_progress"
+        answers: list[str] = []
+
+        async def ask() -> None:
+            answers.append((await other.responses.create(input="next", conversation=made.id)).output_text)
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                await anyio.sleep(0.1)
+                model.gate.set()
+                _ = [event async for event in stream]
+        assert answers == ["I see: Be kind. | slow | next"]
