@@ -37,7 +37,8 @@ th, td { text-align: left; vertical-align: top; padding: .35rem .6rem .35rem 0; 
 th { font-weight: 600; } summary { cursor: pointer; padding: .2rem 0; }
 .GET { color: var(--get); } .POST { color: var(--post); } .PATCH { color: var(--patch); }
 .DELETE { color: var(--delete); }
-@media (max-width: 50rem) { .page { display: block; } nav { position: static; height: auto; } }
+@media (max-width: 50rem) { .page { display: block; } nav { position: static; height: 40vh;
+  border-bottom: 1px solid var(--line); } }
 """
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'sha256-"

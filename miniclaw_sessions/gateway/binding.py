@@ -128,10 +128,12 @@ class Binding:
             return await _streamed(reply, is_head=is_head)
         etag = getattr(reply, "etag", None)
         headers = {} if etag is None else {"ETag": etag}
-        if etag is not None and is_known(etag, exchange):
+        is_news = etag is None or not is_known(etag, exchange)
+        if isinstance(reply, Content):  # a browser takes over the headers of a 304 for what it has
+            status, content = (200, reply.body) if is_news else (NOT_MODIFIED, b"")
+            return Reply(status, content, reply.media_type, {**headers, **reply.headers})
+        if not is_news:
             return Reply(NOT_MODIFIED, b"", headers=headers)
-        if isinstance(reply, Content):
-            return Reply(200, reply.body, reply.media_type, {**headers, **reply.headers})
         encoded = msgspec.json.encode(reply)
         body = encoded if len(encoded) <= PIECE_BYTES or is_head else _sliced(encoded)
         return Reply(operation.status_of(reply), body, headers=headers)

@@ -119,7 +119,9 @@ async def test_the_document_is_served_and_not_sent_twice(served: Any, described:
     reply = await served.unix.get("/openapi.json")
     assert (reply.status_code, reply.json()) == (200, described)
     again = await served.unix.get("/openapi.json", headers={"If-None-Match": f'W/{reply.headers["etag"]}, "other"'})
-    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", reply.headers["etag"])
+    assert (again.status_code, again.content) == (304, b"")
+    kept = ("etag", "cache-control", "content-type")  # a browser takes them over
+    assert [again.headers[name] for name in kept] == [reply.headers[name] for name in kept]
 
 
 class Page(HTMLParser):
