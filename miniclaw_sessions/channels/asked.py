@@ -62,6 +62,11 @@ class Asked:
         """In which channel's sessions the chat is kept."""
         return self.incoming.channel or ("" if self.channel is None else self.channel.name)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is known what became of it."""
+        return self._last is not None
+
     # --- for its reader ----------------------------------------------------------------------------------------------
 
     def __aiter__(self) -> Asked:

@@ -20,7 +20,7 @@ from miniclaw_sessions.agent.tool_runner import SuspendTurn
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.api.context import ResponseEvent
 from miniclaw_sessions.api.openai.response_events import reply_marked
-from miniclaw_sessions.api.openai.response_places import Place
+from miniclaw_sessions.api.openai.response_places import Place, under_way
 from miniclaw_sessions.api.openai.response_request import FunctionTool, Wanted, check_calls
 from miniclaw_sessions.api.openai.responses import failure_of
 from miniclaw_sessions.api.openai.stored_responses import FAILED, RESPONSE
@@ -46,10 +46,19 @@ class DispatchedResponses:
         self._dispatcher = dispatcher
         self._patience_s = patience_s
         self._running: dict[str, Asked] = {}
+        self._under_way: list[tuple[str, str, Asked]] = []  # the sessions, the digests of the requests
 
     @asynccontextmanager
     async def respond(self, wanted: Wanted, place: Place) -> AsyncIterator[AsyncIterator[ResponseEvent]]:
-        """Begin a response and follow it."""
+        """Begin a response and follow it.
+
+        Raises:
+            RequestError: the same request waits, or is being answered (409).
+        """
+        self._under_way = [one for one in self._under_way if not one[2].is_over]
+        same = (place.key.session_id, wanted.digest)
+        if wanted.is_done_once and any(one[:2] == same for one in self._under_way):
+            raise under_way()
         responder = _Responder(wanted, self._dispatcher.assistant, place.at, self._running)
         incoming = Incoming(
             place.key.chat_id,
@@ -60,6 +69,7 @@ class DispatchedResponses:
             must_exist=not place.is_new,
         )
         responder.asked = asked = self._dispatcher.ask(incoming)
+        self._under_way.append((*same, asked))
         try:
             yield _Events(asked, responder)
         finally:

@@ -489,6 +489,39 @@ async def test_what_the_package_sends_again_is_answered_once(
     assert later.id != first.id
 
 
+async def test_a_repeat_is_not_answered_while_the_first_waits_or_is_answered(
+    client: AsyncOpenAI, provider: Recorder, served: Served
+) -> None:
+    await served.manager.get_or_create("conv", "1")
+    named = {"Idempotency-Key": "k"}
+    refused: list[str | None] = []
+
+    async def ask(text: str, headers: dict[str, str]) -> None:
+        try:
+            await client.responses.create(input=text, conversation="conv_1", extra_headers=headers)
+        except openai.ConflictError as error:
+            refused.append(error.code)
+
+    for first, repeat in ((named, named), ({}, AGAIN)):
+        provider.gate, provider.slowed = anyio.Event(), anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, "slow", {})
+            await provider.slowed.wait()
+            tasks.start_soon(ask, "pay 5", first)
+            await until(lambda: served.dispatcher.running == 2)
+            await ask("pay 5", repeat)
+            await ask("pay 5", repeat)
+            provider.gate.set()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(ask, "at once", named)
+    assert refused == ["response_in_progress"] * 7
+    said = [context[-1].text for context in provider.asked]
+    assert (said.count("pay 5"), said.count("at once")) == (2, 1)
+    await ask("pay 5", named)
+    assert len(provider.asked) == len(said)
+
+
 async def test_a_request_with_a_key_is_answered_once(client: AsyncOpenAI, provider: Recorder, served: Served) -> None:
     await served.manager.get_or_create("conv", "1")
     key = {"Idempotency-Key": "k"}

@@ -8,7 +8,6 @@ conversation has one place where it goes on.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from typing import TYPE_CHECKING
 
@@ -29,10 +28,8 @@ from miniclaw_sessions.api.openai.stored_responses import (
     session_and_entry,
 )
 from miniclaw_sessions.errors import InvalidKey, SessionDeleted, SessionNotFound
-from miniclaw_sessions.protocol.encoding import encode_message
 from miniclaw_sessions.protocol.entries import SUSPENDED, Custom
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 
 if TYPE_CHECKING:
@@ -64,13 +61,12 @@ class Place(msgspec.Struct, frozen=True):
     is_new: bool = False
 
 
-async def place_of_response(context: Context, wanted: Wanted, *, is_repeated: bool) -> Place:
+async def place_of_response(context: Context, wanted: Wanted) -> Place:
     """Where a response is made, and that what it follows is there.
 
     Args:
         context: whose sessions they are.
         wanted: what is asked for.
-        is_repeated: whether the client says that it asked before.
 
     Raises:
         RequestError: there is no such conversation (404), or no such response (400); or the request was made before,
@@ -90,17 +86,14 @@ async def place_of_response(context: Context, wanted: Wanted, *, is_repeated: bo
     if source is None or (found is not None and source.key.channel != CHANNEL):
         return await _begun_or(context, wanted, source, found)
     at, since = (UNSET, source.last_sequence - _LOOKED_AT) if found is None else (found.end, found.mark.sequence)
-    return await _place_in(context, source, wanted, at, since=max(0, since), is_repeated=is_repeated)
+    return await _place_in(context, source, wanted, at, since=max(0, since))
 
 
 def _new_key(wanted: Wanted) -> SessionKey:
     """A session of its own: another one each time, unless the client names its request."""
     if wanted.key is None:
         return SessionKey.of(CHANNEL, secrets.token_hex(24))
-    digest = hashlib.sha256(msgspec.json.encode([wanted.mark, wanted.previous], order="sorted"))
-    for message in wanted.messages:
-        digest.update(encode_message(message))
-    return SessionKey.of(CHANNEL, digest.hexdigest()[:48])
+    return SessionKey.of(CHANNEL, wanted.digest[:48])
 
 
 async def _begun_or(context: Context, wanted: Wanted, source: Session | None, found: StoredResponse | None) -> Place:
@@ -112,7 +105,7 @@ async def _begun_or(context: Context, wanted: Wanted, source: Session | None, fo
         except SessionNotFound:
             pass
         else:
-            return await _place_in(context, begun, wanted, UNSET, since=0, is_repeated=False)
+            return await _place_in(context, begun, wanted, UNSET, since=0)
     context.permit(key)
     if source is not None and found is not None:
         await source.fork(key, leaf_id=found.end)
@@ -120,18 +113,21 @@ async def _begun_or(context: Context, wanted: Wanted, source: Session | None, fo
     return Place(key, is_new=True)
 
 
-async def _place_in(  # noqa: PLR0913 - what a repeated request is recognized by
-    context: Context, session: Session, wanted: Wanted, at: str | UnsetType, *, since: int, is_repeated: bool
-) -> Place:
+async def _place_in(context: Context, session: Session, wanted: Wanted, at: str | UnsetType, *, since: int) -> Place:
     """A place in a session that is there; where the request was made before, what became of it."""
-    before = await _asked_before(session, wanted, since=since) if is_repeated or wanted.key is not None else None
+    before = await _asked_before(session, wanted, since=since) if wanted.is_done_once else None
     if before is None:
         return Place(session.key, at=at)
     if before.is_over and before.error is None:
         return Place(session.key, made=before)
     if await is_running(context, session, before):
-        raise RequestError(409, "response_in_progress", "This request is being answered already.", headers=_LATER)
+        raise under_way()
     return Place(session.key, at=before.mark.parent_id)
+
+
+def under_way() -> RequestError:
+    """The error for a request that is being answered already."""
+    return RequestError(409, "response_in_progress", "This request is being answered already.", headers=_LATER)
 
 
 async def _asked_before(session: Session, wanted: Wanted, *, since: int) -> StoredResponse | None:
@@ -147,17 +143,11 @@ async def _asked_before(session: Session, wanted: Wanted, *, since: int) -> Stor
             if is_same or (wanted.key is None and wanted.conversation is not None):
                 newest = entry if is_same else None
     found = None if newest is None else await find_response(session, newest.id)
-    if found is None or [_bare(entry.message) for entry in found.inputs] != [*map(_bare, wanted.messages)]:
-        return None
-    if wanted.key is None and wanted.conversation is not None:
+    if found is not None and wanted.key is None and wanted.conversation is not None:
         ended_at = max((entry.timestamp for entry in found.outputs), default=found.mark.timestamp)
         is_last = session.leaf_id in (found.end, found.mark.parent_id)
         return found if is_last and session.journal.now() - ended_at <= REMEMBERED else None
     return found
-
-
-def _bare(message: Message) -> bytes:
-    return encode_message(msgspec.structs.replace(message, timestamp=None))
 
 
 def gone(previous: str) -> RequestError:

@@ -6,6 +6,7 @@ What a provider cannot do is refused by it, when it is known which one it is.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from miniclaw_sessions.api.openai.response_shapes import CreateResponse, Documen
 from miniclaw_sessions.api.openai.shapes import Item
 from miniclaw_sessions.formats.openai_items import to_messages
 from miniclaw_sessions.history.pairing import open_calls, pair
+from miniclaw_sessions.protocol.encoding import encode_message
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.protocol.options import FUNCTION, Options, TextFormat
 
@@ -71,6 +73,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         previous: the response that it follows.
         stream: whether it is told as it is made.
         key: the client's name for the request, which is done once.
+        is_repeated: whether the client says that it asked before.
     """
 
     messages: tuple[Message, ...]
@@ -83,21 +86,36 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     previous: str | None
     stream: bool
     key: str | None = None
+    is_repeated: bool = False
+
+    @property
+    def is_done_once(self) -> bool:
+        """Whether a request that says the same is the same one."""
+        return self.is_repeated or self.key is not None
+
+    @property
+    def digest(self) -> str:
+        """What all requests have in common that say the same, and have the same name."""
+        return hashlib.sha256(msgspec.json.encode([self.mark, self.previous], order="sorted")).hexdigest()
 
     @property
     def mark(self) -> Document:
         """What the entry says that the response begins with."""
         belongs = {} if self.conversation is None else {"conversation": True}
         named = {} if self.key is None else {"key": self.key}
-        return {"inputs": len(self.messages), **belongs, **named, **self.echo}
+        said = hashlib.sha256()
+        for message in self.messages:
+            said.update(encode_message(message))
+        return {"inputs": len(self.messages), "digest": said.hexdigest(), **belongs, **named, **self.echo}
 
 
-def read_request(body: CreateResponse, key: str | None = None) -> Wanted:
+def read_request(body: CreateResponse, key: str | None = None, *, is_repeated: bool = False) -> Wanted:
     """Check a request.
 
     Args:
         body: what was sent.
         key: the client's name for the request.
+        is_repeated: whether the client says that it asked before.
 
     Raises:
         RequestError: it is not one that can be answered; 400, with the parameter's name.
@@ -127,6 +145,7 @@ def read_request(body: CreateResponse, key: str | None = None) -> Wanted:
         previous=body.previous_response_id,
         stream=body.stream is True,
         key=key,
+        is_repeated=is_repeated,
     )
 
 

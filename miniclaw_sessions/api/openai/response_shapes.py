@@ -80,6 +80,7 @@ class Mark(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What the entry says that a response begins with."""
 
     inputs: Annotated[int, Meta(ge=0)]
+    digest: str = ""
     conversation: bool = False
     key: str | None = None
     store: bool = True

@@ -109,8 +109,9 @@ async def create_response(context: Context, request: Create) -> Response | Strea
     away, unless `store` is false: then nothing is kept.
     """
     key = checked_idempotency_key(request.idempotency_key)
-    wanted = read_request(request.body, None if key is None else f"{context.caller.name} {key}")
-    place = await place_of_response(context, wanted, is_repeated=is_repeated(request.retry_count))
+    name = None if key is None else f"{context.caller.name} {key}"
+    wanted = read_request(request.body, name, is_repeated=is_repeated(request.retry_count))
+    place = await place_of_response(context, wanted)
     context.note(place.key.session_id)
     if place.made is not None:
         return Stream(_told_again(place.made), "text/event-stream") if wanted.stream else document_of(place.made)

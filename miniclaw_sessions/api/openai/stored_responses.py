@@ -27,7 +27,8 @@ from miniclaw_sessions.stores.base import decode_stored
 
 RESPONSE = "openai.response"
 """The `custom_type` of the entry that a response begins with. Its data: `inputs`, how many messages were its input;
-`conversation`, whether it belongs to one; `key`, the client's name for the request; and what it says again of it."""
+`digest`, what they said; `conversation`, whether it belongs to one; `key`, the client's name for the request; and what
+it says again of it."""
 
 FAILED = "openai.response.failed"
 """The `custom_type` of the entry behind a response that failed; its data is the `error`."""
@@ -37,7 +38,7 @@ DELETED = "openai.deleted_responses"
 
 _ID = re.compile(r"(resp_[0-9a-fx]+)_(.+)", re.DOTALL)
 _PAGE = 64
-_OWN = ("inputs", "key")
+_OWN = ("inputs", "digest", "key")
 _CUT_OFF = {"code": "server_error", "message": "The answer was cut off: the server has ended, or has given it up."}
 _TOO_LONG = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS", "model_context_window_exceeded"})
 _FILTERED = frozenset({"content_filter", "refusal", "SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII"})
