@@ -11,7 +11,7 @@ import typer
 
 from miniclaw_sessions.cli.answer import Answer
 from miniclaw_sessions.cli.invocation import Invocation, command, write_bytes
-from miniclaw_sessions.cli.names import AnySessionId, find_session
+from miniclaw_sessions.cli.names import OneOrAll, find_session
 from miniclaw_sessions.cli.output import local_time, message_block, one_line, text_of
 from miniclaw_sessions.client.transport import LocalTransport
 from miniclaw_sessions.errors import SessionsError
@@ -39,7 +39,7 @@ _MAX_TEXT = 160
 )
 async def follow(
     invocation: Invocation,
-    session_id: AnySessionId = None,
+    session_id: OneOrAll = None,
     last: Annotated[int, typer.Option(min=0, help="Begin with so many of the session's newest entries.")] = 0,
     after: Annotated[
         int | None, typer.Option(min=0, help="Begin behind this entry of the session.", show_default=False)
@@ -100,6 +100,7 @@ class _Shown:
             _print_line(msgspec.json.encode({"type": event.kind, **event.data}))
         elif self._is_watched and event.kind == "text":
             if self._answer is None:
+                self._invocation.console.print("assistant", style="bold green")
                 self._answer = Answer(self._invocation).__enter__()
             self._has_text = True
             self._answer.show(event)

@@ -67,5 +67,11 @@ SessionId = Annotated[
 ]
 """The argument that most commands begin with."""
 
+OneOrAll = Annotated[
+    str | None,
+    _argument("Which session: its id as `list` shows it, or a unique beginning or part of its id or title; else all."),
+]
+"""The argument of what is about one session or about all."""
+
 AnySessionId = Annotated[str | None, _argument("Which session, likewise.")]
 """The same where it can be left out."""
