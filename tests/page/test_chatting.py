@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,11 +41,28 @@ def test_the_token_is_taken_out_of_the_address_and_a_form_asks_where_there_is_no
     page.get_by_role("alert").get_by_text("does not know this token").wait_for()
     page.get_by_label("Token").fill(TOKEN)
     page.get_by_role("button", name="Sign in").click()
-    page.get_by_role("heading", name="Nothing here yet").wait_for()
+    page.locator(".welcome h1").wait_for()
     assert TOKEN not in page.url
     page.goto(f"{daemon.address}/#token={TOKEN}")
     page.wait_for_url(f"{daemon.address}/#/")
     assert complaints == []
+
+
+def test_the_first_screen_says_what_to_do_when_there_is_nothing_yet(
+    open_page: OpenPage, model: ModelService, tmp_path: Path
+) -> None:
+    page = open_page()
+    empty = PageDaemon(tmp_path, model.url)
+    empty.start()
+    try:
+        page.goto(f"{empty.address}/#token={TOKEN}")
+        page.get_by_role("heading", name="Nothing here yet").wait_for()
+        page.get_by_role("button", name="New conversation").last.click()
+        say(page, "the first words")
+        see(page, "the first words", "You said the first words")
+    finally:
+        page.goto("about:blank")
+        empty.close()
 
 
 def test_what_is_said_is_answered_and_the_answer_streams(open_page: OpenPage, model: ModelService) -> None:
