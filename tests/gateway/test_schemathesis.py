@@ -34,6 +34,8 @@ CHECKS = (
     "content_type_conformance",
     "response_schema_conformance",
     "response_headers_conformance",
+    "unsupported_method",
+    "ignored_auth",
 )
 
 
