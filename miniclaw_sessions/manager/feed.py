@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
@@ -29,7 +30,6 @@ TOGETHER = 64
 """At most so many events are given at a time: a watcher that does not take them holds them for a while."""
 
 _NAME_LENGTH = 12
-_LONGEST_NUMBER = 18
 
 Only = Callable[[str, SessionKey | None], bool]
 """Whether a watcher is told of the session with this id and key (None: only the id is known). Those that are equal, and
@@ -79,6 +79,7 @@ class Feed:
         self._clock = clock
         self._waiting = waiting
         self._name = ""
+        self._secret = b""
         self.end = 1
         self._kept: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self._kept_until: float | None = None
@@ -102,7 +103,7 @@ class Feed:
         """Add an event, and wake whoever is told of this session."""
         if not self.is_kept:
             return
-        self._kept.append(Event(kind, data, session_id, key, f"{self._name}:{self.end}"))
+        self._kept.append(Event(kind, data, session_id, key, self.place_of(self.end)))
         self.end += 1
         for only, view in self._views.items():
             if view.waiting and only(session_id, key):
@@ -119,6 +120,7 @@ class Feed:
         """Watch from a place on; from now on where it is not kept, or None."""
         if not self.is_kept:
             self._name = self._clock.new_id()[-_NAME_LENGTH:]
+            self._secret = self._clock.new_id().encode()
             self._kept.clear()
         view = self._views.setdefault(only, _View())
         view.watchers += 1
@@ -132,20 +134,19 @@ class Feed:
 
     def _number(self, after: str | None) -> int | None:
         """The number of the event behind a place, if that event is kept, or is the next one."""
-        name, _, number = (after or "").rpartition(":")
-        if name != self._name or not number.isdecimal() or len(number) > _LONGEST_NUMBER:
+        if after is None or not after.startswith(f"{self._name}:"):
             return None
-        behind = int(number) + 1
-        return behind if self.end - len(self._kept) <= behind <= self.end else None
+        first = self.end - len(self._kept)
+        return next((number for number in range(self.end, first - 1, -1) if self.place_of(number - 1) == after), None)
 
     def since(self, number: int) -> list[Event] | None:
         """The events from this number on; None if they are no longer kept."""
         count = self.end - number
         return None if count > len(self._kept) else list(islice(self._kept, len(self._kept) - count, None))
 
-    def place_behind(self, number: int) -> str:
-        """The place from which a watcher goes on with the event of this number."""
-        return f"{self._name}:{number - 1}"
+    def place_of(self, number: int) -> str:
+        """The place of the event of this number, which does not tell the number: others' events are counted in it."""
+        return f"{self._name}:{blake2b(b'%d' % number, key=self._secret, digest_size=8).hexdigest()}"
 
     @property
     def is_closed(self) -> bool:
@@ -182,7 +183,7 @@ class Watch:
     @property
     def place(self) -> str:
         """From where on a watcher goes on that has seen all that it was given."""
-        return self._feed.place_behind(self._number)
+        return self._feed.place_of(self._number - 1)
 
     async def events(self) -> list[Event] | None:
         """The next events; none when nothing came for a while. None: it was too slow.

@@ -226,6 +226,17 @@ async def test_watchers_are_told_only_of_the_sessions_that_they_may_see(manager:
         assert {event.session_id for event in await events_of(watched, "deleted")} == {"telegram_1"}
 
 
+async def test_places_do_not_count_what_happens_in_sessions_of_others(manager: SessionManager) -> None:
+    session = await manager.get_or_create("telegram", 1)
+    async with aclosing(manager.watch_all()) as watched:
+        await anext(watched)
+        for _ in range(20):
+            await session.add_message(Message.user("hello"))
+        numbers = [int(event.place.rpartition(":")[2], 16) for event in await anext(watched)]
+    assert len(set(numbers)) == len(numbers)
+    assert numbers != sorted(numbers), "they are not in order, so they cannot be counted"
+
+
 async def test_a_session_that_is_put_together_is_told_when_it_is_there(manager: SessionManager) -> None:
     session = await manager.get_or_create("telegram", 1)
     await session.add_message(Message.user("hello"))
