@@ -1,7 +1,8 @@
 """A model's service for the daemon of these tests: it streams word by word, and stops where a test wants it to.
 
 What it answers follows from the last message: `slowly ...` waits behind its first words until the test opens the gate,
-`calculate ...` calls the calculator, everything else is repeated with some Markdown around it.
+`calculate ...` calls the calculator, `refuse ...` is an error for as long as `fails`, everything else is repeated with
+some Markdown around it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ class ModelService:
         gate: opened by the test to let an answer go on that waits.
         waiting: set while an answer waits at the gate.
         asked: what was asked so far, newest last.
+        fails: whether what begins with `refuse` is refused.
     """
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.waiting = threading.Event()
         self.asked: list[list[dict[str, Any]]] = []
+        self.fails = True
         service = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -59,6 +62,9 @@ class ModelService:
 
     def answer(self, handler: BaseHTTPRequestHandler, wanted: dict[str, Any]) -> None:
         self.asked.append(wanted["messages"])
+        if self.fails and str(wanted["messages"][-1]["content"]).startswith("refuse"):
+            handler.send_error(500)
+            return
         handler.send_response(200)
         handler.send_header("Content-Type", "text/event-stream")
         handler.send_header("Connection", "close")

@@ -38,10 +38,16 @@ def test_the_token_is_taken_out_of_the_address_and_a_form_asks_where_there_is_no
     page = open_page(signed_in=False)
     page.get_by_label("Token").fill("not the token of this daemon")
     page.get_by_role("button", name="Sign in").click()
-    page.get_by_role("alert").get_by_text("does not know this token").wait_for()
+    error = page.get_by_role("alert").filter(has_text="does not know this token")
+    error.wait_for()
+    colours = error.evaluate(
+        "one => [one, one.nextElementSibling.nextElementSibling].map(it => getComputedStyle(it).color)"
+    )
+    assert colours[0] != colours[1], "an error looks like a hint"
     page.get_by_label("Token").fill(TOKEN)
     page.get_by_role("button", name="Sign in").click()
     page.locator(".welcome h1").wait_for()
+    assert page.locator(".notice").count() == 0, "the form has said it; nothing of it is left"
     assert TOKEN not in page.url
     page.goto(f"{daemon.address}/#token={TOKEN}")
     page.wait_for_url(f"{daemon.address}/#/")
@@ -89,14 +95,57 @@ def test_an_answer_is_stopped_and_what_was_said_of_it_stays(
     say(page, "slowly stop")
     assert model.waiting.wait(PATIENCE_S)
     page.locator(".running").get_by_text("You said **slowly").wait_for()
+    say(page, "behind it")
+    say(page, "and behind that")
+    page.locator(".said").get_by_text("and behind that").wait_for()
     page.get_by_role("button", name="Stop the answer").click()
     page.get_by_role("button", name="Stop the answer").wait_for(state="hidden")
+    box = page.get_by_role("textbox", name="Write a message")
+    assert box.input_value() == "behind it\n\nand behind that", "what waited is given back"
     see(page, "hello", "slowly stop", "You said **slowly")
     page.locator("article.assistant").get_by_text("aborted").wait_for()
     model.gate.set()
     say(page, "and again")
     see(page, "hello", "slowly stop", "You said **slowly", "and again", "You said and again")
     model.gate.clear()
+
+
+def test_what_the_model_fails_at_is_asked_again_by_a_person_alone(
+    open_page: OpenPage, daemon: PageDaemon, model: ModelService
+) -> None:
+    daemon.say("demo_refused", "hello")
+    page = open_page("#/session/demo_refused")
+    see(page, "hello")
+    say(page, "refuse this")
+    page.get_by_role("alert").get_by_text("try again later").wait_for()
+    page.get_by_role("button", name="Stop the answer").wait_for(state="hidden")
+    see(page, "hello", "refuse this")
+    model.fails = False
+    page.get_by_role("button", name="Ask again").click()
+    see(page, "hello", "refuse this", "You said refuse this")
+    assert page.get_by_role("alert").count() == 0
+    model.fails = True
+
+
+def test_what_waits_for_the_connection_is_shown_and_given_back_or_kept_over_a_reload(
+    open_page: OpenPage, daemon: PageDaemon
+) -> None:
+    daemon.say("demo_waits", "hello")
+    page = open_page("#/session/demo_waits")
+    see(page, "hello")
+    page.route("**/v1/chat", lambda route: route.abort())
+    say(page, "on its way")
+    page.locator(".said").get_by_text("waits for the connection").wait_for()
+    page.get_by_role("button", name="Stop the answer").click()
+    page.locator(".said").wait_for(state="detached")
+    assert page.get_by_role("textbox", name="Write a message").input_value() == "on its way"
+    page.keyboard.press("Enter")
+    page.locator(".said").get_by_text("waits for the connection").wait_for()
+    page.unroute("**/v1/chat")
+    page.reload()
+    see(page, "hello", "on its way", "You said on its way")
+    asked = [one["content"] for one in daemon.ask("GET", "/v1/sessions/demo_waits/messages")["messages"]]
+    assert asked.count("on its way") == 1
 
 
 def test_a_tool_call_is_folded_with_its_result(open_page: OpenPage, daemon: PageDaemon) -> None:
@@ -130,6 +179,8 @@ def test_the_page_goes_on_after_the_daemon_was_killed_with_nothing_missing_and_n
     daemon.kill()
     page.get_by_text("Connection lost").wait_for()
     say(page, "said while it was away")
+    page.locator(".said").get_by_text("said while it was away").wait_for()
+    page.locator(".said").get_by_text("waits for the connection").wait_for()
     daemon.start()
     see(page, "before", "said while it was away", "You said said while it was away")
     daemon.say("demo_kill", "and after")

@@ -58,7 +58,35 @@ def test_text_becomes_markup_in_one_place() -> None:
     assert [script.name for script in SCRIPTS if sinks.search(script.read_text())] == ["fragments.js"]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+
+
+@needs_node
+@pytest.mark.parametrize(
+    ("status", "kind", "outcome"),
+    [
+        (0, "unreachable", "again"),
+        (502, "", "again"),  # a proxy's: the daemon is not there
+        (503, "turn_cut_off", "again"),
+        (409, "message_under_way", "again"),
+        (409, "duplicate_message", "saved"),
+        (409, "message_stopped", "back"),
+        (429, "chat_busy", "back"),
+        (502, "model_error", "unanswered"),  # each repetition would be paid for
+        (502, "iteration_limit", "unanswered"),
+    ],
+)
+def test_what_was_said_is_sent_again_only_where_that_can_help(status: int, kind: str, outcome: str) -> None:
+    script = (
+        f"import {{ Refused }} from '{FOLDER}/api.js'; import {{ outcomeOf }} from '{FOLDER}/outbox.js';"
+        f"console.log(outcomeOf(new Refused({status}, {{ type: '{kind}' }})))"
+    )
+    command = ["node", "--no-warnings", "--experimental-default-type=module", "--input-type=module", "--eval", script]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.stdout.strip(), ended.stderr) == (outcome, "")
+
+
+@needs_node
 def test_every_script_can_be_parsed(tmp_path: Path) -> None:
     for script in SCRIPTS:
         (tmp_path / f"{script.stem}.mjs").write_bytes(script.read_bytes())

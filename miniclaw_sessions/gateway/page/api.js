@@ -14,9 +14,9 @@ export class Refused extends Error {
     this.type = error.type ?? "";
   }
 
-  /** Whether the same request may be answered later. */
+  /** Whether the same request may be answered later; a 502 that has a type is the daemon's own: the model failed. */
   get passes() {
-    return this.status === 0 || this.status === 503 || this.status === 502 || this.status === 504;
+    return this.status === 0 || this.status === 503 || this.status === 504 || (this.status === 502 && !this.type);
   }
 }
 

@@ -8,6 +8,7 @@ import { listenForFiles } from "./importing.js";
 import { listenToKeys, showKeys } from "./keys.js";
 import { Live } from "./live.js";
 import { attempt, notify } from "./notices.js";
+import { guardUnsent } from "./outbox.js";
 import { startSearch } from "./search.js";
 import { ServiceView } from "./service.js";
 import { SessionList } from "./sessions.js";
@@ -184,6 +185,7 @@ function askForToken() {
   const error = find("sign-in-error");
   error.hidden = !isSignedIn();
   error.textContent = "The server does not know this token.";
+  find("notices").replaceChildren();
   find("token").focus();
 }
 
@@ -243,6 +245,7 @@ async function main() {
     return row && nameOf(row);
   });
   listenToKeys(keys);
+  guardUnsent();
   addEventListener("hashchange", () => {
     if (location.hash.startsWith("#token=")) location.reload();
     else navigate();

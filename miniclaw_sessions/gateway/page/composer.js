@@ -4,20 +4,22 @@
 import { Refused, send, sessionPath } from "./api.js";
 import { icon, make } from "./elements.js";
 import { attempt } from "./notices.js";
+import { drop, keep, outcomeOf, unsent } from "./outbox.js";
 
 const AGAIN_MS = 700;
 const LONGEST_MS = 60_000;
-const SAID_ALREADY = new Set(["duplicate_message", "message_under_way"]);
-const STOPPED = new Set(["message_stopped", "turn_cut_off"]);
 
 /** What was written and not sent, by session. @type {Map<string, string>} */
 const drafts = new Map();
+/** The chat boxes that are shown, by session. @type {Map<string, Composer>} */
+const open = new Map();
 
 export class Composer {
   /**
    * @param {{session_id: string, channel: string, chat_id: string}} session
-   * @param {{said: (text: string) => HTMLElement, saved: () => void, failed: (message: string) => void}} hooks
-   *   `said` shows what was just said until it is saved
+   * @param {{said: (text: string, key: string) => HTMLElement, saved: () => void,
+   *   failed: (message: string, again: (() => void) | null) => void}} hooks `said` shows what was just said until it is
+   *   saved; `again` asks once more for the answer to what is saved
    */
   constructor(session, hooks) {
     this.session = session;
@@ -25,6 +27,8 @@ export class Composer {
     this.isClosed = false;
     this.isBusy = false;
     this.sending = 0;
+    /** Those that were sent, and are sent again after a while. @type {Set<AbortController>} */
+    this.waiting = new Set();
     this.field = make("textarea", { id: "say", rows: 1, placeholder: "Write a message", "aria-label": "Write a message", enterkeyhint: "send" });
     this.field.value = drafts.get(session.session_id) ?? "";
     this.stopButton = make("button", { type: "button", class: "icon stop", title: "Stop (Esc)", "aria-label": "Stop the answer", click: () => this.stop(), hidden: true }, icon("stop"));
@@ -37,15 +41,24 @@ export class Composer {
         this.form.requestSubmit();
       }
       if (event.key === "Escape") {
-        if (this.isBusy) this.stop();
+        if (!this.stopButton.hidden) this.stop();
         else this.field.blur();
       }
     });
+    open.set(session.session_id, this);
     requestAnimationFrame(() => this.resized());
   }
 
+  /** What waits is left to the next box of this session. */
   close() {
     this.isClosed = true;
+    if (open.get(this.session.session_id) === this) open.delete(this.session.session_id);
+    for (const one of this.waiting) one.abort();
+  }
+
+  /** Go on with what was said before this box was there, and may not have arrived. */
+  resume() {
+    for (const one of unsent(this.session.session_id)) this.say(one.text, one.key);
   }
 
   focus() {
@@ -78,54 +91,96 @@ export class Composer {
   /**
    * Say it, and wait until it is answered.
    * @param {string} text
+   * @param {string} [key]
    */
-  async say(text) {
-    const shown = this.hooks.said(text);
-    const key = crypto.randomUUID();
-    const { channel, chat_id } = this.session;
+  async say(text, key = crypto.randomUUID()) {
+    const said = { session_id: this.session.session_id, text, key };
+    keep(said);
+    await this.ask(said, this.hooks.said(text, key));
+  }
+
+  /**
+   * Ask for the answer to what was said, until there is one or it is refused for good.
+   * @param {import("./outbox.js").Said} said
+   * @param {HTMLElement} [shown] what stands for it until it is saved
+   */
+  async ask(said, shown) {
+    const stopping = new AbortController();
     this.sending++;
     this.setBusy(this.isBusy);
     try {
-      await this.sent({ channel, chat_id, message: text }, key);
-      this.hooks.saved();
+      await this.sent(said, stopping, shown);
+      this.ended(said, "saved", "");
     } catch (error) {
-      const refused = error instanceof Refused ? error : new Refused(0, { message: String(error) });
-      if (SAID_ALREADY.has(refused.type) || STOPPED.has(refused.type)) {
-        this.hooks.saved();
-      } else {
-        if (refused.type !== "agent_error" && refused.type !== "model_error") this.giveBack(text);
-        this.hooks.failed(refused.message);
-      }
+      const refused = error instanceof Refused ? error : new Refused(400, { message: stopping.signal.aborted ? "" : String(error) });
+      if (!(this.isClosed && stopping.signal.aborted)) this.ended(said, outcomeOf(refused), refused.type === "message_stopped" ? "" : refused.message);
     } finally {
-      shown.remove();
+      shown?.remove();
+      this.waiting.delete(stopping);
       this.sending--;
       this.setBusy(this.isBusy);
     }
   }
 
   /**
-   * Send until the server has an answer to it, or refuses it for good.
-   * @param {any} json
-   * @param {string} key
+   * @param {import("./outbox.js").Said} said
+   * @param {import("./outbox.js").Outcome} outcome
+   * @param {string} why
    */
-  async sent(json, key) {
+  ended(said, outcome, why) {
+    const isKnown = unsent(said.session_id).some((one) => one.key === said.key);
+    drop(said.key);
+    if (outcome === "back" && isKnown) this.giveBack(said.text);
+    if (outcome !== "saved" && why) this.hooks.failed(why, outcome === "unanswered" ? () => this.ask(said) : null);
+    this.hooks.saved();
+  }
+
+  /**
+   * Send until the server has an answer to it, or refuses it for good.
+   * @param {import("./outbox.js").Said} said
+   * @param {AbortController} stopping
+   * @param {HTMLElement} [shown]
+   */
+  async sent({ text, key }, stopping, shown) {
+    const { channel, chat_id } = this.session;
+    const about = shown?.querySelector(".about");
     for (let wait = AGAIN_MS; ; wait = Math.min(wait * 2, LONGEST_MS)) {
       try {
-        return await send("POST", "v1/chat", json, { key });
+        return await send("POST", "v1/chat", { channel, chat_id, message: text }, { key, signal: stopping.signal });
       } catch (error) {
-        if (!(error instanceof Refused) || !error.passes || error.type === "agent_error" || this.isClosed) throw error;
-        await new Promise((resolve) => setTimeout(resolve, wait));
+        if (!(error instanceof Refused) || outcomeOf(error) !== "again") throw error;
+        if (about && error.passes) about.textContent = error.status ? "waits for the server" : "waits for the connection";
       }
+      this.waiting.add(stopping);
+      if (this.isClosed) stopping.abort();
+      await pause(wait, stopping.signal);
     }
   }
 
   /** @param {string} text */
   giveBack(text) {
-    if (!this.field.value) this.field.value = text;
-    this.resized();
+    const box = open.get(this.session.session_id) ?? this;
+    box.field.value = [drafts.get(this.session.session_id), text].filter(Boolean).join("\n\n");
+    box.resized();
+    box.focus();
   }
 
-  stop() {
-    return attempt(() => send("POST", sessionPath(this.session.session_id, "stop")));
+  /** Stop the answer under way, and give back what could not be sent. */
+  async stop() {
+    const isAnswering = this.isBusy || this.sending > this.waiting.size;
+    for (const one of this.waiting) one.abort();
+    if (isAnswering) await attempt(() => send("POST", sessionPath(this.session.session_id, "stop")));
   }
+}
+
+/**
+ * @param {number} time in ms
+ * @param {AbortSignal} signal ends it with an error
+ */
+function pause(time, signal) {
+  return new Promise((resolve, reject) => {
+    signal.throwIfAborted();
+    setTimeout(resolve, time);
+    signal.addEventListener("abort", () => reject(signal.reason), { once: true });
+  });
 }

@@ -8,6 +8,7 @@ import { find, icon, iconButton, make } from "./elements.js";
 import { entryOf } from "./fragments.js";
 import { Live } from "./live.js";
 import { attempt } from "./notices.js";
+import { drop } from "./outbox.js";
 import { TreePanel } from "./tree.js";
 import { Turn } from "./turn.js";
 import { clockTime, compact, count, counted, moment, nameOf } from "./words.js";
@@ -37,9 +38,9 @@ export class Conversation {
       busy: (isBusy) => this.composer.setBusy(isBusy),
     });
     this.composer = new Composer(session, {
-      said: (text) => this.said(text),
+      said: (text, key) => this.said(text, key),
       saved: () => this.refresh(),
-      failed: (message) => this.turn.fail(message),
+      failed: (message, again) => this.turn.fail(message, again),
     });
     this.tree = new TreePanel(this);
     this.root = make("div", { class: "conversation" }, this.head, this.aside, this.scroll, make("div", { class: "bottom" }, this.toNewest, this.composer.form));
@@ -64,6 +65,7 @@ export class Conversation {
     });
     this.refresh();
     this.tree.refreshSoon();
+    this.composer.resume();
   }
 
   close() {
@@ -90,8 +92,20 @@ export class Conversation {
   saved(entry) {
     const role = entry.message?.role;
     if (role && role !== "user") this.turn.saved();
+    if (role === "user") this.arrived(entry.message.content);
     if (entry.type === "label" || entry.type === "leaf" || this.tree.isOpen) this.tree.refreshSoon();
     this.refresh();
+  }
+
+  /**
+   * What was said here is saved, and is shown by its article from now on.
+   * @param {unknown} words
+   */
+  arrived(words) {
+    const said = [.../** @type {NodeListOf<HTMLElement>} */ (this.pending.querySelectorAll(".said:not(.saved)"))];
+    const found = said.find((one) => one.lastElementChild?.textContent === words);
+    found?.classList.add("saved");
+    if (found) drop(found.dataset.key);
   }
 
   /** @param {import("./live.js").LiveState} state */
@@ -111,10 +125,6 @@ export class Conversation {
         this.session = await get(sessionPath(this.id));
       });
       if (this.isClosed) return;
-      const newest = this.articles.shown.at(-1)?.sequence ?? 0;
-      for (const said of this.pending.querySelectorAll(".said")) {
-        if (newest > Number(/** @type {HTMLElement} */ (said).dataset.after)) said.remove();
-      }
       this.turn.settle();
       this.drawHead();
     });
@@ -173,12 +183,14 @@ export class Conversation {
     );
   }
 
-  /** @param {string} text */
-  said(text) {
-    const body = make("p", {}, text);
-    const after = this.articles.shown.at(-1)?.last ?? 0;
-    const article = make("article", { class: "user said", "data-after": after }, make("header", {}, make("a", {}, "User")), make("div", {}, body));
-    this.pending.prepend(article);
+  /**
+   * @param {string} text
+   * @param {string} key
+   */
+  said(text, key) {
+    const header = make("header", {}, make("a", {}, "User"), make("span", { class: "about" }));
+    const article = make("article", { class: "user said", "data-key": key }, header, make("div", {}, make("p", {}, text)));
+    this.pending.append(article);
     if (this.articles.end !== null || this.articles.later) attempt(() => this.articles.showEnd());
     this.articles.toEnd();
     return article;

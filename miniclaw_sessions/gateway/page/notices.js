@@ -1,5 +1,6 @@
 // Short messages at the bottom of the page, read out by screen readers, gone after a while.
 
+import { Refused } from "./api.js";
 import { find, make } from "./elements.js";
 
 const SHOWN_MS = 6_000;
@@ -25,7 +26,8 @@ export async function attempt(act) {
     return await act();
   } catch (error) {
     if (!(error instanceof Error)) throw error;
-    if (error.name !== "AbortError") notify(error.message, { failed: true });
+    const isSaid = error.name === "AbortError" || (error instanceof Refused && error.status === 401); // a form asks for the token
+    if (!isSaid) notify(error.message, { failed: true });
     return undefined;
   }
 }

@@ -27,7 +27,8 @@ export class Turn {
   tell(kind, data) {
     if (ENDS.has(kind)) {
       this.end();
-      if (kind === "error") this.fail(data.message);
+      if (kind === "error" && !this.box.querySelector(".failed")) this.fail(data.message);
+      if (kind === "suspended") this.box.append(make("p", { class: "suspended", role: "status" }, suspension(data.pending)));
       return;
     }
     if (kind === "typing" || kind === "accepted") this.begin();
@@ -51,7 +52,7 @@ export class Turn {
   begin() {
     if (this.isRunning) return;
     this.isRunning = true;
-    this.box.querySelector(".failed")?.remove();
+    for (const one of this.box.querySelectorAll(".failed, .suspended")) one.remove();
     this.article = make(
       "article",
       { class: "assistant running", "aria-busy": "true" },
@@ -87,20 +88,38 @@ export class Turn {
     const article = this.article;
     this.article = null;
     if (!article) return;
+    if (!article.lastElementChild?.hasChildNodes()) article.remove();
     article.classList.add("saved");
     article.querySelector(".about")?.remove();
     if (wasRunning) this.hooks.busy(false);
     this.hooks.changed();
   }
 
-  /** @param {string} message */
-  fail(message) {
-    this.box.append(make("p", { class: "failed", role: "alert" }, message));
+  /**
+   * @param {string} message
+   * @param {(() => void) | null} [again] asks for the answer once more
+   */
+  fail(message, again = null) {
+    const line = make("p", { class: "failed", role: "alert" }, message);
+    const ask = () => {
+      line.remove();
+      again?.();
+    };
+    if (again) line.append(" ", make("button", { type: "button", click: ask }, "Ask again"));
+    this.box.querySelector(".failed")?.remove();
+    this.box.append(line);
   }
 
-  /** Forget it: the stream was cut off, and tells anew what is under way. */
+  /** Forget it: the stream was cut off, and tells anew what is under way. What was said here still waits. */
   reset() {
     this.end();
-    this.box.replaceChildren();
+    for (const one of [...this.box.children]) {
+      if (!one.classList.contains("said")) one.remove();
+    }
   }
+}
+
+/** @param {{name: string}[]} pending calls of tools */
+function suspension(pending) {
+  return `Waits for an approval of ${pending.map((one) => one.name).join(", ")}.`;
 }
