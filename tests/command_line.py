@@ -173,6 +173,7 @@ def serving(workspace: Path, **overrides: object) -> Iterator[None]:
         overrides: settings, with two underscores for the point in their names.
     """
     flags = {name.replace("__", "."): value for name, value in overrides.items()}
+    flags.setdefault("log.audit", "off")  # the commands' log is the daemon's here, and they show it
     loaded = load_settings(None, {**os.environ, "MINICLAW_WORKSPACE": str(workspace)}, flags)
     signals, ready = Signals(), _Ready()
     with pytest.MonkeyPatch.context() as patch, start_blocking_portal("asyncio") as portal:

@@ -33,6 +33,8 @@ def test_every_public_coroutine_of_a_manager_is_cancelled() -> None:
         "import_stream": "is called import here",
         "get_session_history": "is called history here",
         "follow": "never ends by itself: tests/manager/test_following.py leaves it",
+        "watch": "as follow: tests/manager/test_live.py",
+        "watch_all": "as follow: tests/manager/test_live.py",
     }
     assert coroutines - CALLS.keys() == elsewhere.keys()
 

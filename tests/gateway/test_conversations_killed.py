@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import anyio
 import pytest
+
+pytest.importorskip("agents")
 from agents import Agent, OpenAIConversationsSession, Runner, function_tool
 from agents.testing import ScriptedModel, assistant_message, function_call
 

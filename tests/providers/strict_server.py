@@ -27,6 +27,7 @@ import anyio
 import msgspec
 import uvicorn
 from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -150,7 +151,7 @@ class StrictServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._tasks is not None
-        self._server.should_exit = True
+        self._server.told_to_stop.set()
         try:
             await self._tasks.__aexit__(kind, error, trace)
         finally:
@@ -162,7 +163,7 @@ class StrictServer:
         print(self._socket.getsockname()[1], flush=True)  # noqa: T201 - whoever started it waits for this
         server.run([self._socket])
 
-    def _bind(self) -> uvicorn.Server:
+    def _bind(self) -> _Server:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind(("127.0.0.1", self._port))
         self._socket.listen()
@@ -175,7 +176,7 @@ class StrictServer:
                 Route("/report", self._report),
             ]
         )
-        self._server = _Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
+        self._server = _Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         return self._server
 
     async def _report(self, _: Request) -> Response:
@@ -252,6 +253,27 @@ class StrictServer:
 
 
 class _Server(uvicorn.Server):
+    """Ends at once: uvicorn looks each tenth of a second whether it should, and waits as long for its connections."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.told_to_stop = anyio.Event()
+
+    async def main_loop(self) -> None:
+        """Serve until told to stop."""
+        await self.told_to_stop.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Break off whatever is under way."""
+        for server in (*self.servers, *(sockets or ())):
+            server.close()
+        for task in self.server_state.tasks:
+            task.cancel()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        while self.server_state.tasks or self.server_state.connections:
+            await checkpoint()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """In a test, signals are the test runner's; a process of its own ends by them as any other."""

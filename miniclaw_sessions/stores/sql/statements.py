@@ -453,6 +453,9 @@ def delete_session(connection: Connection, session_id: str, known: Known) -> boo
     place(connection, known)  # so that its entries need not be searched for, and their positions are not used again
     of_session = {"session_id": session_id}
     positions = select(PlaceRow.position).where(PlaceRow.session == _ROW_OF)
+    # What SQLite moves while it takes rows out of a tree stays where it was: these rows must say nothing by then.
+    said_nothing = update(EntryRow).values(encoded=func.zeroblob(func.length(EntryRow.encoded)))
+    connection.execute(said_nothing.where(EntryRow.position.in_(positions)), of_session)
     connection.execute(delete(EntryRow).where(EntryRow.position.in_(positions)), of_session)
     connection.execute(delete(PlaceRow).where(PlaceRow.session == _ROW_OF), of_session)
     connection.execute(delete(KeyRow).where(KeyRow.session == _ROW_OF), of_session)
