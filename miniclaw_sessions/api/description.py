@@ -7,6 +7,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from anyio import CapacityLimiter, to_thread
 
 from miniclaw_sessions.api.operation import Content, operation
 from miniclaw_sessions.api.service import Nothing, program_version
@@ -17,19 +18,22 @@ if TYPE_CHECKING:
 CACHED = {"Cache-Control": "no-cache"}
 """A copy may be kept, and is asked about each time."""
 
+_ONE = CapacityLimiter(1)
+"""Both are made in a thread, because that takes a second or so; once, however many ask for it first."""
+
 
 @operation("GET", "/openapi.json", Nothing, Content, scope="open")
 async def show_openapi(context: Context, request: Nothing) -> Content:
     """This interface as an OpenAPI 3.1 document: every path, body, reply, event and error, with examples."""
     del context, request
-    return _as_json()
+    return await to_thread.run_sync(_as_json, limiter=_ONE)
 
 
 @operation("GET", "/docs", Nothing, Content, scope="open", media_types=("text/html",))
 async def show_docs(context: Context, request: Nothing) -> Content:
     """The OpenAPI document as one page to read, which asks for nothing else and runs no script."""
     del context, request
-    return _as_page()
+    return await to_thread.run_sync(_as_page, limiter=_ONE)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from miniclaw_sessions.api.shapes import (
     UpdateSession,
     UsageReply,
 )
-from miniclaw_sessions.errors import AmbiguousName, SessionNotFound
+from miniclaw_sessions.errors import AmbiguousName, LeafMoved, SessionNotFound
 from miniclaw_sessions.protocol.entries import LeafMove
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.protocol.messages import Usage
@@ -199,7 +199,10 @@ async def update_session(context: Context, request: UpdateSessionRequest) -> Ses
     changes = {**request.body.changes(), **checked_metadata(request.body.metadata)}
     unit = session.unit()
     unit.add_metadata(**changes)
-    await unit.save(if_sequence=demanded_sequence(session, request.if_match))
+    demanded = demanded_sequence(session, request.if_match)
+    if not unit and demanded not in (None, session.last_sequence):  # else nothing would be demanded of no change
+        raise LeafMoved(f"session {session.session_id} went on meanwhile; look at it and try again")
+    await unit.save(if_sequence=demanded)
     return session_reply(session)
 
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, NoReturn, Self
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, ReplyFinished, TurnEnd
@@ -23,7 +23,7 @@ from miniclaw_sessions.api.openai.response_events import reply_marked
 from miniclaw_sessions.api.openai.response_places import Place, under_way
 from miniclaw_sessions.api.openai.response_request import FunctionTool, Wanted, check_calls
 from miniclaw_sessions.api.openai.responses import failure_of
-from miniclaw_sessions.api.openai.stored_responses import FAILED, RESPONSE
+from miniclaw_sessions.api.openai.stored_responses import FAILED, RESPONSE, place_again
 from miniclaw_sessions.channels.asked import Asked
 from miniclaw_sessions.channels.base import Accepted, Incoming, NotAnswered, Progress
 from miniclaw_sessions.channels.dispatcher import Dispatcher
@@ -59,7 +59,7 @@ class DispatchedResponses:
         same = (place.key.session_id, wanted.digest)
         if wanted.is_done_once and any(one[:2] == same for one in self._under_way):
             raise under_way()
-        responder = _Responder(wanted, self._dispatcher.assistant, place.at, self._running)
+        responder = _Responder(wanted, self._dispatcher.assistant, place, self._running)
         incoming = Incoming(
             place.key.chat_id,
             None,
@@ -94,13 +94,12 @@ class _Responder:
         mark: the entry that the response begins with, from then on.
     """
 
-    def __init__(
-        self, wanted: Wanted, assistant: Assistant, at: str | UnsetType | None, running: dict[str, Asked]
-    ) -> None:
+    def __init__(self, wanted: Wanted, assistant: Assistant, place: Place, running: dict[str, Asked]) -> None:
         self.asked: Asked | None = None
         self.session: Session | None = None
         self.mark: Custom | None = None
         self._wanted = wanted
+        self._place = place
         self._running = running
         self._model = _Marking(adjusted(assistant.agent.provider, wanted.options))
         agent = assistant.agent.in_place(
@@ -109,6 +108,7 @@ class _Responder:
             system_prompt=assistant.agent.system_prompt if wanted.instructions is None else wanted.instructions,
         )
         self._assistant = assistant.with_agent(agent)
+        at = place.at if place.again is None else self._at
         self._opening = Opening(self._said, at=at, mark=(RESPONSE, wanted.mark))
 
     async def answer(
@@ -141,6 +141,11 @@ class _Responder:
         check_calls(before, self._wanted.messages, waiting)
         return self._wanted.messages
 
+    async def _at(self) -> str | UnsetType | None:
+        if self.session is None or self._place.again is None:
+            return UNSET
+        return await place_again(self.session, self._place.again)
+
     def _begin(self) -> None:
         self.mark = next(entry for entry in self._opening.entries if isinstance(entry, Custom))
         self._model.mark_id = self.mark.id
@@ -148,11 +153,12 @@ class _Responder:
             self._running[self.mark.id] = self.asked
 
     async def _note_failure(self, session: Session, mark: Custom, error: Exception) -> None:
-        """Write down why it failed; a conversation is then where it was before, as if it had not been asked."""
+        """Write down why it failed; a conversation is then where it was before, unless others have gone on there."""
         with suppress(SessionsError):
-            failed_id = await session.tree.append_custom_entry(FAILED, {"error": failure_of(error)})
-            if self._wanted.conversation is not None:
-                await session.tree.branch(mark.parent_id, if_leaf=failed_id)
+            failure = {"error": failure_of(error), "response": mark.id}
+            failed_id = await session.tree.append_custom_entry(FAILED, failure)
+            if self._wanted.conversation is not None and (at := await place_again(session, mark)) is not UNSET:
+                await session.tree.branch(at, if_leaf=failed_id)
 
 
 def _tool(function: FunctionTool) -> Tool:

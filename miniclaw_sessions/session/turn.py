@@ -8,7 +8,7 @@ an error result, so that the history stays legal and shows what happened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.errors import (
     DuplicateMessage,
+    LeafMoved,
     NothingToResume,
     SessionDeleted,
     SessionsError,
@@ -49,6 +50,10 @@ LOOK_AGAIN_S = 0.3
 """How often a turn that another process has is looked at, until it is over."""
 
 
+Place = str | UnsetType | None
+"""The entry that a turn follows; None: it begins at the root; unset: it follows the leaf, wherever that is."""
+
+
 class Opening:
     """What a turn begins with, where that is more than one message at the leaf; for one turn.
 
@@ -58,7 +63,9 @@ class Opening:
         messages: makes what is said, given what a window shows of the branch that it follows, and the ids of the calls
             that wait there for an answer from outside. What it raises refuses the turn, and nothing has changed. The
             user's newest message, there or on the branch, is the one that is answered.
-        at: the entry that it follows; the leaf moves there. By default the leaf, wherever it is.
+        at: the entry that it follows; the leaf moves there. By default the leaf, wherever it is. A function is asked
+            for it when nobody else has the turn, and asked again if anything is said before the turn has begun: it can
+            look at what it would leave.
         mark: the type and the data of a custom entry that stands before the messages; None: there is none.
         entries: what it became, when the turn is open.
     """
@@ -69,7 +76,7 @@ class Opening:
         self,
         messages: Callable[[Sequence[Message], Collection[str]], Sequence[Message]],
         *,
-        at: str | UnsetType | None = UNSET,
+        at: Place | Callable[[], Awaitable[Place]] = UNSET,
         mark: tuple[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.messages = messages
@@ -375,8 +382,13 @@ class Turn:
         if self._claim is not None:
             self._claim.ids.update(entry.id for entry in unit.entries)
             journal.log.claim = self._claim
-        unit.accept(branch=branch)
+        leaf_id = journal.conversation.state.leaf_id
+        unit.accept(if_leaf=(leaf_id or "") if moves and callable(opening.at) else None, branch=branch)
         await self._saved()
+        try:
+            await unit.saved()
+        except LeafMoved as error:  # another process said something that it would leave: it is placed again
+            raise TurnTaken(self.session_id) from error
         if self._claim is not None and not self._claim.is_held:
             raise TurnTaken(self.session_id)
         opening.entries = unit.entries
@@ -384,11 +396,14 @@ class Turn:
         self.is_resumed = True
         return self._beginning_of(path, otherwise=len(path) - 1)
 
-    async def _place(self, entry_id: str | UnsetType | None) -> tuple[Branch, Entry | None, Collection[str], bool]:
+    async def _place(
+        self, wanted: Place | Callable[[], Awaitable[Place]]
+    ) -> tuple[Branch, Entry | None, Collection[str], bool]:
         """What a window shows of the branch that the turn follows, its last entry, what waits there, and if to move."""
         journal = self._journal
         while True:
             leaf_id = journal.conversation.state.leaf_id
+            entry_id = await wanted() if callable(wanted) else wanted
             at = leaf_id if isinstance(entry_id, UnsetType) else entry_id
             # where others may be first, what has a place of its own says so: else it would follow what they have said
             moves = at != leaf_id or (journal.home.store.shared and entry_id is not UNSET)

@@ -6,6 +6,7 @@ import ast
 import base64
 import hashlib
 import re
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ import pytest
 from structlog.testing import capture_logs
 
 import miniclaw_sessions
+from miniclaw_sessions.api import description, openapi
 from miniclaw_sessions.api.description import document
 from miniclaw_sessions.api.docs_page import CONTENT_SECURITY_POLICY, docs_page
 from miniclaw_sessions.api.error_table import known_errors
-from miniclaw_sessions.api.openapi import examples_of
+from miniclaw_sessions.api.openapi import examples_of, openapi_document
 from miniclaw_sessions.api.operation import BODY, Operation
 from miniclaw_sessions.api.table import OPERATIONS
 from tests.api_examples import recorded
@@ -122,6 +124,24 @@ async def test_the_document_is_served_and_not_sent_twice(served: Any, described:
     assert (again.status_code, again.content) == (304, b"")
     kept = ("etag", "cache-control", "content-type")  # a browser takes them over
     assert [again.headers[name] for name in kept] == [reply.headers[name] for name in kept]
+
+
+async def test_the_document_is_made_once_and_beside_the_loop(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_in: list[int] = []
+
+    def make(*given: Any) -> Any:
+        made_in.append(threading.get_ident())
+        return openapi_document(*given)
+
+    monkeypatch.setattr(openapi, "openapi_document", make)
+    caches: Any = (description.document, description._as_json, description._as_page)
+    for cached in caches:
+        cached.cache_clear()
+    async with anyio.create_task_group() as tasks:
+        for path in ("/openapi.json", "/docs", "/openapi.json", "/docs"):
+            tasks.start_soon(served.unix.get, path)
+    assert len(made_in) == 1
+    assert made_in[0] != threading.get_ident()
 
 
 class Page(HTMLParser):

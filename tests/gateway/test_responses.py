@@ -19,13 +19,17 @@ from openai.types.responses import Response, ResponseStreamEvent
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool, time_tool
-from miniclaw_sessions.api.openai.stored_responses import response_id
+from miniclaw_sessions.api.access import OWNER
+from miniclaw_sessions.api.openai.response_request import read_request
+from miniclaw_sessions.api.openai.response_shapes import CreateResponse
+from miniclaw_sessions.api.openai.stored_responses import RESPONSE, response_id
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.errors import ContextOverflow, ModelError, OptionRefused
 from miniclaw_sessions.history.context import is_legal
 from miniclaw_sessions.protocol.entries import SUSPENDED
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.protocol.options import Options
+from miniclaw_sessions.session.turn import Opening
 from miniclaw_sessions.testing.clock import FakeClock
 from tests.gateway.conftest import Served
 
@@ -50,6 +54,7 @@ class Recorder:
         offered: the names of the tools of each request.
         options: those of each request.
         gate: whoever says `slow` waits for it, when its first word is said.
+        is_repaired: whether it answers also who says `fail`, at once or behind `slow`.
     """
 
     name = "test"
@@ -60,6 +65,7 @@ class Recorder:
         self.offered: list[list[str]] = []
         self.options: list[Options] = []
         self.gate, self.slowed = anyio.Event(), anyio.Event()
+        self.is_repaired = False
         self._options = Options()
 
     def with_options(self, options: Options) -> Self:
@@ -83,7 +89,7 @@ class Recorder:
             yield Reply(Message.assistant("", calls))
         elif messages[-1].is_user and text.startswith("wrong"):
             yield Reply(Message.assistant("", (ToolCall("call_wrong", "weather", '{"city":'),)))
-        elif text.startswith("fail"):
+        elif text.startswith("fail") and not self.is_repaired:
             raise ModelError("the model is out of order")
         elif text.startswith("huge"):
             raise ContextOverflow("the conversation is too large")
@@ -94,6 +100,11 @@ class Recorder:
                 if text.startswith("slow") and not self.gate.is_set():
                     self.slowed.set()
                     await self.gate.wait()
+                    if "fail" in text and not self.is_repaired:
+                        raise ModelError("the model is out of order")
+            if text == "slow call":
+                yield Reply(Message.assistant("", (ToolCall("call_slow", tools[0].name, "{}"),)))
+                return
             reason = "length" if text.startswith("short") else "stop"
             usage = Usage(input_tokens=5, output_tokens=7, cache_read_tokens=2)
             yield Reply(msgspec.structs.replace(Message.assistant(f"I see: {said}"), usage=usage, stop_reason=reason))
@@ -535,6 +546,101 @@ async def test_a_request_with_a_key_is_answered_once(client: AsyncOpenAI, provid
     assert len(provider.asked) == 6
     other = await client.responses.create(input="another", extra_headers=key)
     assert other.output_text == "I see: Be kind. | another"
+
+
+async def items_in(client: AsyncOpenAI, conversation: str) -> list[str]:
+    """What each item says."""
+    found: list[Any] = [item async for item in client.conversations.items.list(conversation, order="asc")]
+    return [item.content[0].text for item in found]
+
+
+KEYED = {"Idempotency-Key": "k"}
+
+
+async def test_a_repeat_takes_nothing_away_that_was_said_since_the_first_failed(
+    client: AsyncOpenAI, provider: Recorder, served: Served
+) -> None:
+    await served.manager.get_or_create("conv", "1")
+    failing = partial(client.responses.create, input="fail", conversation="conv_1", extra_headers=KEYED)
+    with pytest.raises(openai.InternalServerError):
+        await failing()
+    await client.responses.create(input="other", conversation="conv_1")
+    await client.conversations.items.create("conv_1", items=[{"role": "user", "content": "item"}])
+    provider.is_repaired = True
+    answer = await failing()
+    assert answer.output_text == "I see: Be kind. | other | item | fail"
+    before = ["other", "I see: Be kind. | other", "item"]
+    assert await items_in(client, "conv_1") == [*before, "fail", answer.output_text]
+    assert await failing() == answer == await client.responses.retrieve(answer.id)
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+async def test_an_answer_that_fails_takes_nothing_away_that_was_said_meanwhile(
+    client: AsyncOpenAI, provider: Recorder, served: Served, role: Any
+) -> None:
+    await served.manager.get_or_create("conv", "1")
+    refused: list[str] = []
+
+    async def ask() -> None:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.responses.create(input="slow, and fails", conversation="conv_1", extra_headers=KEYED)
+        refused.append(caught.value.message)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        await provider.slowed.wait()
+        await client.conversations.items.create("conv_1", items=[{"role": role, "content": "item"}])
+        provider.gate.set()
+    assert refused
+    assert await items_in(client, "conv_1") == ["slow, and fails", "item"]
+
+
+async def cut_off(served: Served, text: str) -> None:
+    """What a kill leaves of a request in a conversation: the input, and no answer."""
+    wanted = read_request(CreateResponse(input=text, conversation="conv_1"), f"{OWNER.name} k")
+    session = await served.manager.find("conv_1")
+    async with session.turn(Opening(lambda *_: wanted.messages, mark=(RESPONSE, wanted.mark))):
+        pass
+
+
+async def test_what_was_cut_off_is_tried_again_in_its_place_if_nothing_was_said_since(
+    client: AsyncOpenAI, served: Served
+) -> None:
+    await served.manager.get_or_create("conv", "1")
+    await client.responses.create(input="one", conversation="conv_1")
+    await cut_off(served, "pay 5")
+    await client.responses.create(input="pay 5", conversation="conv_1", extra_headers=KEYED)
+    assert (await items_in(client, "conv_1"))[2:] == ["pay 5", "I see: Be kind. | one | pay 5"]
+
+
+async def test_where_what_was_cut_off_is_tried_again_is_decided_when_its_turn_comes(
+    client: AsyncOpenAI, served: Served
+) -> None:
+    session = await served.manager.get_or_create("conv", "1")
+    await cut_off(served, "pay 5")
+    async with anyio.create_task_group() as tasks, session.journal.turn_lock:
+        ask = partial(client.responses.create, input="pay 5", conversation="conv_1", extra_headers=KEYED)
+        tasks.start_soon(ask)
+        await until(lambda: session.journal.turn_lock.statistics().tasks_waiting == 1)
+        await client.conversations.items.create("conv_1", items=[{"role": "user", "content": "item"}])
+    assert (await items_in(client, "conv_1"))[:3] == ["pay 5", "item", "pay 5"]
+
+
+async def test_a_deleted_response_is_not_given_out_again_to_its_key(client: AsyncOpenAI, served: Served) -> None:
+    await served.manager.get_or_create("conv", "1")
+    ask = partial(client.responses.create, input="one", conversation="conv_1", extra_headers=KEYED)
+    first = await ask()
+    await client.responses.delete(first.id)
+    second = await ask()
+    assert second.output_text == "I see: Be kind. | one | one"
+    assert await ask() == second == await client.responses.retrieve(second.id)
+    begin = partial(client.responses.create, input="one", extra_headers=KEYED)
+    first = await begin()
+    await client.responses.create(input="two", previous_response_id=first.id)
+    await client.responses.delete(first.id)
+    second = await begin()
+    assert second.output_text == "I see: Be kind. | one"
+    assert await begin() == second == await client.responses.retrieve(second.id)
 
 
 # --- what is kept, and refused ----------------------------------------------------------------------------------------

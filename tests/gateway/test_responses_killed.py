@@ -16,7 +16,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.gateway.daemons import Process
-from tests.gateway.test_conversations import package_at
+from tests.gateway.test_conversations import package_at, user
 from tests.gateway.test_conversations_killed import killed
 from tests.gateway.test_responses import WEATHER
 from tests.providers.all_providers import KEY
@@ -194,3 +194,39 @@ async def test_a_conversation_that_a_kill_cut_off_is_asked_again_and_doubles_not
                 items = [item async for item in client.conversations.items.list(made.id)]
                 assert len(items) == 2
     assert said == [["hello?"], ["hello?"]]
+
+
+async def test_what_others_said_since_a_kill_stays_when_the_request_is_repeated(short_path: Path) -> None:
+    stalls = True
+
+    def answer(asked: Asked) -> Answer:
+        said = " | ".join(message.text for message in asked.messages if message.is_user)
+        is_cut = stalls and said.endswith("pay 5")
+        return Answer(text="late", ending="stall", ending_after=2) if is_cut else Answer(text=f"to {said}")
+
+    async with StrictServer(answer, key=KEY) as server:
+        repeated: Any = {"input": "pay 5", "extra_headers": {"Idempotency-Key": "k"}}
+        async with daemon(short_path, server) as one:
+            await one.notice("READY=1")
+            async with package_at(one.socket) as client:
+                made = await client.conversations.create()
+                await client.responses.create(input="zero", conversation=made.id)
+                stream = await client.responses.create(conversation=made.id, stream=True, **repeated)
+                await anext(aiter(stream))
+                await server.streaming.wait()
+                await killed(one)
+        stalls = False
+        async with daemon(short_path, server) as two:
+            await two.notice("READY=1")
+            async with package_at(two.socket) as client:
+                await client.responses.create(input="other", conversation=made.id)
+                await client.conversations.items.create(made.id, items=[user("item")])
+                items: Any = client.conversations.items
+                before = [item async for item in items.list(made.id, order="asc")]
+                answered = await client.responses.create(conversation=made.id, **repeated)
+                assert answered.output_text == "to zero | pay 5 | other | item | pay 5"
+                after = [item async for item in items.list(made.id, order="asc")]
+                assert after[: len(before)] == before
+                assert [item.content[0].text for item in after[len(before) :]] == ["pay 5", answered.output_text]
+                assert await client.responses.create(conversation=made.id, **repeated) == answered
+        assert server.problems == []

@@ -9,11 +9,14 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec import UNSET
 from openai import AsyncOpenAI
 
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session.turn import Opening, Place
 from tests.gateway.test_conversations import package_at
 from tests.gateway.test_responses import WEATHER, Recorder
 from tests.serving import serving
@@ -96,3 +99,32 @@ async def test_a_response_that_the_other_makes_is_in_progress_and_a_conversation
                 model.gate.set()
                 _ = [event async for event in stream]
         assert answers == ["I see: Be kind. | slow | next"]
+
+
+async def test_a_turn_that_would_go_back_is_placed_again_if_another_gateway_speaks_first(
+    postgresql_url: str, short_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        one, other = [
+            await stack.enter_async_context(SessionManager(short_path / str(number), store=postgresql_url))
+            for number in range(2)
+        ]
+        session = await one.get_or_create("conv", "1")
+        begun, cut = await session.add_messages([Message.user("begun"), Message.user("cut off")])
+        elsewhere = await other.find("conv_1")
+        asked: list[str | None] = []
+
+        async def place() -> Place:
+            asked.append(session.leaf_id)
+            if session.leaf_id != cut.id:
+                return UNSET
+            await elsewhere.add_message(Message.user("said meanwhile"))
+            return begun.id
+
+        async with session.turn(Opening(lambda *_: [Message.user("again")], at=place)) as turn:
+            turn.append(Message.assistant("answer"))
+        assert asked[0] == cut.id
+        assert len(asked) > 1
+        texts = [message.text for message in session.messages()]
+        assert texts == ["begun", "cut off", "said meanwhile", "again", "answer"]
+        assert [message.text for message in (await other.find("conv_1")).messages()] == texts

@@ -50,6 +50,8 @@ class Place(msgspec.Struct, frozen=True):
         key: the session.
         session: the session itself, where it belongs to no manager; it is gone with the answer.
         at: the entry that it follows; unset: the session's leaf.
+        again: begins a response of a conversation that came to nothing, and is tried again: its place is decided when
+            nobody else has the turn (`place_again`).
         made: the response, where the request is one that was answered before.
         is_new: whether the session is still to be made; another one that is deleted meanwhile is not made again.
     """
@@ -57,6 +59,7 @@ class Place(msgspec.Struct, frozen=True):
     key: SessionKey
     session: Session | None = None
     at: str | UnsetType | None = UNSET
+    again: Custom | None = None
     made: StoredResponse | None = None
     is_new: bool = False
 
@@ -118,11 +121,14 @@ async def _place_in(context: Context, session: Session, wanted: Wanted, at: str 
     before = await _asked_before(session, wanted, since=since) if wanted.is_done_once else None
     if before is None:
         return Place(session.key, at=at)
-    if before.is_over and before.error is None:
+    is_deleted = before.mark.id in deleted_in(session)
+    if before.is_over and before.error is None and not is_deleted:
         return Place(session.key, made=before)
     if await is_running(context, session, before):
         raise under_way()
-    return Place(session.key, at=before.mark.parent_id)
+    if wanted.conversation is None:  # all branches are alike
+        return Place(session.key, at=before.mark.parent_id)
+    return Place(session.key, again=None if is_deleted else before.mark)
 
 
 def under_way() -> RequestError:

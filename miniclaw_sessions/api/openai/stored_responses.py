@@ -14,15 +14,25 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import msgspec
+from msgspec import UNSET
 
 from miniclaw_sessions.api.openai.items import entry_id_within, id_in_items, items_of
 from miniclaw_sessions.api.openai.response_shapes import Document, Mark, NamedConversation, Response, ResponseUsage
 from miniclaw_sessions.api.openai.shapes import Item
 from miniclaw_sessions.errors import EntryNotFound, InvalidMessage
-from miniclaw_sessions.protocol.entries import Custom, Entry, LeafMove, MessageEntry, moves_leaf, waiting_calls
+from miniclaw_sessions.protocol.entries import (
+    Compaction,
+    Custom,
+    Entry,
+    LeafMove,
+    MessageEntry,
+    is_bookkeeping,
+    moves_leaf,
+    waiting_calls,
+)
 from miniclaw_sessions.protocol.messages import ABORTED, Message, Usage
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import begins_turn
+from miniclaw_sessions.session.turn import Place, begins_turn
 from miniclaw_sessions.stores.base import decode_stored
 
 RESPONSE = "openai.response"
@@ -31,7 +41,8 @@ RESPONSE = "openai.response"
 it says again of it."""
 
 FAILED = "openai.response.failed"
-"""The `custom_type` of the entry behind a response that failed; its data is the `error`."""
+"""The `custom_type` of the entry behind a response that failed; its data: the `error`, and the `response`, by the entry
+that it begins with, because others may have begun meanwhile."""
 
 DELETED = "openai.deleted_responses"
 """The metadata of a session that names the responses that were deleted, while what they said is still there."""
@@ -110,10 +121,17 @@ class StoredResponse:
             return False
         elif (waiting := waiting_calls(entry)) is not None:
             self.waiting = frozenset(waiting)
-        elif isinstance(entry, Custom) and entry.custom_type == FAILED:
+        elif isinstance(entry, Custom) and _is_failure_of(self.mark, entry):
             self.error = _error_of(entry)
         self.end = entry.id
         return True
+
+
+def _is_failure_of(mark: Custom, entry: Entry) -> bool:
+    """Whether an entry says why the response failed that begins with this mark."""
+    if not isinstance(entry, Custom) or entry.custom_type != FAILED:
+        return False
+    return bool(entry.data.get("response", mark.id) == mark.id)
 
 
 def _error_of(failed: Custom) -> Document:
@@ -152,6 +170,32 @@ async def find_response(session: Session, entry_id: str) -> StoredResponse | Non
         if not found.take(entry):
             break
     return found
+
+
+async def place_again(session: Session, mark: Custom) -> Place:
+    """Where a conversation goes on after a response that came to nothing: where it began, as if nobody had asked.
+
+    Only if nothing stands behind it but its own input. What others have said since is never left: then it is unset, and
+    the conversation goes on behind them.
+
+    Args:
+        session: the conversation.
+        mark: the entry that the response begins with.
+
+    Raises:
+        StoreUnavailable: the store cannot be read.
+    """
+    own = mark.data["inputs"]
+    async for entry in session.tree.walk():
+        if entry.id == mark.id:
+            return mark.parent_id
+        if isinstance(entry, MessageEntry):
+            own -= 1
+            if own < 0:
+                break
+        elif not (isinstance(entry, Compaction) or is_bookkeeping(entry) or _is_failure_of(mark, entry)):
+            break
+    return UNSET
 
 
 async def entries_after(session: Session, sequence: int) -> AsyncIterator[Entry]:
