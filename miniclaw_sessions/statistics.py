@@ -13,8 +13,9 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     `messages` counts those of the window, `message_count` all of the transcript; `updated_at` is when the content last
     changed, `last_accessed` when the session was last used. `lost` is how many older messages a former store
-    has taken with it, until that is acknowledged. `last_words` is how the newest thing that somebody said begins, where
-    it was asked for.
+    has taken with it, until that is acknowledged. `last_words` is how the newest thing that somebody said begins, and
+    `first_words`, for a session whose title is none and whose chat id is but digits, how the first thing that a person
+    said does; where they were asked for.
     """
 
     session_id: str
@@ -30,6 +31,7 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     dirty: bool
     lost: int = 0
     last_words: str | None = None
+    first_words: str | None = None
 
 
 class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):

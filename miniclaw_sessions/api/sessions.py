@@ -64,13 +64,16 @@ class ListSessions(msgspec.Struct, frozen=True):
     Attributes:
         channel: of this channel only.
         prefix: whose ids begin so, in any case.
+        part: whose ids have this in them, in any case; `prefix` wins.
         limit: at most so many.
         after: behind the place that the page before calls `next`.
-        last_words: tell in each row how the newest thing that somebody said begins.
+        last_words: tell in each row how the newest thing that somebody said begins; and where nobody gave a name, how
+            the first one does: `first_words`.
     """
 
     channel: str | None = None
     prefix: str | None = None
+    part: str | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 100
     after: str | None = None
     last_words: bool = False
@@ -79,9 +82,10 @@ class ListSessions(msgspec.Struct, frozen=True):
 @operation("GET", "/v1/sessions", ListSessions, SessionsReply)
 async def list_sessions(context: Context, request: ListSessions) -> Stream:
     """A page of sessions, the most recently used first. Creates and renews nothing."""
+    wanted = request.part if request.prefix is None else request.prefix
     page = await context.manager.list(
         channel=request.channel or None,
-        only=None if request.prefix is None else _id_part(request.prefix, at_beginning=True),
+        only=None if wanted is None else _id_part(wanted, at_beginning=request.prefix is not None),
         limit=request.limit + 1,
         after=None if request.after is None else _parse_place(request.after),
         last_words=request.last_words,

@@ -48,7 +48,9 @@ def recognize(sample: Sample) -> Format:
         if form.recognize(sample):
             return form
     names = ", ".join(form.name for form in READABLE)
-    raise ImportRefused(f"this is not a session in any known format ({names}); --format says which one is meant")
+    raise ImportRefused(
+        f"this is not a session in any known format ({names}); name the one that is meant, if it is one"
+    )
 
 
 def format_named(name: str) -> Format:

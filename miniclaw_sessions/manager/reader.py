@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import builtins
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.clock import Clock
-from miniclaw_sessions.errors import SessionNotFound
+from miniclaw_sessions.errors import InvalidMessage, SessionNotFound
 from miniclaw_sessions.history.search import Found, Search, SearchPage
 from miniclaw_sessions.history.window import MAX_MESSAGES, Window
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.cache import Listing, moment_of
-from miniclaw_sessions.protocol.entries import Entry
+from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.session import Journal, Session
 from miniclaw_sessions.session.searching import Branch, Order, search_page, search_windows
 from miniclaw_sessions.statistics import SessionSummary
-from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.stores.base import Store, decode_stored
 from miniclaw_sessions.stores.shared import ListPosition
 
 if TYPE_CHECKING:
@@ -33,6 +36,12 @@ if TYPE_CHECKING:
 
 FEW = 10_000
 """Up to this many sessions on disk are put in order on the event loop; more would hold it up."""
+
+BEGINNING = 20
+"""Among so many of its first entries it is looked for what a session without a name is about."""
+
+_NO_NAME = re.compile(r"[0-9a-f-]{32,}")  # a UUID, or as many digits as a new conversation has
+_FIRST_WORDS: WeakKeyDictionary[Journal, str] = WeakKeyDictionary()  # they stay what they are
 
 log = get_logger(__name__)
 
@@ -128,7 +137,8 @@ class SessionReader(ABC):
             limit: at most so many of them; None: all.
             offset: after so many others.
             after: only those that stand behind this position.
-            last_words: whether each tells how the newest thing that somebody said begins.
+            last_words: whether each tells how the newest thing that somebody said begins, and one without any name
+                how the first thing does.
 
         Raises:
             SnapshotUnreadable, SchemaTooNew, StoreError: one of them cannot be loaded.
@@ -142,6 +152,7 @@ class SessionReader(ABC):
                 summarize(session, self.losses.get(session_id)),
                 last_accessed=used_at,
                 last_words=_last_words(session) if last_words else None,
+                first_words=await _first_words(session) if last_words else None,
             )
             for used_at, session_id in chosen
             if (session := sessions.get(session_id)) is not None and channel in (None, session.key.channel)
@@ -286,6 +297,27 @@ def _last_words(session: Session) -> str | None:
         if kept.role in (Role.USER, Role.ASSISTANT):
             return first_words(kept.entry)
     return None
+
+
+async def _first_words(session: Session) -> str | None:
+    """What people call a session by that nobody named; None where it has a name, or nobody said anything."""
+    from miniclaw_sessions.formats.first_words import first_words  # noqa: PLC0415 - only a list for people needs it
+
+    journal = session.journal
+    if session.title or not _NO_NAME.fullmatch(session.key.chat_id):
+        return None
+    if journal not in _FIRST_WORDS:
+        said = []
+        for stored in await session.tree.read_after(0, BEGINNING):
+            with suppress(InvalidMessage):  # it is damaged
+                entry = decode_stored(stored)
+                if isinstance(entry, MessageEntry) and entry.message.is_user:
+                    said.append(first_words(entry))
+        if not said:
+            return None
+        by_hand = (words for words in said if not words.startswith(("<", "# AGENTS.md")))  # what agents put before it
+        _FIRST_WORDS[journal] = next(by_hand, said[0])
+    return _FIRST_WORDS[journal]
 
 
 async def fork_session(manager: SessionReader, from_id: str, to_id: str) -> Session:

@@ -179,3 +179,23 @@ async def test_the_list_says_how_the_newest_words_begin_where_that_is_asked_for(
     assert b"last_words" in found[True]
     assert b'"last_words":"\xe2\x86\x92 tool' in found[True]
     assert b'"last_words":"' not in found[False]
+
+
+async def test_what_nobody_named_is_listed_by_its_first_words(manager: SessionManager) -> None:
+    imported = await manager.get_or_create("codex", "019e742e-9d84-7578-9001-000000000001")
+    await said(imported, "<environment_context>\nlinux", "mend the\nclock", *(f"more {number}" for number in range(60)))
+    named = await manager.get_or_create("codex", "019e742e-9d84-7578-9001-000000000002")
+    await said(named, "something")
+    await named.tree.append_session_info("its name")
+    await said(await manager.get_or_create("codex", "by-hand"), "something else")
+    rows = {row.chat_id[-1]: row.first_words for row in await manager.list(last_words=True)}
+    assert rows == {"1": "mend the clock", "2": None, "d": None}
+    assert [row.first_words for row in await manager.list()] == [None] * 3
+
+
+async def test_a_session_is_found_by_any_part_of_its_id(manager: SessionManager) -> None:
+    for chat in ("user0998", "user0999", "other"):
+        await manager.get_or_create("web", chat)
+    stream: Any = await list_sessions.handler(Context(manager), ListSessions(part="SER09"))
+    found = b"".join([piece async for piece in stream.chunks])
+    assert sorted(re.findall(rb'"chat_id":"([^"]+)"', found)) == [b"user0998", b"user0999"]

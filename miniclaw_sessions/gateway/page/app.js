@@ -74,7 +74,8 @@ async function openSession(id, place, mine) {
   try {
     const session = await get(sessionPath(id));
     if (mine !== navigation) return;
-    conversation = new Conversation(session, { changed: () => list.refreshSoon(), gone: left });
+    const row = list.rows.find((one) => one.session_id === id);
+    conversation = new Conversation({ first_words: row?.first_words, ...session }, { changed: () => list.refreshSoon(), gone: left });
     await conversation.open(place);
     if (place === null && matchMedia("(hover: hover)").matches) conversation?.composer.focus();
   } catch (error) {

@@ -122,7 +122,7 @@ export class Conversation {
       this.wish = null;
       await attempt(async () => {
         await this.articles.refresh();
-        this.session = await get(sessionPath(this.id));
+        this.session = { first_words: this.session.first_words, ...(await get(sessionPath(this.id))) };
       });
       if (this.isClosed) return;
       this.turn.settle();

@@ -44,9 +44,10 @@ export function listenForFiles(imported) {
  */
 async function importFiles(files, imported) {
   if (!files.length) return;
-  notify(`Reading ${counted(files.length, "file")}…`);
+  const reading = notify(`Reading ${counted(files.length, "file")}…`);
   const reports = [];
   for (const file of files) reports.push({ file, ...(await tried(file, true)) });
+  reading.remove();
   const good = reports.filter((one) => one.report);
   const rows = reports.map(({ file, report, problem }) => reportRow(file, report, problem));
   const isSure = await ask({
@@ -78,7 +79,8 @@ async function tried(file, dry) {
     const headers = { "Content-Type": "application/octet-stream" };
     return { report: await (await request("POST", "v1/import", { query, headers, body: file })).json() };
   } catch (error) {
-    return { problem: error instanceof Refused ? error.message : String(error) };
+    const isHere = error instanceof Refused && error.type === "session_exists";
+    return { problem: isHere ? "This session is here already. Delete it first to import it anew." : error instanceof Error ? error.message : String(error) };
   }
 }
 
@@ -97,7 +99,7 @@ function reportRow(file, report, problem) {
     { class: problem ? "report failed" : "report" },
     make("h3", {}, file.name),
     make("p", { class: "facts" }, facts.filter(Boolean).join(" · ")),
-    report?.title && make("p", {}, report.title),
+    report && make("p", {}, `It will be called ${report.title ? `“${report.title}”` : "by its first words"}.`),
     problem && make("p", { class: "error" }, problem),
     findings.length > 0 &&
       make("details", {}, make("summary", {}, counted(findings.length, "finding")), make("ul", {}, ...findings.slice(0, 200).map((/** @type {any} */ one) => make("li", {}, `line ${one.line}: ${one.outcome}: ${one.text}`)))),

@@ -13,6 +13,7 @@ export function notify(text, how = {}) {
   const notice = make("p", { class: how.failed ? "notice failed" : "notice" }, text);
   find("notices").append(notice);
   setTimeout(() => notice.remove(), SHOWN_MS);
+  return notice;
 }
 
 /**

@@ -19,30 +19,42 @@ export function startSearch(named) {
   let timer = 0;
   /** @type {AbortController | null} */
   let running = null;
+  /** What was found stands for this query. */
+  let answered = "";
 
   const search = async () => {
-    running?.abort();
+    clearTimeout(timer);
     const query = field.value.trim();
+    if (query && query === answered) return true;
+    running?.abort();
+    answered = "";
     hits.hidden = !query;
     list.hidden = Boolean(query);
-    if (!query) return;
+    if (!query) return false;
     const asked = new AbortController();
     running = asked;
     const [names, said] = await Promise.all([
-      get("v1/sessions", { prefix: query, limit: NAMES, last_words: true }, asked.signal).catch(() => ({ sessions: [] })),
+      get("v1/sessions", { part: query, limit: NAMES, last_words: true }, asked.signal).catch(() => ({ sessions: [] })),
       get("v1/search", { query, limit: HITS }, asked.signal).catch((error) => ({ results: [], note: error.message })),
     ]);
-    if (asked.signal.aborted) return;
+    if (asked.signal.aborted) return false;
     hits.replaceChildren(...shown(names.sessions, said, named));
+    answered = query;
+    return true;
+  };
+  /** @param {"click" | "focus"} act done to the first that was found for what stands in the box */
+  const first = async (act) => {
+    if (await search()) hits.querySelector("a")?.[act]();
   };
   field.addEventListener("input", () => {
+    answered = ""; // what was found is looked for again: more may have been said
     clearTimeout(timer);
     timer = setTimeout(search, PAUSE_MS);
   });
   field.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
     if (event.key === "Enter" || event.key === "ArrowDown") {
       event.preventDefault();
-      hits.querySelector("a")?.[event.key === "Enter" ? "click" : "focus"]();
+      first(event.key === "Enter" ? "click" : "focus");
     }
     if (event.key === "Escape") {
       field.value = "";

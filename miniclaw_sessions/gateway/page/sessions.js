@@ -13,7 +13,7 @@ const AGAIN_MS = 400;
 
 /**
  * @typedef {{session_id: string, channel: string, chat_id: string, title: string | null, last_words: string | null,
- *   last_accessed: string, updated_at: string, message_count: number, lost: number}} Row
+ *   first_words: string | null, last_accessed: string, updated_at: string, message_count: number, lost: number}} Row
  */
 
 export class SessionList {

@@ -78,10 +78,11 @@ export function duration(seconds) {
 
 /**
  * What a session is called.
- * @param {{title?: string | null, last_words?: string | null, chat_id: string, channel: string}} session
+ * @param {{title?: string | null, first_words?: string | null, chat_id: string, channel: string}} session
  */
 export function nameOf(session) {
   if (session.title?.trim()) return session.title;
+  if (session.first_words) return plain(session.first_words);
   return session.channel === "conv" ? "New conversation" : session.chat_id;
 }
 
