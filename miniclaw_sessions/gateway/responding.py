@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, NoReturn, Self
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.agent.assistant import Assistant
@@ -169,7 +170,7 @@ def _tool(function: FunctionTool) -> Tool:
 
 
 class _Marking:
-    """A provider whose replies have the ids that they were streamed with.
+    """A provider whose replies say which response they are made for, and have the ids that they were streamed with.
 
     Attributes:
         mark_id: the entry that the response begins with.
@@ -189,7 +190,8 @@ class _Marking:
                 if isinstance(event, Reply):
                     marked = reply_marked(event.message, self.mark_id, self._replies)
                     self._replies += 1
-                    yield Reply(marked)
+                    extra = {**(marked.extra or {}), RESPONSE: self.mark_id}
+                    yield Reply(msgspec.structs.replace(marked, extra=extra))
                 else:
                     yield event
 

@@ -595,6 +595,28 @@ async def test_an_answer_that_fails_takes_nothing_away_that_was_said_meanwhile(
     assert await items_in(client, "conv_1") == ["slow, and fails", "item"]
 
 
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize("text", ["slow", "slow call"])
+async def test_what_is_said_while_an_answer_is_made_is_no_part_of_it(
+    client: AsyncOpenAI, provider: Recorder, served: Served, text: str, role: Any
+) -> None:
+    await served.manager.get_or_create("conv", "1")
+    answered: list[Response] = []
+
+    async def ask() -> None:
+        answered.append(await client.responses.create(input=text, conversation="conv_1", tools=[WEATHER]))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        await provider.slowed.wait()
+        await client.conversations.items.create("conv_1", items=[{"role": role, "content": "item"}])
+        provider.gate.set()
+    assert answered[0].status == "completed"
+    assert [item.type for item in answered[0].output] == ["function_call" if "call" in text else "message"]
+    assert answered[0].output_text == ("" if "call" in text else f"I see: Be kind. | {text}")
+    assert await client.responses.retrieve(answered[0].id) == answered[0]
+
+
 async def cut_off(served: Served, text: str) -> None:
     """What a kill leaves of a request in a conversation: the input, and no answer."""
     wanted = read_request(CreateResponse(input=text, conversation="conv_1"), f"{OWNER.name} k")

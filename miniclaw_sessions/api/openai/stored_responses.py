@@ -2,8 +2,9 @@
 
 A response begins with an entry that says what was asked for (`RESPONSE`); behind it, on one path, stand the messages of
 its input and what the model made of them. Its id is that entry's and the session's, so nothing else has to be kept, and
-any process that reads the session finds it. How it ended follows from what stands there; only what failed says so in
-an entry of its own (`FAILED`).
+any process that reads the session finds it. Others may speak there meanwhile: what the model made for a response says
+so (`RESPONSE` in the message's `extra`). How it ended follows from what stands there; only what failed says so in an
+entry of its own (`FAILED`).
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from miniclaw_sessions.protocol.entries import (
     MessageEntry,
     is_bookkeeping,
     moves_leaf,
+    original_id,
     waiting_calls,
 )
 from miniclaw_sessions.protocol.messages import ABORTED, Message, Usage
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import Place, begins_turn
+from miniclaw_sessions.session.turn import Place
 from miniclaw_sessions.stores.base import decode_stored
 
 RESPONSE = "openai.response"
@@ -49,6 +51,7 @@ DELETED = "openai.deleted_responses"
 
 _ID = re.compile(r"(resp_[0-9a-fx]+)_(.+)", re.DOTALL)
 _PAGE = 64
+_LOOKED_OVER = 512  # messages of others among which the end of a response is looked for, if it has one
 _OWN = ("inputs", "digest", "key")
 _CUT_OFF = {"code": "server_error", "message": "The answer was cut off: the server has ended, or has given it up."}
 _TOO_LONG = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS", "model_context_window_exceeded"})
@@ -78,7 +81,7 @@ class StoredResponse:
         outputs: what the model made of them, and results of calls that went wrong before a client saw them.
         waiting: the ids of the calls whose outputs the client owes; None: its turn was not suspended.
         error: why it failed.
-        end: the last entry of its path: whoever goes on from it follows that one.
+        end: its last entry: whoever goes on from it follows that one.
     """
 
     session_id: str
@@ -88,6 +91,11 @@ class StoredResponse:
     waiting: frozenset[str] | None = None
     error: Document | None = None
     end: str = ""
+    _at: str = ""  # how far its path was followed
+    _others: int = 0  # messages there that are not its own
+
+    def __post_init__(self) -> None:
+        self.end = self._at = self.mark.id
 
     @property
     def id(self) -> str:
@@ -110,21 +118,39 @@ class StoredResponse:
         """The next entry behind it; False if it belongs to what comes after."""
         if self.is_over:
             return False
-        if entry.parent_id != self.end or isinstance(entry, LeafMove) or not moves_leaf(entry):
+        if entry.parent_id != self._at or isinstance(entry, LeafMove) or not moves_leaf(entry):
             return True
+        self._at = entry.id
         if isinstance(entry, MessageEntry):
-            is_input = len(self.inputs) < self.mark.data.get("inputs", 0)
-            if not is_input and begins_turn(entry):
-                return False
-            (self.inputs if is_input else self.outputs).append(entry)
+            if len(self.inputs) < self.mark.data.get("inputs", 0):
+                self.inputs.append(entry)
+            elif self._is_own(entry.message):
+                self.outputs.append(entry)
+            else:  # somebody has said it meanwhile
+                self._others += 1
+                return self._others < _LOOKED_OVER
         elif is_mark(entry):
             return False
-        elif (waiting := waiting_calls(entry)) is not None:
-            self.waiting = frozenset(waiting)
+        elif waiting := self._calls.intersection(waiting_calls(entry) or ()):
+            self.waiting = waiting
         elif isinstance(entry, Custom) and _is_failure_of(self.mark, entry):
             self.error = _error_of(entry)
+        else:
+            return True
         self.end = entry.id
         return True
+
+    @property
+    def _calls(self) -> frozenset[str]:
+        return frozenset(call.id for entry in self.outputs for call in entry.message.tool_calls or ())
+
+    def _is_own(self, message: Message) -> bool:
+        if message.is_tool_result:
+            return message.tool_call_id in self._calls
+        if message.stop_reason == ABORTED and not self._others:  # no model has made it whole
+            return message.is_assistant
+        made_for = (message.extra or {}).get(RESPONSE)
+        return message.is_assistant and made_for in (self.mark.id, original_id(self.mark))
 
 
 def _is_failure_of(mark: Custom, entry: Entry) -> bool:
@@ -165,7 +191,7 @@ async def find_response(session: Session, entry_id: str) -> StoredResponse | Non
         return None
     if not is_mark(mark):
         return None
-    found = StoredResponse(session.session_id, mark, end=mark.id)
+    found = StoredResponse(session.session_id, mark)
     async for entry in entries_after(session, mark.sequence):
         if not found.take(entry):
             break
