@@ -13,7 +13,7 @@ from tests.page.model import PATIENCE_S, ModelService
 from tests.page.served import TOKEN, PageDaemon
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 pytestmark = pytest.mark.proof
 OpenPage = Callable[..., "Page"]
@@ -49,8 +49,15 @@ def test_the_token_is_taken_out_of_the_address_and_a_form_asks_where_there_is_no
     page.locator(".welcome h1").wait_for()
     assert page.locator(".notice").count() == 0, "the form has said it; nothing of it is left"
     assert TOKEN not in page.url
-    page.goto(f"{daemon.address}/#token={TOKEN}")
+    held: list[Route] = []
+    page.route("**/app.js", held.append)
+    with page.expect_response("**/v1/sessions?*") as listed:  # asked for while the scripts are still loaded
+        page.goto(f"{daemon.address}/#token={TOKEN}", wait_until="commit")
+    assert listed.value.ok
+    for route in held:
+        route.continue_()
     page.wait_for_url(f"{daemon.address}/#/")
+    page.locator(".welcome h1").wait_for()
     assert complaints == []
 
 

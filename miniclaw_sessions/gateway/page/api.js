@@ -28,9 +28,18 @@ export function whenSignedOut(ask) {
   askForToken = ask;
 }
 
+/**
+ * The requests that were begun while the modules were loaded (early.js), by their addresses: each is answered once.
+ * @returns {Map<string, Promise<Response>>}
+ */
+function begun() {
+  return /** @type {any} */ (window).early;
+}
+
 /** @param {string} token */
 export function signIn(token) {
   sessionStorage.setItem(TOKEN, token);
+  begun().clear();
 }
 
 export function isSignedIn() {
@@ -62,7 +71,9 @@ export async function request(method, path, asked = {}) {
   const body = asked.json === undefined ? asked.body : JSON.stringify(asked.json);
   let response;
   try {
-    response = await fetch(url, { method, headers, body, signal: asked.signal, cache: "no-store", credentials: "omit" });
+    const early = method === "GET" ? begun().get(url.href) : undefined;
+    begun().delete(url.href);
+    response = await (early ?? fetch(url, { method, headers, body, signal: asked.signal, cache: "no-store", credentials: "omit" }));
   } catch (error) {
     if (asked.signal?.aborted) throw error;
     throw new Refused(0, { message: "The server cannot be reached.", type: "unreachable" });

@@ -10,7 +10,6 @@ import { Live } from "./live.js";
 import { attempt, notify } from "./notices.js";
 import { guardUnsent } from "./outbox.js";
 import { startSearch } from "./search.js";
-import { ServiceView } from "./service.js";
 import { SessionList } from "./sessions.js";
 import { showWelcome } from "./welcome.js";
 import { count, nameOf } from "./words.js";
@@ -22,7 +21,7 @@ const HEALTH_MS = 15_000;
 let list;
 /** @type {Conversation | null} */
 let conversation = null;
-/** @type {ServiceView | null} */
+/** @type {import("./service.js").ServiceView | null} */
 let service = null;
 /** @type {Live | null} */
 let events = null;
@@ -52,7 +51,7 @@ async function navigate() {
   beginning = null;
   if (kind === "session") await openSession(session, place ? Number(place) : null, mine);
   else if (kind === "new") showBeginning();
-  else if (kind === "service") service = new ServiceView(find("main"));
+  else if (kind === "service") await openService(mine);
   else welcome();
 }
 
@@ -84,6 +83,15 @@ async function openSession(id, place, mine) {
     const text = isGone ? "There is no such session, or this token may not see it." : error.message;
     find("main").replaceChildren(make("div", { class: "welcome" }, make("h1", {}, isGone ? "Not found" : "It could not be shown"), make("p", { class: "lead" }, text), make("a", { class: "button", href: "#/" }, "All sessions")));
   }
+}
+
+/**
+ * Its plots are large, and few look at them: they are loaded when somebody does.
+ * @param {number} mine
+ */
+async function openService(mine) {
+  const { ServiceView } = await import("./service.js");
+  if (mine === navigation) service = new ServiceView(find("main"));
 }
 
 function left() {

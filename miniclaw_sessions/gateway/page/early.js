@@ -1,5 +1,6 @@
 "use strict";
-// Before anything is drawn: the colours that the reader chose, and the token out of the address.
+// Before anything is drawn: the colours that the reader chose, the token out of the address, and the first questions to
+// the daemon, which are under way while the modules are loaded; `request` of api.js takes their answers.
 (() => {
   const theme = localStorage.getItem("theme");
   if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
@@ -8,4 +9,18 @@
     sessionStorage.setItem("token", decodeURIComponent(given[1]));
     history.replaceState(null, "", location.pathname + location.search + "#/");
   }
+  const token = sessionStorage.getItem("token");
+  window.early = new Map();
+  if (!token) return;
+  const ask = (path) => {
+    const url = new URL(path, document.baseURI).href;
+    const answer = fetch(url, { headers: { Authorization: `Bearer ${token}` }, cache: "no-store", credentials: "omit" });
+    answer.catch(() => {}); // whoever takes it hears of it
+    window.early.set(url, answer);
+  };
+  ask("v1/sessions?limit=60&last_words=true");
+  const [, kind, id, place] = location.hash.split("/");
+  if (kind !== "session" || !id) return;
+  ask(`v1/sessions/${id}`);
+  if (!place) ask(`v1/sessions/${id}/articles?limit=40`);
 })();
