@@ -36,7 +36,7 @@ from miniclaw_sessions.testing.clock import FakeClock
 from tests.serving import serving
 
 FOLDER = Path(miniclaw_sessions.__file__).parent / "api/examples"
-_LONGEST = 4000
+_LONGEST = 5000
 _OPERATIONS = {one.name: one for one in OPERATIONS}
 Exchange = dict[str, Any]
 
@@ -280,11 +280,32 @@ async def _responses(recorder: Recorder) -> None:
     made = await ask("create_response", "ask something", body={"input": "Good morning", "instructions": "Be kind."})
     body = {"input": "And now?", "previous_response_id": made["id"]}
     await ask("create_response", "a branch that goes on from it", body=body)
-    await ask("create_response", "its events", body={"input": "Good morning", "stream": True, "store": False})
+    streamed = {"stream": True, "store": False}
+    await ask("create_response", "its events", body={"input": "Good morning", **streamed})
+    tool = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
+    await ask("create_response", "a call", body={"input": "The weather?", "tools": [tool], **streamed})
+    await _stopped_response(recorder)
     await ask("retrieve_response", "one response", response_id=made["id"])
     await ask("list_input_items", "what was said", response_id=made["id"])
     await ask("cancel_response", "it is there already", response_id=made["id"])
     await ask("delete_response", "one response", response_id=made["id"])
+
+
+async def _stopped_response(recorder: Recorder) -> None:
+    """Stop a chat while one response of it is made, and another waits."""
+    ask, body = recorder.ask, {"conversation": "conv_1", "stream": True}
+    await recorder.client.post("/v1/sessions", json={"channel": "conv", "chat_id": "1"})
+    async with anyio.create_task_group() as tasks:
+        recorder.speaker.speaks = anyio.Event()
+        story = {**body, "input": "Tell a long story"}
+        tasks.start_soon(partial(ask, "create_response", "it is stopped", body=story))
+        await recorder.speaker.speaks.wait()
+        recorder.reached = anyio.Event()
+        waits = {**body, "input": "And now?"}
+        asked = partial(ask, "create_response", "it waits for another one", body=waits, reached="still here")
+        tasks.start_soon(asked)
+        await recorder.reached.wait()
+        await recorder.client.post("/v1/sessions/conv_1/stop")
 
 
 async def _service(recorder: Recorder, directory: Path) -> None:

@@ -21,7 +21,7 @@ from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool, time_tool
 from miniclaw_sessions.api.access import OWNER
 from miniclaw_sessions.api.openai.response_request import read_request
-from miniclaw_sessions.api.openai.response_shapes import CreateResponse
+from miniclaw_sessions.api.openai.response_shapes import EVENTS, CreateResponse
 from miniclaw_sessions.api.openai.stored_responses import RESPONSE, response_id
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.errors import ContextOverflow, ModelError, OptionRefused
@@ -401,6 +401,19 @@ async def test_a_stream_tells_the_typed_events_in_their_order(client: AsyncOpenA
         completed.response.output[0].id
     }
     assert await client.responses.retrieve(created.response.id) == completed.response
+
+
+@pytest.mark.parametrize("text", ["one", "call", "short", "fail"])
+async def test_a_stream_tells_what_the_document_says(served: Served, text: str) -> None:
+    wanted = {"input": text, "tools": [WEATHER], "stream": True}
+    stream = (await served.unix.post("/v1/responses", json=wanted)).text
+    told = re.findall(r"^event: (.*)\ndata: (.*)$", stream, re.MULTILINE)
+    assert told
+    for name, data in told:
+        shape: Any = EVENTS[name]
+        event = msgspec.json.decode(data)
+        msgspec.convert(event, shape)
+        assert event.keys() == {field.name for field in msgspec.structs.fields(shape)}
 
 
 async def test_the_packages_own_accumulator_reads_the_stream(client: AsyncOpenAI) -> None:

@@ -149,6 +149,99 @@ class Response(Reply, kw_only=True):
     metadata: dict[str, str]
 
 
+# --- the events of its stream ----------------------------------------------------------------------------------------
+
+
+class StreamEvent(Reply, kw_only=True):
+    """An event; its `type` is its name."""
+
+    type: str
+    sequence_number: int
+
+
+class ResponseStateEvent(StreamEvent, kw_only=True):
+    """The response as it is now: it has begun, or it is over, and the stream with it."""
+
+    response: Response
+
+
+class OutputItemEvent(StreamEvent, kw_only=True):
+    """An item of the answer begins, or is complete."""
+
+    output_index: int
+    item: Item
+
+
+class OfItemEvent(StreamEvent, kw_only=True):
+    """Something of the item that is open."""
+
+    item_id: str
+    output_index: int
+
+
+class ContentPartEvent(OfItemEvent, kw_only=True):
+    """A part of a message begins, or is complete."""
+
+    content_index: int
+    part: Item
+
+
+class OutputTextDeltaEvent(OfItemEvent, kw_only=True):
+    """A further piece of the answer's text."""
+
+    content_index: int
+    delta: str
+    logprobs: list[Document]
+
+
+class OutputTextDoneEvent(OfItemEvent, kw_only=True):
+    """A part's whole text."""
+
+    content_index: int
+    text: str
+    logprobs: list[Document]
+
+
+class CallArgumentsDeltaEvent(OfItemEvent, kw_only=True):
+    """The arguments of a call, which are told at once."""
+
+    delta: str
+
+
+class CallArgumentsDoneEvent(OfItemEvent, kw_only=True):
+    """The arguments of a call, whole."""
+
+    arguments: str
+    name: str
+
+
+class StreamErrorEvent(StreamEvent, kw_only=True):
+    """The end: what failed before a response began, when the status was sent already."""
+
+    code: str
+    message: str
+    param: str | None
+
+
+EVENTS: dict[str, type[msgspec.Struct]] = {
+    "response.created": ResponseStateEvent,
+    "response.in_progress": ResponseStateEvent,
+    "response.output_item.added": OutputItemEvent,
+    "response.content_part.added": ContentPartEvent,
+    "response.output_text.delta": OutputTextDeltaEvent,
+    "response.output_text.done": OutputTextDoneEvent,
+    "response.content_part.done": ContentPartEvent,
+    "response.function_call_arguments.delta": CallArgumentsDeltaEvent,
+    "response.function_call_arguments.done": CallArgumentsDoneEvent,
+    "response.output_item.done": OutputItemEvent,
+    "response.completed": ResponseStateEvent,
+    "response.incomplete": ResponseStateEvent,
+    "response.failed": ResponseStateEvent,
+    "error": StreamErrorEvent,
+}
+"""What a stream tells, by its names."""
+
+
 class ResponseDeleted(Reply, kw_only=True):
     """What is left of a response."""
 

@@ -30,7 +30,7 @@ from miniclaw_sessions.api.openai.response_places import (
     place_of_response,
 )
 from miniclaw_sessions.api.openai.response_request import Wanted, place_of, read_request, unsupported
-from miniclaw_sessions.api.openai.response_shapes import CreateResponse, Response, ResponseDeleted
+from miniclaw_sessions.api.openai.response_shapes import EVENTS, CreateResponse, Response, ResponseDeleted
 from miniclaw_sessions.api.openai.shapes import MAX_PAGE, ItemList
 from miniclaw_sessions.api.openai.stored_responses import (
     DELETED,
@@ -98,6 +98,7 @@ class InputItems(msgspec.Struct, frozen=True):
     Create,
     Response,
     media_types=("application/json", "text/event-stream"),
+    events=EVENTS,
     errors=(*ANSWERING, "response_in_progress"),
     patient=True,
     openai=True,
