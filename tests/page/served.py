@@ -100,6 +100,13 @@ class PageDaemon:
         finally:
             connection.close()
 
+    def make_token(self, name: str, *bounds: str) -> str:
+        """A token of somebody who may not see everything."""
+        command = [sys.executable, "-m", "miniclaw_sessions", "tokens", "create", name, *bounds, "--json"]
+        made = subprocess.run(command, env=self._environ, capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
+        return str(json.loads(made.stdout)["token"])
+
     def say(self, session_id: str, *texts: str, role: str = "user") -> None:
         """Messages that were said elsewhere."""
         messages = [{"role": role, "content": text} for text in texts]

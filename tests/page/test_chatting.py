@@ -50,7 +50,11 @@ def test_the_token_is_taken_out_of_the_address_and_a_form_asks_where_there_is_no
     assert page.locator(".notice").count() == 0, "the form has said it; nothing of it is left"
     assert TOKEN not in page.url
     held: list[Route] = []
-    page.route("**/app.js", held.append)
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/app.js", hold)
     with page.expect_response("**/v1/sessions?*") as listed:  # asked for while the scripts are still loaded
         page.goto(f"{daemon.address}/#token={TOKEN}", wait_until="commit")
     assert listed.value.ok

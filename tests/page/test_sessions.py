@@ -92,6 +92,14 @@ def test_a_message_is_edited_and_sent_again_as_a_branch_and_both_can_be_seen(
     page.get_by_text("This branch was left").wait_for()
     page.get_by_role("button", name="Back to where the conversation goes on").click()
     page.locator("article").get_by_text("You said a second try").wait_for()
+    ways.get_by_role("link").filter(has_text="a first try").click()
+    page.get_by_placeholder("Goes on where the conversation is now").wait_for()
+    page.get_by_role("button", name="Go on from here instead").click()
+    page.get_by_text("This branch was left").wait_for(state="hidden")
+    page.get_by_placeholder("Write a message").fill("a third try")
+    page.keyboard.press("Enter")
+    page.get_by_text("You said a third try").wait_for()
+    page.locator("article").get_by_text("went on").wait_for()
 
 
 def test_the_conversation_goes_on_from_an_earlier_answer(open_page: OpenPage, daemon: PageDaemon) -> None:
@@ -162,6 +170,23 @@ def test_a_session_is_deleted_after_a_question(open_page: OpenPage, daemon: Page
     page.wait_for_url(f"{daemon.address}/#/")
     rows = daemon.ask("GET", "/v1/sessions?channel=demo")["sessions"]
     assert "demo_gone" not in [row["session_id"] for row in rows]
+
+
+def test_a_token_with_bounds_is_shown_its_own_and_nothing_as_broken(
+    open_page: OpenPage, daemon: PageDaemon, complaints: list[str]
+) -> None:
+    daemon.say("bound_mine", "for this token")
+    daemon.say("other_foreign", "for others")
+    token = daemon.make_token("bounded", "--channel", "bound")
+    page = open_page(signed_in=False)
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Sign in").click()
+    page.locator("#list .name").get_by_text("mine", exact=True).wait_for()
+    page.locator("#service.ok").get_by_text("All is saved").wait_for()
+    assert page.locator("#list .name").count() == 1
+    page.goto(f"{daemon.address}/#/service")
+    page.get_by_text("is not shown to this token").wait_for()
+    assert complaints == []
 
 
 def test_the_service_tells_that_everything_is_saved(open_page: OpenPage) -> None:

@@ -1,6 +1,6 @@
 // One conversation: its head, what was said, the answer under way, the chat box; it follows what others say there.
 
-import { articleMenu, rename, sessionMenu } from "./actions.js";
+import { articleMenu, goOn, rename, sessionMenu } from "./actions.js";
 import { get, sessionPath } from "./api.js";
 import { Articles } from "./articles.js";
 import { Composer } from "./composer.js";
@@ -177,8 +177,10 @@ export class Conversation {
     const isAside = articles.isAside;
     if (this.aside.hidden === !isAside) return;
     this.aside.hidden = !isAside;
+    this.composer.field.placeholder = isAside ? "Goes on where the conversation is now" : "Write a message";
     this.aside.replaceChildren(
-      "This branch was left. ",
+      "This branch was left; what you write goes on where the conversation is now. ",
+      make("button", { type: "button", click: () => goOn(this, articles.end) }, "Go on from here instead"),
       make("button", { type: "button", click: () => attempt(() => this.articles.showEnd()) }, "Back to where the conversation goes on"),
     );
   }

@@ -33,11 +33,25 @@ export class ServiceView {
 
   async refresh() {
     await attempt(async () => {
-      const [health, numbers] = await Promise.all([this.health(), get("v1/statistics")]);
+      const [health, numbers] = await Promise.all([this.health(), get("v1/statistics")]).catch((error) => this.refused(error));
       this.drawState(health);
       this.drawTiles(health, numbers);
       await this.plots.refresh();
     });
+  }
+
+  /**
+   * @param {any} error
+   * @returns {never}
+   */
+  refused(error) {
+    if (error instanceof Refused && error.status === 403) {
+      clearInterval(this.timer);
+      this.state.replaceChildren(make("p", { class: "hint" }, "How the service is, is not shown to this token."));
+      this.more.replaceChildren();
+      throw new DOMException("", "AbortError");
+    }
+    throw error;
   }
 
   /** Whether it is well is told with 503 where it is not. */
