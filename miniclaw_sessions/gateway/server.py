@@ -14,8 +14,9 @@ import math
 import resource
 import select
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import anyio
 import httptools
@@ -82,6 +83,8 @@ class GatewayProtocol(HttpToolsProtocol):
     timeout_s = 30.0
     """How long a request's head may take, and what waits of its reply may stay untaken."""
     max_connections = 512
+    connected: ClassVar[Counter[bool]] = Counter()
+    """How many are connected, by whether they are trusted."""
     on_gone: Callable[[], None] = staticmethod(lambda: None)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -102,14 +105,15 @@ class GatewayProtocol(HttpToolsProtocol):
             "abort": transport.abort,
         }
         # Counted apart, so that strangers who fill the TCP port do not lock out those who own the Unix socket.
-        alike = sum(one.app_state["trusted"] == self.app_state["trusted"] for one in self.connections)
-        if alike > self.max_connections:
+        self.connected[self.app_state["trusted"]] += 1
+        if self.connected[self.app_state["trusted"]] > self.max_connections:
             self._refuse(TOO_MANY_CONNECTIONS)
         else:
             self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
+        self.connected[self.app_state["trusted"]] -= 1
         self._head_arrived()
         self._reply_taken()
         if self._answered is not None and not self._answered.response_complete:
@@ -362,6 +366,7 @@ class EmbeddedServer(uvicorn.Server):
         limits = {
             "timeout_s": request_timeout_s,
             "max_connections": max_connections,
+            "connected": Counter(),
             "on_gone": staticmethod(self._connection_gone),
         }
         super().__init__(
