@@ -138,6 +138,11 @@ class Process(Daemon):
         self._inherited = inherited
         self._closed = closed
 
+    async def killed(self) -> None:
+        """Kill it, and return when it is gone."""
+        self.send(signal.SIGKILL)
+        await self.exited()
+
     def _written(self) -> bytes:
         return os.pread(self.log, os.fstat(self.log).st_size, 0)  # its offset is the daemon's too
 

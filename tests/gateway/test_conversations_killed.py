@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,11 +19,6 @@ from tests.gateway.test_conversations import every, package_at, texts, user
 pytestmark = [pytest.mark.anyio, pytest.mark.proof]
 
 
-async def killed(daemon: Process) -> None:
-    daemon.send(signal.SIGKILL)
-    await daemon.exited()
-
-
 async def test_a_conversation_that_was_made_is_there_after_a_kill(short_path: Path) -> None:
     async with Process(short_path) as daemon:
         await daemon.notice("READY=1")
@@ -34,7 +28,7 @@ async def test_a_conversation_that_was_made_is_there_after_a_kill(short_path: Pa
             await client.conversations.items.create(made.id, items=[user("more"), user("and more")])
             items = await every(client, made.id)
             await client.conversations.items.delete(items[1].id, conversation_id=made.id)
-        await killed(daemon)
+        await daemon.killed()
     async with Process(short_path) as daemon:
         await daemon.notice("READY=1")
         async with package_at(daemon.socket) as client:
@@ -120,7 +114,7 @@ class Replaced:
 
     async def kill_and_begin(self) -> None:
         """Kill it, and begin the next."""
-        await killed(self._daemons[-1])
+        await self._daemons[-1].killed()
         await self._begin()
 
     async def _begin(self) -> None:

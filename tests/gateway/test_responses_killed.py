@@ -17,7 +17,6 @@ from openai import AsyncOpenAI, OpenAI
 
 from tests.gateway.daemons import Process
 from tests.gateway.test_conversations import package_at, user
-from tests.gateway.test_conversations_killed import killed
 from tests.gateway.test_responses import WEATHER
 from tests.providers.all_providers import KEY
 from tests.providers.strict_server import Answer, Asked, Call, StrictServer
@@ -55,7 +54,7 @@ async def test_a_call_waits_for_its_output_over_a_kill(short_path: Path) -> None
             async with package_at(one.socket) as client:
                 begun = await client.responses.create(input="hello")
                 asked = await client.responses.create(input="weather?", tools=[WEATHER], previous_response_id=begun.id)
-            await killed(one)
+            await one.killed()
         async with daemon(short_path, server) as two:
             await two.notice("READY=1")
             async with package_at(two.socket) as client:
@@ -66,7 +65,7 @@ async def test_a_call_waits_for_its_output_over_a_kill(short_path: Path) -> None
                 assert answer.output_text == "kind | hello | weather? | rain"
                 branch = await client.responses.create(input="other", previous_response_id=begun.id)
                 assert branch.output_text == "kind | hello | other"
-            await killed(two)
+            await two.killed()
         async with daemon(short_path, server) as three:
             await three.notice("READY=1")
             async with package_at(three.socket) as client:
@@ -86,7 +85,7 @@ async def test_an_answer_that_a_kill_cut_off_has_failed_and_can_be_gone_on_from(
                 created: Any = await anext(aiter(stream))
                 await server.streaming.wait()
                 assert (await client.responses.retrieve(created.response.id)).status == "in_progress"
-                await killed(one)
+                await one.killed()
         async with daemon(short_path, server) as two:
             await two.notice("READY=1")
             async with package_at(two.socket) as client:
@@ -184,7 +183,7 @@ async def test_a_conversation_that_a_kill_cut_off_is_asked_again_and_doubles_not
             made = await client.conversations.create()
             tasks.start_soon(ask, client.with_options(max_retries=100), made.id)
             await server.streaming.wait()
-            await killed(one)
+            await one.killed()
             async with daemon(short_path, server) as two:
                 await two.notice("READY=1")
                 with anyio.fail_after(60):
@@ -214,7 +213,7 @@ async def test_what_others_said_since_a_kill_stays_when_the_request_is_repeated(
                 stream = await client.responses.create(conversation=made.id, stream=True, **repeated)
                 await anext(aiter(stream))
                 await server.streaming.wait()
-                await killed(one)
+                await one.killed()
         stalls = False
         async with daemon(short_path, server) as two:
             await two.notice("READY=1")

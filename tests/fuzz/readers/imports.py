@@ -15,7 +15,6 @@ from miniclaw_sessions.history.context import build_context, is_legal
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.testing.clock import FakeClock
 from miniclaw_sessions.transfer.importing import ImportReport
 from tests.fuzz.reader import SECRET, Reader, refused
 from tests.fuzz.seeds import foreign_files
@@ -33,9 +32,8 @@ class ImportReader(Reader):
     async def __aenter__(self) -> Self:
         self.seeds = foreign_files()
         settings = SessionSettings(store="memory:")
-        self._manager = await SessionManager(
-            self.scratch / "imports", settings=settings, clock=FakeClock()
-        ).__aenter__()
+        # the machine's clock: a FakeClock counts its ids, and the files that are damaged have such ids
+        self._manager = await SessionManager(self.scratch / "imports", settings=settings).__aenter__()
         neighbour = await self._manager.get_or_create(_NEIGHBOUR, "1")
         await neighbour.add_message(Message.user("untouched"))
         return self
