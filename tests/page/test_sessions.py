@@ -158,8 +158,12 @@ def test_a_session_is_exported_as_a_file(open_page: OpenPage, daemon: PageDaemon
 
 
 def test_a_session_is_deleted_after_a_question(open_page: OpenPage, daemon: PageDaemon) -> None:
+    from playwright.sync_api import expect  # noqa: PLC0415 - the round does not install it
+
     daemon.say("demo_gone", "soon gone")
     page = open_page("#/session/demo_gone")
+    count = daemon.ask("GET", "/health")["sessions"]
+    expect(page.locator("#total")).to_have_text(str(count))
     page.get_by_role("button", name="More", exact=True).click()
     page.get_by_role("menuitem", name="Delete…").click()
     page.get_by_role("button", name="Cancel").click()
@@ -170,6 +174,26 @@ def test_a_session_is_deleted_after_a_question(open_page: OpenPage, daemon: Page
     page.wait_for_url(f"{daemon.address}/#/")
     rows = daemon.ask("GET", "/v1/sessions?channel=demo")["sessions"]
     assert "demo_gone" not in [row["session_id"] for row in rows]
+    expect(page.locator("#total")).to_have_text(str(count - 1), timeout=10_000)  # told of it, not only asking by and by
+
+
+def test_keys_go_through_the_sessions_one_after_the_other_and_a_draft_outlives_a_reload(
+    open_page: OpenPage, daemon: PageDaemon
+) -> None:
+    for chat in "abc":
+        daemon.say(f"keys_{chat}", f"words of {chat}")
+    page = open_page("#/session/keys_c")
+    page.get_by_role("textbox", name="Write a message").fill("half a thought")
+    page.reload()
+    page.locator("article").get_by_text("words of c").wait_for()
+    box = page.get_by_role("textbox", name="Write a message")
+    assert box.input_value() == "half a thought"
+    box.press("Escape")
+    for chat in "ba":
+        page.keyboard.press("Shift+J")
+        page.locator("article").get_by_text(f"words of {chat}").wait_for()
+        page.wait_for_function("!document.activeElement.matches('textarea')")
+    assert box.input_value() == ""
 
 
 def test_a_token_with_bounds_is_shown_its_own_and_nothing_as_broken(

@@ -16,6 +16,8 @@ import { count, nameOf } from "./words.js";
 
 const TITLE_LENGTH = 60;
 const HEALTH_MS = 15_000;
+const SOON_MS = 400;
+const COUNTED = new Set(["created", "deleted", "expired"]);
 
 /** @type {SessionList} */
 let list;
@@ -30,6 +32,9 @@ let beginning = null;
 /** @type {ReturnType<typeof listenForFiles>} */
 let files;
 let navigation = 0;
+/** Whether keys open sessions one after the other: then they are not to be written into a chat box. */
+let isStepping = false;
+let healthTimer = 0;
 
 // --- the address ---
 
@@ -76,7 +81,8 @@ async function openSession(id, place, mine) {
     const row = list.rows.find((one) => one.session_id === id);
     conversation = new Conversation({ first_words: row?.first_words, ...session }, { changed: () => list.refreshSoon(), gone: left });
     await conversation.open(place);
-    if (place === null && matchMedia("(hover: hover)").matches) conversation?.composer.focus();
+    if (place === null && !isStepping && matchMedia("(hover: hover)").matches) conversation?.composer.focus();
+    isStepping = false;
   } catch (error) {
     if (mine !== navigation || !(error instanceof Error)) return;
     const isGone = error instanceof Refused && error.status === 404;
@@ -158,6 +164,7 @@ function told(kind, data) {
     list.setAnswering(data.session_id, kind === "turn_started");
   } else if (kind !== "session") {
     list.refreshSoon();
+    if (COUNTED.has(kind)) healthTimer ||= setTimeout(checkHealth, SOON_MS);
   }
 }
 
@@ -170,6 +177,7 @@ function stateChanged(state) {
 
 /** The light at the foot of the list. */
 async function checkHealth() {
+  healthTimer = 0;
   const link = find("service");
   let [kind, text, title] = ["failing", "Not reachable", ""];
   try {
@@ -228,7 +236,9 @@ function showSearch() {
 /** @param {number} by */
 function openBeside(by) {
   const row = list.beside(by);
-  if (row) location.hash = `#/session/${encodeURIComponent(row.session_id)}`;
+  if (!row || row.session_id === list.chosen) return;
+  isStepping = true;
+  location.hash = `#/session/${encodeURIComponent(row.session_id)}`;
 }
 
 async function start() {

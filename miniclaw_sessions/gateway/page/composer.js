@@ -9,8 +9,9 @@ import { drop, keep, outcomeOf, unsent } from "./outbox.js";
 const AGAIN_MS = 700;
 const LONGEST_MS = 60_000;
 
-/** What was written and not sent, by session. @type {Map<string, string>} */
-const drafts = new Map();
+/** What was written and not sent, by session; it outlives a reload. @type {Map<string, string>} */
+const drafts = new Map(JSON.parse(sessionStorage.getItem("drafts") ?? "[]"));
+addEventListener("pagehide", () => sessionStorage.setItem("drafts", JSON.stringify([...drafts].filter(([, text]) => text))));
 /** The chat boxes that are shown, by session. @type {Map<string, Composer>} */
 const open = new Map();
 
