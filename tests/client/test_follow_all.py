@@ -100,4 +100,5 @@ async def test_watching_a_session_shows_the_answers_of_others(client: Client) ->
     assert (found.count("entry"), found[-1]) == (3, "done")
     if "text" in found:  # unless the answer was there before the beginning of the session was read
         assert [name for name in found if name != "entry"] == ["typing", "accepted", "text", "usage", "done"]
-        assert found[-2] == "entry", "the text comes before its entry"
+        if found[: found.index("typing")] != ["entry"] * 3:  # who begins while it is stored is told of it behind it
+            assert found[-2] == "entry", "the text comes before its entry"
