@@ -71,7 +71,7 @@ async def _stored_incarnation(registry: SessionRegistry, journal: Journal) -> st
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 async def test_many_cancelled_calls_lose_nothing_and_block_nobody(seed: int, tmp_path: Path) -> None:
     problems = {}
     for number, plan in enumerate(plans(200, seed=seed)):
