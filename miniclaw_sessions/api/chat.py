@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
 
 from miniclaw_sessions.api.error_table import ANSWERING, as_reply, invalid
+from miniclaw_sessions.api.event_stream import EVENT_STREAM, HEARTBEAT, encoded_event, until_last
 from miniclaw_sessions.api.events import (
     AcceptedEvent,
     CompactedEvent,
@@ -23,7 +24,7 @@ from miniclaw_sessions.api.events import (
     UsageEvent,
 )
 from miniclaw_sessions.api.messages import checked_message
-from miniclaw_sessions.api.operation import HEARTBEAT, Stream, checked_idempotency_key, operation
+from miniclaw_sessions.api.operation import Stream, checked_idempotency_key, operation
 from miniclaw_sessions.api.sessions import ONE, OneSession
 from miniclaw_sessions.api.shapes import ChatEvent, ChatReply, ChatRequest, StoppedReply
 from miniclaw_sessions.errors import InvalidMessage, TurnCutOff
@@ -32,9 +33,6 @@ from miniclaw_sessions.protocol.messages import Message
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
-
-HEARTBEAT_S = 15.0
-"""A stream that has nothing to say sends a comment this often, so that nobody on the way takes it for dead."""
 
 EVENTS: dict[str, type[msgspec.Struct]] = {
     "accepted": AcceptedEvent,
@@ -84,7 +82,7 @@ async def chat(context: Context, request: Chat) -> ChatReply | Stream:
     session_id = SessionKey.of(wanted.channel, wanted.chat_id).session_id
     context.note(session_id)
     if wanted.stream:
-        return Stream(_told(context, wanted), "text/event-stream")
+        return Stream(_told(context, wanted), EVENT_STREAM)
     async with context.answering().ask(wanted) as events:
         async for event in events:
             data = event.data
@@ -131,25 +129,15 @@ async def _told(context: Context, wanted: ChatRequest) -> AsyncGenerator[bytes, 
         if first and first[-1].kind in _ENDS:
             return
         try:
-            async for told in _with_heartbeats(events):
-                yield told
+            async for event in until_last(events, lambda one: one.kind in _ENDS):
+                yield HEARTBEAT if event is None else _encoded(event)
         except Exception as error:  # noqa: BLE001 - the status is sent; what is left is an event
             refused = as_reply(error)
             yield _encoded(ChatEvent("error", {"message": refused.message, "type": refused.kind, **refused.details}))
 
 
-async def _with_heartbeats(events: AsyncIterator[ChatEvent]) -> AsyncGenerator[bytes, None]:
-    event: ChatEvent | None = None
-    while event is None or event.kind not in _ENDS:
-        event = None
-        with anyio.move_on_after(HEARTBEAT_S):
-            event = await anext(events)
-        yield HEARTBEAT if event is None else _encoded(event)
-
-
 def _encoded(event: ChatEvent) -> bytes:
-    """One event of a text/event-stream; its data become one line of JSON."""
-    return b"event: %s\ndata: %s\n\n" % (event.kind.encode(), msgspec.json.encode(event.data))
+    return encoded_event(event.kind, msgspec.json.encode(event.data))
 
 
 @operation("POST", f"{ONE}/stop", OneSession, StoppedReply)

@@ -11,8 +11,9 @@ import msgspec
 from miniclaw_sessions.api import events
 from miniclaw_sessions.api.chat import EVENTS as OF_AN_ANSWER
 from miniclaw_sessions.api.error_table import invalid
+from miniclaw_sessions.api.event_stream import EVENT_STREAM, HEARTBEAT, encoded_event
 from miniclaw_sessions.api.messages import Sequence_
-from miniclaw_sessions.api.operation import HEADERS, HEARTBEAT, LAST_EVENT_ID, Stream, operation
+from miniclaw_sessions.api.operation import HEADERS, LAST_EVENT_ID, Stream, operation
 from miniclaw_sessions.api.sessions import ONE
 from miniclaw_sessions.errors import ManagerClosed
 from miniclaw_sessions.protocol.encoding import encode_entry
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
     from miniclaw_sessions.manager.feed import Event
 
-EVENTS = "text/event-stream"
 OF_A_SESSION: dict[str, type[msgspec.Struct]] = {
     "entry": events.EntryEvent,
     "typing": events.TypingEvent,
@@ -41,7 +41,7 @@ OF_ALL: dict[str, type[msgspec.Struct]] = {
     "turn_ended": events.TurnEndedEvent,
 }
 _MAX_DIGITS = 16
-_GONE = b"event: gone\ndata: {}\n\n"
+_GONE = encoded_event("gone", b"{}")
 
 
 class FollowSession(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class FollowSession(msgspec.Struct, frozen=True):
     last_event_id: str | None = None
 
 
-@operation("GET", f"{ONE}/follow", FollowSession, Stream, media_types=(EVENTS,), events=OF_A_SESSION, reads=False)
+@operation("GET", f"{ONE}/follow", FollowSession, Stream, media_types=(EVENT_STREAM,), events=OF_A_SESSION, reads=False)
 async def follow_session(context: Context, request: FollowSession) -> Stream:
     """Each entry as it is acknowledged, whichever process has written it: server-sent events named `entry`.
 
@@ -74,9 +74,9 @@ async def follow_session(context: Context, request: FollowSession) -> Stream:
     session = await context.find(request.session_id)
     is_another = request.incarnation not in (None, session.journal.incarnation)
     if is_another or (last is not None and int(last) > session.last_sequence):
-        return Stream(_gone(), EVENTS)
+        return Stream(_gone(), EVENT_STREAM)
     place = session.journal.committed_sequence if after is None else after
-    return Stream(_followed(context, request.session_id, place), EVENTS)
+    return Stream(_followed(context, request.session_id, place), EVENT_STREAM)
 
 
 async def _followed(context: Context, session_id: str, after: int) -> AsyncGenerator[bytes, None]:
@@ -87,9 +87,9 @@ async def _followed(context: Context, session_id: str, after: int) -> AsyncGener
         try:
             async for told in watched:
                 pieces = [
-                    b"event: %s\ndata: %s\n\n" % (one.kind.encode(), msgspec.json.encode(one.data))
+                    encoded_event(one.kind, msgspec.json.encode(one.data))
                     if isinstance(one, Told)
-                    else b"id: %d\nevent: entry\ndata: %s\n\n" % (one.sequence, encode_entry(one))
+                    else encoded_event("entry", encode_entry(one), str(one.sequence))
                     for one in told
                 ]
                 yield b"".join(pieces) or HEARTBEAT
@@ -136,7 +136,7 @@ class Wanted(msgspec.Struct, frozen=True):
         return of_channel(self.channel)(session_id) if key is None else key.channel == self.channel
 
 
-@operation("GET", "/v1/events", FollowAll, Stream, media_types=(EVENTS,), events=OF_ALL, reads=False)
+@operation("GET", "/v1/events", FollowAll, Stream, media_types=(EVENT_STREAM,), events=OF_ALL, reads=False)
 async def follow_all(context: Context, request: FollowAll) -> Stream:
     """What happens in all sessions: server-sent events, whose `id` is the place to go on from with `Last-Event-ID`.
 
@@ -148,7 +148,7 @@ async def follow_all(context: Context, request: FollowAll) -> Stream:
     after = request.after if request.last_event_id is None else request.last_event_id
     wanted = Wanted(request.channel or None, request.prefix)
     watched = context.manager.watch_all(after=after, only=wanted, listed=request.sessions, content=request.content)
-    return Stream(_all(watched), EVENTS)
+    return Stream(_all(watched), EVENT_STREAM)
 
 
 async def _all(watched: AsyncGenerator[list[Event], None]) -> AsyncGenerator[bytes, None]:
@@ -163,11 +163,10 @@ async def _all(watched: AsyncGenerator[list[Event], None]) -> AsyncGenerator[byt
 def _encoded(event: Event) -> bytes:
     """An event as it is sent; to many watchers the same bytes. One without a word moves the place, and says nothing."""
     if event.encoded is None:
-        place = b"id: %s\n" % event.place.encode() if event.place else b""
         if event.kind == "quiet":
+            place = b"id: %s\n" % event.place.encode() if event.place else b""
             return HEARTBEAT + place + b"\n"
-        data = msgspec.json.encode(event.data)
-        event.encoded = b"%sevent: %s\ndata: %s\n\n" % (place, event.kind.encode(), data)
+        event.encoded = encoded_event(event.kind, msgspec.json.encode(event.data), event.place or None)
     return event.encoded
 
 

@@ -16,6 +16,7 @@ import msgspec
 import orjson
 
 from miniclaw_sessions.api.error_table import RequestError, error_document, known_errors
+from miniclaw_sessions.api.event_stream import EVENT_STREAM
 from miniclaw_sessions.api.openai.errors import in_openai_form
 from miniclaw_sessions.api.operation import BODY, HEADERS, IF_MATCH, Content, Operation, Stream
 from miniclaw_sessions.api.shapes import MAX_MESSAGES_PER_REQUEST, NewEntries, NewEntry
@@ -25,7 +26,6 @@ from miniclaw_sessions.protocol.messages import EXTRA, OTHER, OtherPart, Usage, 
 OPENAPI = "3.1.1"
 JSON = "application/json"
 _FIRST_ERROR = 400
-EVENTS = "text/event-stream"
 _REF = "#/components/schemas/{name}"
 _ABOUT = (
     "Sessions of a chat gateway: every conversation is a log of entries with a tree of branches. A reply to an append "
@@ -219,9 +219,11 @@ def _content(one: Operation[Any, Any], schemas: Schemas, shown: list[dict[str, A
         else:
             found[kind] = {"schema": {"type": "string"}}
     if one.events:
-        found[EVENTS] = {"schema": {"oneOf": [_event(name, shape.__name__) for name, shape in one.events.items()]}}
-    elif EVENTS in found:
-        found[EVENTS] = {"schema": _event(None, None)}
+        found[EVENT_STREAM] = {
+            "schema": {"oneOf": [_event(name, shape.__name__) for name, shape in one.events.items()]}
+        }
+    elif EVENT_STREAM in found:
+        found[EVENT_STREAM] = {"schema": _event(None, None)}
     for example in shown:
         kind = example["media_type"]
         if kind in found:

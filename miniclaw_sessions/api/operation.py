@@ -34,9 +34,6 @@ HEADERS = {
 
 MAX_IDEMPOTENCY_KEY_LENGTH = 255
 BODY = "body"
-HEARTBEAT = b": still here\n\n"
-"""What a text/event-stream says that has nothing to say, so that nobody on the way takes it for dead."""
-
 PIECE_BYTES = 65_536
 """About how much of a long reply is made at a time."""
 

@@ -253,7 +253,7 @@ async def test_too_many_turns_are_refused(served: Any, provider: Any) -> None:
 async def test_a_stream_with_nothing_to_say_shows_that_it_lives(
     served: Any, provider: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("miniclaw_sessions.api.chat.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("miniclaw_sessions.api.event_stream.HEARTBEAT_S", 0.01)
     _, lines = await begin_slow_stream(served, provider)
     async for line in lines:
         if line == ": still here":

@@ -17,7 +17,7 @@ import httpx2
 import orjson
 import pytest
 
-from miniclaw_sessions.api.openapi import EVENTS
+from miniclaw_sessions.api.event_stream import EVENT_STREAM
 from miniclaw_sessions.api.table import OPERATIONS
 from tests.gateway.daemons import TOKEN, on_tcp
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.proof, pytest.mark.anyio, pytest.mark.timeout(300)]
 SEED = 12
 NOT_ASKED = {
     "back_up": "it would copy the workspace to wherever it is told on this machine",
-    **{one.name: "its stream does not end" for one in OPERATIONS if one.media_types == (EVENTS,)},
+    **{one.name: "its stream does not end" for one in OPERATIONS if one.media_types == (EVENT_STREAM,)},
 }
 CHECKS = (
     "not_a_server_error",

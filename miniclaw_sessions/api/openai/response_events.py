@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from miniclaw_sessions.api.event_stream import encoded_event
 from miniclaw_sessions.api.openai.response_shapes import Response
 from miniclaw_sessions.api.openai.shapes import Item
 from miniclaw_sessions.api.openai.stored_responses import message_id
@@ -147,7 +148,7 @@ class EventWriter:
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._sequence = self._sequence, self._sequence + 1
         data = msgspec.json.encode({"type": kind, "sequence_number": number, **fields})
-        return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
+        return encoded_event(kind, data)
 
 
 def _part(text: str) -> Item:

@@ -8,15 +8,15 @@ gets a session of his own with a copy of that branch, because a conversation has
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import anyio
 import msgspec
 from msgspec import Meta
 
-from miniclaw_sessions.api.chat import HEARTBEAT_S
 from miniclaw_sessions.api.error_table import ANSWERING, MODELS_FAULT, RequestError, as_reply, as_request_error
+from miniclaw_sessions.api.event_stream import EVENT_STREAM, HEARTBEAT, until_last
 from miniclaw_sessions.api.openai.conversations import is_repeated
 from miniclaw_sessions.api.openai.errors import in_openai_form, not_found
 from miniclaw_sessions.api.openai.items import items_of
@@ -41,7 +41,7 @@ from miniclaw_sessions.api.openai.stored_responses import (
     response_id,
     responses_in,
 )
-from miniclaw_sessions.api.operation import HEARTBEAT, Stream, checked_idempotency_key, operation
+from miniclaw_sessions.api.operation import Stream, checked_idempotency_key, operation
 from miniclaw_sessions.api.sessions import DeleteSession, delete_session
 from miniclaw_sessions.errors import EntryNotFound, OptionRefused, SessionDeleted, SessionNotFound, TurnCutOff
 from miniclaw_sessions.protocol.entries import METADATA, Custom
@@ -97,7 +97,7 @@ class InputItems(msgspec.Struct, frozen=True):
     "/v1/responses",
     Create,
     Response,
-    media_types=("application/json", "text/event-stream"),
+    media_types=("application/json", EVENT_STREAM),
     events=EVENTS,
     errors=(*ANSWERING, "response_in_progress"),
     patient=True,
@@ -115,9 +115,9 @@ async def create_response(context: Context, request: Create) -> Response | Strea
     place = await place_of_response(context, wanted)
     context.note(place.key.session_id)
     if place.made is not None:
-        return Stream(_told_again(place.made), "text/event-stream") if wanted.stream else document_of(place.made)
+        return Stream(_told_again(place.made), EVENT_STREAM) if wanted.stream else document_of(place.made)
     if wanted.stream:
-        return Stream(_told(context, wanted, place), "text/event-stream")
+        return Stream(_told(context, wanted, place), EVENT_STREAM)
     last: ResponseEvent | None = None
     try:
         async with context.responding().respond(wanted, place) as events:
@@ -174,7 +174,7 @@ async def _told(context: Context, wanted: Wanted, place: Place) -> AsyncGenerato
             if told is None:
                 is_sent = True
                 yield HEARTBEAT
-            async for event in _with_heartbeats(events, told):
+            async for event in until_last(events, lambda one: one.kind == "ended", told):
                 if event is None:
                     yield HEARTBEAT
                     continue
@@ -185,22 +185,6 @@ async def _told(context: Context, wanted: Wanted, place: Place) -> AsyncGenerato
         if not is_sent:
             raise _refusal(error, wanted) from error
         yield b"".join(await _failed(writer or EventWriter(""), told, error, wanted))
-
-
-async def _with_heartbeats(
-    events: AsyncIterator[ResponseEvent], first: ResponseEvent | None
-) -> AsyncIterator[ResponseEvent | None]:
-    if first is not None:
-        yield first
-    while first is None or first.kind != "ended":
-        event: ResponseEvent | None = None
-        with anyio.move_on_after(HEARTBEAT_S):
-            try:
-                event = await anext(events)
-            except StopAsyncIteration:
-                raise TurnCutOff from None
-        yield event
-        first = event
 
 
 async def _written(writer: EventWriter, event: ResponseEvent) -> list[bytes]:
