@@ -9,10 +9,10 @@ there is no number for what happens in all of them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
-from itertools import islice
+from itertools import takewhile
 from typing import Any
 
 from miniclaw_sessions.clock import Clock
@@ -44,20 +44,28 @@ class Event:
         session_id: in which session.
         key: the session's; None: it is not known any more.
         data: what is said of it.
-        place: the event's own, from which a watcher goes on behind it; None: it has none.
+        place: the event's own, from which a watcher goes on behind it; empty: it has none.
+        number: its number in the row; 0: it is in none.
         encoded: for whoever sends it to many: it is made once.
     """
 
-    __slots__ = ("data", "encoded", "key", "kind", "place", "session_id")
+    __slots__ = ("data", "encoded", "key", "kind", "number", "place", "session_id")
 
-    def __init__(
-        self, kind: str, data: dict[str, Any], session_id: str = "", key: SessionKey | None = None, place: str = ""
+    def __init__(  # noqa: PLR0913, PLR0917 - what an event has
+        self,
+        kind: str,
+        data: dict[str, Any],
+        session_id: str = "",
+        key: SessionKey | None = None,
+        place: str = "",
+        number: int = 0,
     ) -> None:
         self.kind = kind
         self.data = data
         self.session_id = session_id
         self.key = key
         self.place = place
+        self.number = number
         self.encoded: bytes | None = None
 
     def __repr__(self) -> str:
@@ -103,11 +111,11 @@ class Feed:
         """Add an event, and wake whoever is told of this session."""
         if not self.is_kept:
             return
-        self._kept.append(Event(kind, data, session_id, key, self.place_of(self.end)))
+        event = Event(kind, data, session_id, key, self.place_of(self.end), self.end)
+        self._kept.append(event)
         self.end += 1
-        for only, view in self._views.items():
-            if view.waiting and only(session_id, key):
-                wake(view.waiting)
+        for view in self._views.values():
+            view.add(event)
 
     def close(self) -> None:
         """Nobody is told anything any more."""
@@ -122,10 +130,14 @@ class Feed:
             self._name = self._clock.new_id()[-_NAME_LENGTH:]
             self._secret = self._clock.new_id().encode()
             self._kept.clear()
-        view = self._views.setdefault(only, _View())
+        number = self._number(after)
+        begin = self.end if number is None else number
+        if (view := self._views.get(only)) is None:
+            view = self._views[only] = _View(only, self.end)
+        view.reach_back(begin, self._kept)
         view.watchers += 1
         try:
-            yield Watch(self, self._number(after), only, view.waiting)
+            yield Watch(self, view, begin, resumed=number is not None)
         finally:
             view.watchers -= 1
             if not view.watchers:
@@ -138,11 +150,6 @@ class Feed:
             return None
         first = self.end - len(self._kept)
         return next((number for number in range(self.end, first - 1, -1) if self.place_of(number - 1) == after), None)
-
-    def since(self, number: int) -> list[Event] | None:
-        """The events from this number on; None if they are no longer kept."""
-        count = self.end - number
-        return None if count > len(self._kept) else list(islice(self._kept, len(self._kept) - count, None))
 
     def place_of(self, number: int) -> str:
         """The place of the event of this number, which does not tell the number: others' events are counted in it."""
@@ -159,11 +166,40 @@ class Feed:
 
 
 class _View:
-    """Those who are told of the same sessions."""
+    """Those who are told of the same sessions, and the events of these that are kept.
 
-    def __init__(self) -> None:
+    Kept apart from all others, so that a watcher of few sessions neither looks through what happens in the rest, nor is
+    too slow because much happens there.
+    """
+
+    def __init__(self, only: Only, end: int) -> None:
         self.watchers = 0
         self.waiting: Waiters = set()
+        self._only = only
+        self._begin = end
+        self._kept: deque[Event] = deque()
+
+    def add(self, event: Event) -> None:
+        """Something has happened: keep it and wake the watchers, if they are told of it."""
+        if self._only(event.session_id, event.key):
+            self._kept.append(event)
+            if len(self._kept) > KEPT_EVENTS:
+                self._begin = self._kept.popleft().number + 1
+            wake(self.waiting)
+
+    def reach_back(self, begin: int, kept: Iterable[Event]) -> None:
+        """Have the events from this number on too, of all that are kept."""
+        if begin < self._begin:
+            self._begin = begin
+            self._kept = deque(one for one in kept if one.number >= begin and self._only(one.session_id, one.key))
+
+    def since(self, number: int) -> list[Event] | None:
+        """The events from this number on; None if they are no longer kept."""
+        if number < self._begin:
+            return None
+        found = list(takewhile(lambda one: one.number >= number, reversed(self._kept)))
+        found.reverse()
+        return found
 
 
 class Watch:
@@ -173,12 +209,11 @@ class Watch:
         resumed: whether everything since the place that was given will be told; else it begins now.
     """
 
-    def __init__(self, feed: Feed, number: int | None, only: Only, waiting: Waiters) -> None:
-        self.resumed = number is not None
+    def __init__(self, feed: Feed, view: _View, number: int, *, resumed: bool) -> None:
+        self.resumed = resumed
         self._feed = feed
-        self._number = feed.end if number is None else number
-        self._only = only
-        self._waiting = waiting
+        self._view = view
+        self._number = number
 
     @property
     def place(self) -> str:
@@ -194,13 +229,12 @@ class Watch:
         for is_patient in (True, False):
             if self._feed.is_closed:
                 raise ManagerClosed("events are told no longer: the session manager is closing")
-            found = self._feed.since(self._number)
+            found = self._view.since(self._number)
             if found is None:
                 return None
-            del found[TOGETHER:]
-            self._number += len(found)
-            told = [event for event in found if self._only(event.session_id, event.key)]
+            told = found[:TOGETHER]
+            self._number = self._feed.end if len(told) == len(found) else told[-1].number + 1
             if told or not is_patient:
                 return told
-            await self._feed.wait(self._waiting)
+            await self._feed.wait(self._view.waiting)
         return []

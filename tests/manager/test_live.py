@@ -184,6 +184,7 @@ async def test_who_comes_from_elsewhere_is_told_where_each_session_ends(manager:
 async def test_who_is_too_slow_is_cut_off_and_what_waits_for_him_is_bounded(
     manager: SessionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(feed, "KEPT_EVENTS", 10)
     monkeypatch.setattr(manager.live.feed, "_kept", deque(maxlen=10))
     session = await manager.get_or_create("telegram", 1)
     async with aclosing(manager.watch_all()) as slow:
@@ -193,6 +194,32 @@ async def test_who_is_too_slow_is_cut_off_and_what_waits_for_him_is_bounded(
         assert [one async for one in slow] == []
     async with aclosing(manager.watch_all(after=ready.place)) as again:
         assert [one.data["resumed"] for one in await anext(again)] == [False]
+
+
+async def test_who_watches_quiet_sessions_is_not_too_slow_however_much_happens_in_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def quiet(session_id: str, _: SessionKey | None) -> bool:
+        return session_id == "telegram_2"
+
+    clock = FakeClock()
+    monkeypatch.setattr(feed, "KEPT_EVENTS", 10)
+    async with SessionManager(tmp_path, store="memory:", clock=clock) as manager:
+        monkeypatch.setattr(manager.live.feed, "_kept", deque(maxlen=10))
+        busy, other = [await manager.get_or_create("telegram", chat) for chat in (1, 2)]
+        async with aclosing(manager.watch_all(only=quiet)) as watched, anyio.create_task_group() as tasks:
+            events = await anext(watched)
+            for _ in range(3):
+                for _ in range(25):
+                    await busy.add_message(Message.user("hello"))
+                tasks.start_soon(clock.advance, QUIET_S)
+                events = await anext(watched)
+                assert [one.kind for one in events] == ["quiet"]
+            await other.add_message(Message.user("hello"))
+            assert said(await anext(watched)) == [("entries", "telegram_2")]
+        async with aclosing(manager.watch_all(after=events[0].place, only=quiet)) as again:
+            assert [one.data["resumed"] for one in await anext(again)] == [True]
+            assert said(await anext(again)) == [("entries", "telegram_2")]
 
 
 async def test_a_place_holds_for_a_while_when_nobody_watches_and_never_skips_what_was_not_kept(tmp_path: Path) -> None:
