@@ -21,6 +21,7 @@ from functools import partial
 
 import anyio
 
+from miniclaw_sessions.agent.approving import Approval
 from miniclaw_sessions.agent.asking import ReplyLimits
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import (
@@ -82,6 +83,7 @@ class Agent:
     Args:
         provider: the model.
         tools: what it may call.
+        changing_tools: gives further ones, which come and go.
         system_prompt: what it is told first.
         hooks: who takes part in its turns.
         session: whose conversation it is, where a call names no other; without any, each call stands alone.
@@ -103,6 +105,7 @@ class Agent:
         provider: Provider,
         *,
         tools: Iterable[Tool] = (),
+        changing_tools: Callable[[], Iterable[Tool]] = tuple,
         system_prompt: str = "",
         hooks: Hooks | None = None,
         session: Session | None = None,
@@ -123,7 +126,7 @@ class Agent:
         self.max_iterations = max_iterations
         self.limits = limits or ReplyLimits()
         self._hooks = hooks or Hooks()
-        self._tools = ToolRunner(tools, timeout_s=tool_timeout_s, hooks=self._hooks)
+        self._tools = ToolRunner(tools, timeout_s=tool_timeout_s, hooks=self._hooks, changing=changing_tools)
         self._context = ContextBuilder(limit=history_limit, max_tokens=max_context_tokens)
         self._clock = clock or SystemClock()
 
@@ -226,13 +229,13 @@ class Agent:
         """Run a turn in this task, and return its last event, which is acknowledged by the store.
 
         Args:
-            message: the user's message, or what the turn begins with; None: the turn that was left goes on, as with
-                `resume`.
+            message: the user's message, or what the turn begins with, such as an `Approval`; None: the turn that was
+                left goes on, as with `resume`.
             session: whose conversation it is; the agent's own by default, or none at all.
             idempotency_key: the sender's own id of the message; see `Session.turn`.
             results: as for `resume`.
-            unanswered: what becomes of calls without a result; by default those of a turn that goes on are run, and
-                those of one whose message was delivered twice are closed.
+            unanswered: what becomes of calls without a result; by default those of a turn that goes on, or that were
+                approved, are run, and those of one whose message was delivered twice are closed.
             keeper: as for `run`.
             tell: called with each event but the last, as it happens.
 
@@ -251,6 +254,8 @@ class Agent:
                 observed(event)
                 tell(event)
 
+            approval = message if isinstance(message, Approval) else None
+            runs_on = message is None or approval is not None
             job = Job(
                 provider=self.provider,
                 tools=self._tools,
@@ -263,7 +268,8 @@ class Agent:
                 session=chosen,
                 keeper=keeper,
                 results=results or {},
-                unanswered=unanswered or (Unanswered.RUN if message is None else Unanswered.CLOSE),
+                unanswered=unanswered or (Unanswered.RUN if runs_on else Unanswered.CLOSE),
+                approved={} if approval is None else approval.approved,
                 tell=told,
             )
             end = await run_turn(turn, job)

@@ -96,6 +96,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         keeper: keeps the context small enough.
         results: answers from outside, by the id of their call.
         unanswered: what becomes of other calls without a result.
+        approved: as for `ToolRunner.run_all`, of calls that waited for it.
         tell: called with each event but the last, as it happens.
     """
 
@@ -111,6 +112,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keeper: ContextKeeper | None
     results: Mapping[str, Content]
     unanswered: Unanswered
+    approved: Mapping[str, str]
     tell: Tell
 
 
@@ -201,7 +203,8 @@ class _Running:
             if call.id in results:
                 turn.append(Message.tool_result(call, results[call.id]))
         if self._job.unanswered is Unanswered.RUN:
-            still += await self._job.tools.run_all(to_run, turn, self.generation, self._job.tell)
+            job = self._job
+            still += await job.tools.run_all(to_run, turn, self.generation, job.tell, approved=job.approved)
         else:
             for call in to_run:
                 turn.append(Message.tool_result(call, INTERRUPTED, is_error=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from miniclaw_sessions.agent.events import PendingCall
 from miniclaw_sessions.history.pairing import open_calls
@@ -13,8 +14,12 @@ from miniclaw_sessions.session.turn import Turn
 
 async def log_pending(turn: Turn, pending: Sequence[PendingCall]) -> None:
     """Log which calls of a turn wait for an answer from outside, and for what."""
-    calls = [{"id": one.call.id, "reason": one.reason, "data": dict(one.data)} for one in pending]
-    await turn.tree.append_custom_entry(SUSPENDED, {"calls": calls})
+    await turn.tree.append_custom_entry(SUSPENDED, {"calls": documents_of(pending)})
+
+
+def documents_of(pending: Sequence[PendingCall]) -> list[dict[str, Any]]:
+    """Calls that wait, as they are logged."""
+    return [{"id": one.call.id, "reason": one.reason, "data": dict(one.data)} for one in pending]
 
 
 async def pending_calls(session: Session) -> list[PendingCall]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import anyio
@@ -22,6 +23,9 @@ MAX_ERROR_LENGTH = 2000
 
 MALFORMED = "malformed_arguments"
 """In the `extra` of a call: the arguments that were not JSON."""
+
+FINGERPRINT = "tool_fingerprint"
+"""In the data of a call that waits for a person's yes: the tool that he is asked about (`Tool.fingerprint`)."""
 
 Tell = Callable[[AgentEvent], None]
 
@@ -51,25 +55,51 @@ class ToolRunner:
         tools: by distinct names.
         timeout_s: seconds after which a tool is cancelled, and its call answered with an error.
         hooks: called around each tool.
+        changing: gives those that come and go, by names that none of the others has.
 
     Raises:
         ConfigError: two tools have one name.
     """
 
-    def __init__(self, tools: Iterable[Tool], *, timeout_s: float, hooks: Hooks) -> None:
-        self.tools = tuple(tools)
+    def __init__(
+        self,
+        tools: Iterable[Tool],
+        *,
+        timeout_s: float,
+        hooks: Hooks,
+        changing: Callable[[], Iterable[Tool]] = tuple,
+    ) -> None:
+        self.fixed = tuple(tools)
+        self.changing = changing
         self.timeout_s = timeout_s
         self._hooks = hooks
-        self._by_name = {tool.name: tool for tool in self.tools}
-        if len(self._by_name) < len(self.tools):
+        if len({tool.name for tool in self.fixed}) < len(self.fixed):
             raise ConfigError("an agent cannot have two tools of one name; rename one")
 
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """What there is now, by distinct names."""
+        return tuple({tool.name: tool for tool in (*self.changing(), *self.fixed)}.values())
+
     async def run_all(
-        self, calls: Sequence[ToolCall], turn: Turn, generation: Generation, tell: Tell
+        self,
+        calls: Sequence[ToolCall],
+        turn: Turn,
+        generation: Generation,
+        tell: Tell,
+        *,
+        approved: Mapping[str, str] = MappingProxyType({}),
     ) -> list[PendingCall]:
         """Run all calls at the same time; the turn gets their results in the order of the calls.
 
         When this is cancelled, those that had ended keep their result and the others are answered with an error.
+
+        Args:
+            calls: what the model has called.
+            turn: gets the results.
+            generation: the turn, as hooks see it.
+            tell: called when a tool begins, and when it has ended.
+            approved: the calls that a person has agreed to, with the fingerprint of the tool that he was asked about.
 
         Returns:
             The calls that wait for an answer from outside; they have no result yet.
@@ -79,7 +109,7 @@ class ToolRunner:
         async def run(index: int, call: ToolCall) -> None:
             tell(ToolStarted(call))
             calling_tools_in(generation)
-            results[index] = result = await self._run(call, turn, generation)
+            results[index] = result = await self._run(call, turn, generation, approved.get(call.id))
             if isinstance(result, Message):
                 tell(ToolFinished(call, result))
 
@@ -93,11 +123,13 @@ class ToolRunner:
                     turn.append(result or Message.tool_result(call, INTERRUPTED, is_error=True))
         return [result for result in results if isinstance(result, PendingCall)]
 
-    async def _run(self, call: ToolCall, turn: Turn, generation: Generation) -> Message | PendingCall:
+    async def _run(
+        self, call: ToolCall, turn: Turn, generation: Generation, approved: str | None
+    ) -> Message | PendingCall:
         """One call's result; whatever goes wrong becomes an error result that the model sees."""
         try:
             chosen = await self._hooks.before_tool(generation, call)
-            result = chosen if isinstance(chosen, Message) else await self._answer(call, chosen or call)
+            result = chosen if isinstance(chosen, Message) else await self._answer(call, chosen or call, approved)
             changed = await self._hooks.after_tool(generation, call, result)
             result = _for_call(call, changed or result)
             turn.check(result)
@@ -128,19 +160,25 @@ class ToolRunner:
             return error_result(call, f"the call cannot wait for an answer with this data: {error}")
         return PendingCall(call, suspended.reason, suspended.data)
 
-    async def _answer(self, call: ToolCall, chosen: ToolCall) -> Message:
+    async def _answer(self, call: ToolCall, chosen: ToolCall, approved: str | None) -> Message:
         tool, arguments = self._chosen(chosen)
-        with anyio.move_on_after(self.timeout_s) as scope:
+        if tool.needs_approval and approved is None:
+            raise SuspendTurn(f"may {tool.name} be called?", {FINGERPRINT: tool.fingerprint})
+        if tool.needs_approval and approved != tool.fingerprint:
+            raise _UncallableError(f"{tool.name} has changed since a person agreed to this call; it was not made")
+        timeout_s = self.timeout_s if tool.timeout_s is None else tool.timeout_s
+        with anyio.move_on_after(timeout_s) as scope:
             return Message.tool_result(call, await tool.run(arguments))
         if scope.cancelled_caught:
-            raise _UncallableError(f"no answer within {self.timeout_s:g} seconds")
+            raise _UncallableError(f"no answer within {timeout_s:g} seconds")
         raise _UncallableError("the tool ended without a result")
 
     def _chosen(self, call: ToolCall) -> tuple[Tool, dict[str, object]]:
         """The tool and the arguments that a call asks for."""
-        tool = self._by_name.get(call.name)
+        by_name = {tool.name: tool for tool in self.tools}
+        tool = by_name.get(call.name)
         if tool is None:
-            known = ", ".join(self._by_name) or "none"
+            known = ", ".join(by_name) or "none"
             raise _UncallableError(f"there is no tool {call.name!r}; the tools are: {known}")
         if MALFORMED in (call.extra or {}):
             raise _UncallableError("the arguments were not valid JSON; call the tool again with a JSON object")

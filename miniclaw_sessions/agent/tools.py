@@ -8,6 +8,7 @@ the others that the same reply called, and is cancelled when its time is up.
 from __future__ import annotations
 
 import ast
+import hashlib
 import math
 import operator
 import re
@@ -40,6 +41,8 @@ class Tool(msgspec.Struct, frozen=True):
         description: for the model: what it does and when to use it.
         parameters: a JSON schema of type object; the loop passes on any object, so check what matters.
         run: the work; takes the arguments as a dict.
+        needs_approval: a person must agree to each call, before it runs (`approving`).
+        timeout_s: seconds after which it is cancelled; None: the agent's own time for tools.
 
     Raises:
         ConfigError: the name is one that providers refuse.
@@ -49,10 +52,18 @@ class Tool(msgspec.Struct, frozen=True):
     description: str
     parameters: dict[str, Any]
     run: Callable[[dict[str, Any]], Awaitable[Content]]
+    needs_approval: bool = False
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"the tool name {self.name!r} is not one: use 1 to 64 letters, digits, '_' and '-'")
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the model is told something else of it: who has agreed to a call has agreed to this tool."""
+        told = msgspec.json.encode((self.name, self.description, self.parameters), order="deterministic")
+        return hashlib.sha256(told).hexdigest()
 
 
 # --- the clock -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,108 @@
+"""Calls that a person must agree to: what is asked, and the turn that goes on with the answer, also after a restart.
+
+A tool with `needs_approval` does not run when the model calls it: the turn is suspended, and its call waits, with what
+the tool was when it was asked for. `Approval` is what such a turn goes on with. The answer is logged before anything
+runs: what a crash interrupts then is not run again unless somebody agrees once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec import UNSET
+
+from miniclaw_sessions.agent.events import PendingCall
+from miniclaw_sessions.agent.suspending import documents_of, pending_calls
+from miniclaw_sessions.agent.tool_runner import FINGERPRINT
+from miniclaw_sessions.errors import NothingToResume
+from miniclaw_sessions.protocol.entries import SUSPENDED, Custom
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.turn import Opening, Place
+
+REFUSED = "error: The user did not agree to this call; it was not made. Do not make it again unless you are told to."
+"""What the model is told of a call that a person has refused."""
+
+_LOOKED_THROUGH = 1_000  # entries before a repeated answer that is not found is taken for a word of its own
+
+
+class Approval(Opening):
+    """What a suspended turn goes on with: a person's yes or no to calls that wait for it.
+
+    Args:
+        session: whose turn.
+        answers: yes or no for each call by its id, those that are left out wait on; or one answer for all that wait.
+        author: whose answer it is; kept in the transcript.
+        key: the answer's own id, by which `was_answered_by` recognizes it when it is delivered again.
+
+    Attributes:
+        approved: the calls that run, with the fingerprint of the tool that was agreed to; filled when the turn begins.
+    """
+
+    __slots__ = ("_answers", "_author", "_key", "_pending", "_session", "approved")
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        answers: Mapping[str, bool] | bool,
+        author: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        super().__init__(self._said, at=self._look)
+        self.approved: dict[str, str] = {}
+        self._session = session
+        self._answers = answers
+        self._author = author
+        self._key = key
+        self._pending: list[PendingCall] = []
+
+    async def _look(self) -> Place:
+        """Look what waits while nobody else has the turn; it goes on where it is."""
+        self._pending = await pending_calls(self._session)
+        return UNSET
+
+    def _said(self, _: Sequence[Message], waiting: Collection[str]) -> list[Message]:
+        answers = self._answers
+        asked = {one.call.id: one for one in self._pending if needs_answer(one) and one.call.id in waiting}
+        decided = dict.fromkeys(asked, answers) if isinstance(answers, bool) else dict(answers)
+        if not decided or not decided.keys() <= asked.keys():
+            raise NothingToResume(f"session {self._session.session_id} has no such call that waits for an approval")
+        self.approved.update({one: str(asked[one].data[FINGERPRINT]) for one, agreed in decided.items() if agreed})
+        refused = [one for one, agreed in decided.items() if not agreed]
+        still = [one for one in self._pending if one.call.id not in decided]
+        answer = {"approved": [*self.approved], "refused": refused, "author": self._author, "key": self._key}
+        self.mark = (SUSPENDED, {"calls": documents_of(still), "answer": answer})
+        return [Message.tool_result(asked[one].call, REFUSED, is_error=True) for one in refused]
+
+
+def needs_answer(pending: PendingCall) -> bool:
+    """Whether a call waits for a person's yes or no, and not for something else from outside."""
+    return isinstance(pending.data.get(FINGERPRINT), str)
+
+
+async def calls_to_approve(session: Session) -> list[PendingCall]:
+    """The calls of a session that wait for a person's yes or no.
+
+    Raises:
+        StoreUnavailable: the store cannot be read.
+    """
+    return [one for one in await pending_calls(session) if needs_answer(one)]
+
+
+async def was_answered_by(session: Session, key: str) -> bool:
+    """Whether the answer with this key was taken before.
+
+    Raises:
+        StoreUnavailable: the store cannot be read.
+    """
+    looked_at = 0
+    async for entry in session.tree.walk():
+        looked_at += 1
+        if isinstance(entry, Custom) and entry.custom_type == SUSPENDED:
+            answer = entry.data.get("answer")
+            if isinstance(answer, dict) and answer.get("key") == key:
+                return True
+        if looked_at >= _LOOKED_THROUGH:
+            break
+    return False
