@@ -66,6 +66,33 @@ class ManagerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     store_state: str
 
 
+class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What the replies of a day, a model, a channel or a chat cost together.
+
+    `name` says of which: a date in UTC, a model (empty: nobody said which one answered), a channel, a session id.
+    `input_tokens` are those that no cache had. `cost` is what was told of the `replies`, or worked out when they came;
+    of `unpriced` of them it is not known, and None if of none.
+    """
+
+    name: str
+    replies: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    total_tokens: int = 0
+    cost: float | None = None
+    unpriced: int = 0
+
+
+class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was used, in rows, and all of it together; `left_out` is how many rows were beyond the limit."""
+
+    rows: list[UsageRow]
+    total: UsageRow
+    left_out: int = 0
+
+
 class Saved(msgspec.Struct, frozen=True, gc=False):
     """Something was saved: `count` entries by a group commit, or `count` snapshots by a flush; and how long it took."""
 

@@ -203,6 +203,7 @@ async def _sessions(recorder: Recorder) -> None:
     await ask("list_sessions", "a page", channel="matrix", limit=10)
     await ask("resolve", "a part of a title", name="Ann")
     await ask("search", "what was said", query="hello")
+    await ask("show_usage", "by model", by="model")
 
 
 async def _everything_live(recorder: Recorder) -> None:

@@ -16,6 +16,7 @@ from miniclaw_sessions.api import (
     transfer,
     tree,
     upkeep,
+    usage,
 )
 from miniclaw_sessions.api.openai import conversations, responses
 from miniclaw_sessions.api.operation import Operation
@@ -27,6 +28,7 @@ OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *sessions.OPERATIONS,
     *search.OPERATIONS,
     *service.OPERATIONS,
+    *usage.OPERATIONS,
     *tree.OPERATIONS,
     *fragments.OPERATIONS,
     *transfer.OPERATIONS,

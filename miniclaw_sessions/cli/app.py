@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "show": ("sessions", "Show a session."),
     "follow": ("follow", "Show what is said, in one session or in all, as it is said."),
     "search": ("search", "Search everything that was said."),
+    "usage": ("usage", "Show what models were sent and what they said, in tokens, and what it cost."),
     "rename": ("sessions", "Give a session another title."),
     "delete": ("sessions", "Delete a session with its transcript, its archived and its quarantined copies, for good."),
     "stats": ("sessions", "Show the numbers of the daemon, or of the files if no daemon runs."),

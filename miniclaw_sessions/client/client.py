@@ -6,11 +6,11 @@ import builtins
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from miniclaw_sessions.api import search, service, sessions, transfer, upkeep
+from miniclaw_sessions.api import search, service, sessions, transfer, upkeep, usage
 from miniclaw_sessions.api.shapes import (
     BackUp,
     BackupReply,
@@ -32,7 +32,7 @@ from miniclaw_sessions.history.search import SearchPage
 from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
-from miniclaw_sessions.statistics import ManagerStatistics, SessionSummary
+from miniclaw_sessions.statistics import ManagerStatistics, SessionSummary, UsageReport
 
 PIECE_BYTES = 262_144
 """How much of a file is sent at a time."""
@@ -186,6 +186,24 @@ class Client:
             cursor=cursor,
         )
         return await self.transport.call(search.search, wanted)
+
+    async def usage(  # noqa: PLR0913 - each can be left out
+        self,
+        *,
+        by: Literal["day", "model", "channel", "chat"] = "day",
+        since: date | None = None,
+        until: date | None = None,
+        channel: str | None = None,
+        session_id: str | None = None,
+        limit: int = 1_000,
+    ) -> UsageReport:
+        """What the models' replies have cost, as `SessionManager.usage`.
+
+        Raises:
+            SessionNotFound: there is no session `session_id`.
+        """
+        wanted = usage.ShowUsage(by=by, since=since, until=until, channel=channel, session_id=session_id, limit=limit)
+        return await self.transport.call(usage.show_usage, wanted)
 
     @asynccontextmanager
     async def follow_all(

@@ -21,6 +21,8 @@ from miniclaw_sessions.history.state import NO_COMPACTION, Snapshot, State
 from miniclaw_sessions.history.window import Kept, Packed, Window
 from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import (
+    FORK,
+    INCOMPLETE,
     METADATA,
     BranchSummary,
     Compaction,
@@ -134,7 +136,7 @@ class Conversation:
             if not entry.continues:
                 totals.events += 1
             if message.usage is not None:
-                totals.add_usage(message.usage)
+                totals.add_usage(entry, message.usage, is_copy=state.metadata.get(INCOMPLETE) == FORK)
             if entry.idempotency_key is not None:
                 self._remember(entry.idempotency_key, entry.id)
             if message.model is not None and message.role is Role.ASSISTANT:

@@ -6,7 +6,6 @@ Which fields that file has, and in which order, is said here and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Self
@@ -15,7 +14,7 @@ import msgspec
 
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.window import Kept
-from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
+from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry, in_utc
 from miniclaw_sessions.protocol.entries import Compaction, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Instant, Usage
@@ -29,15 +28,35 @@ NO_COMPACTION = msgspec.Raw(b"null")
 NO_MESSAGES = msgspec.Raw(b"[]")
 
 
+class Spent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What one model's replies of one day (UTC) cost; of `unpriced` of them nobody said a price.
+
+    Days and models are few where messages are many: so every session has its own small account, and keeps it in its
+    file, and what all sessions cost is the sum of these.
+    """
+
+    day: str
+    model: str
+    replies: int
+    usage: Usage
+    unpriced: int = 0
+
+
 class Totals(msgspec.Struct, gc=False):
     """What all entries of a transcript add up to, on all branches.
 
     `events` counts what was saved as one: turns, messages that were saved alone, and compactions (document 001).
+    `usage` is of all messages; `spent` has what was spent for this very session, and so nothing that a fork has copied.
     """
 
     messages: int = 0
     events: int = 0
     usage: Usage | None = None
+    spent: list[Spent] = []
+
+    def copy(self) -> Totals:
+        """The same, which can be changed without changing this one."""
+        return Totals(self.messages, self.events, self.usage, list(self.spent))
 
     def add(self, entry: MessageEntry, sign: int = 1) -> None:
         """Count one more message, or one less when `sign` is -1."""
@@ -45,12 +64,26 @@ class Totals(msgspec.Struct, gc=False):
         if not entry.continues:
             self.events += sign
         if entry.message.usage is not None:
-            self.add_usage(entry.message.usage, sign)
+            self.add_usage(entry, entry.message.usage, sign)
 
-    def add_usage(self, usage: Usage, sign: int = 1) -> None:
-        """Add what a message cost, or take it away when `sign` is -1."""
+    def add_usage(self, entry: MessageEntry, usage: Usage, sign: int = 1, *, is_copy: bool = False) -> None:
+        """Add what a message cost, or take it away when `sign` is -1; that of a copy was spent elsewhere."""
         known = self.usage or Usage()
         self.usage = known + usage if sign > 0 else known - usage
+        if is_copy:
+            return
+        day, model = in_utc(entry.message.timestamp or entry.timestamp).date().isoformat(), entry.message.model or ""
+        for place in range(len(self.spent) - 1, -1, -1):  # the newest day comes last
+            if (one := self.spent[place]).day == day and one.model == model:
+                break
+        else:
+            place, one = len(self.spent), Spent(day, model, 0, Usage())
+            self.spent.append(one)
+        added = one.usage + usage if sign > 0 else one.usage - usage
+        unpriced = one.unpriced + (sign if usage.cost is None else 0)
+        self.spent[place : place + 1] = (
+            [Spent(day, model, one.replies + sign, added, unpriced)] if one.replies + sign else []
+        )
 
 
 class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
@@ -112,7 +145,7 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
                 "ids": (),
                 "parents": {},
                 "crc32": "",
-                "totals": copy(self.totals),
+                "totals": self.totals.copy(),
                 "metadata": dict(self.metadata),
                 "idempotency_keys": dict(self.idempotency_keys),
                 **changes,

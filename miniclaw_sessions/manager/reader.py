@@ -7,13 +7,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import date, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import msgspec
 from anyio import to_thread
+from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import InvalidMessage, SessionNotFound
@@ -21,12 +22,13 @@ from miniclaw_sessions.history.search import Found, Search, SearchPage
 from miniclaw_sessions.history.window import MAX_MESSAGES, Window
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.cache import Listing, moment_of
+from miniclaw_sessions.manager.usage import By, UsageSums
 from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.session import Journal, Session
 from miniclaw_sessions.session.searching import Branch, Order, search_page, search_windows
-from miniclaw_sessions.statistics import SessionSummary
+from miniclaw_sessions.statistics import SessionSummary, UsageReport
 from miniclaw_sessions.stores.base import Store, decode_stored
 from miniclaw_sessions.stores.shared import ListPosition
 
@@ -39,6 +41,8 @@ FEW = 10_000
 
 BEGINNING = 20
 """Among so many of its first entries it is looked for what a session without a name is about."""
+
+_TOGETHER = 100  # sessions are loaded for a sum, before others run
 
 _NO_NAME = re.compile(r"[0-9a-f-]{32,}")  # a UUID, or as many digits as a new conversation has
 _FIRST_WORDS: WeakKeyDictionary[Journal, str] = WeakKeyDictionary()  # they stay what they are
@@ -229,6 +233,43 @@ class SessionReader(ABC):
         return await search_page(
             search, look=self._look, find=self._journal, branch=branch, order=order, now=self.clock.now()
         )
+
+    async def usage(  # noqa: PLR0913 - each can be left out
+        self,
+        *,
+        by: By = "day",
+        since: date | None = None,
+        until: date | None = None,
+        channel: str | None = None,
+        session_id: str | None = None,
+        limit: int = 1_000,
+    ) -> UsageReport:
+        """What the models' replies have cost, in tokens and money, by day, model, channel or chat; see `manager.usage`.
+
+        Args:
+            by: what a row is of.
+            since: from this day on (UTC); by default from the first one.
+            until: up to this day, which counts as well.
+            channel: only this channel.
+            session_id: only this session.
+            limit: at most so many rows: the newest days, or what cost most.
+
+        Raises:
+            SessionNotFound: there is no session `session_id`.
+            SnapshotUnreadable, SchemaTooNew, StoreError: one of them cannot be loaded.
+        """
+        sums = UsageSums(by, since, until)
+        if session_id is not None:
+            sums.add(await self.find(session_id))
+            return sums.report(limit)
+        chosen = await self._newest(channel=channel, limit=None)
+        ids = [one.session_id for one in chosen if since is None or one.last_accessed.date() >= since]
+        for start in range(0, len(ids), _TOGETHER):
+            for session in (await self._load_listed(ids[start : start + _TOGETHER])).values():
+                if channel in (None, session.key.channel):
+                    sums.add(session)
+            await checkpoint()
+        return sums.report(limit)
 
     async def _look(self, search: Search) -> Found:
         store = self._transcripts()

@@ -24,6 +24,9 @@ OWN_METADATA = "session."
 INCOMPLETE = OWN_METADATA + "incomplete"
 """Set while a session is put together by a fork or an import, to what makes it; a crash leaves it to be removed."""
 
+FORK = "fork"
+"""The value of `INCOMPLETE` while a fork is made: what is copied meanwhile was said, and paid for, elsewhere."""
+
 SOURCE = OWN_METADATA + "source"
 """Where an imported session comes from: format, id and header of the file."""
 

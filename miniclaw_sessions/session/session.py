@@ -23,7 +23,7 @@ from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.history.search import SearchPage
 from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.encoding import as_message
-from miniclaw_sessions.protocol.entries import LeafMove, MessageEntry
+from miniclaw_sessions.protocol.entries import FORK, LeafMove, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.session.compacting import SUMMARY_TIMEOUT_S, CompactionOutcome, Summarizer, compact
@@ -426,7 +426,7 @@ class Session:
         wanted = SessionKey.parse(key) if isinstance(key, str) else key
         if leaf_id is not None:
             await source.reader.get(leaf_id)
-        async with source.home.new_journal(wanted or key_of_fork(self.key, source.home.clock), purpose="fork") as fork:
+        async with source.home.new_journal(wanted or key_of_fork(self.key, source.home.clock), purpose=FORK) as fork:
             await copy_session(source, fork, leaf_id)
         return Session.of(fork)
 

@@ -1,0 +1,90 @@
+"""The command that shows what the models' replies have cost."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from miniclaw_sessions.cli.invocation import Invocation, command
+from miniclaw_sessions.cli.names import complete_session, find_session
+from miniclaw_sessions.cli.output import counted, one_line
+from miniclaw_sessions.cli.search import moment
+from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.errors import SessionsError
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.statistics import UsageReport, UsageRow
+
+app = typer.Typer()
+
+_BY = ("day", "model", "channel", "chat")
+_COUNTS = ("replies", "input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens", "total_tokens")
+_HEADINGS = ("replies", "input", "cache read", "cache write", "output", "total", "cost")
+
+
+def _option(help: str, metavar: str | None = None, **more: Any) -> Any:  # noqa: A002 - as typer calls it
+    return typer.Option(help=help, metavar=metavar, show_default=False, **more)
+
+
+@command(
+    app,
+    examples={
+        "usage": "what was used in the last 30 days, day by day",
+        "usage --by model --since 2026-01-01": "which model cost how much this year",
+        "usage --by chat --since 7d --channel telegram": "who cost most in a week",
+        "usage --by day --chat telegram_123 --since all": "one chat, from its beginning",
+        "usage --by model --json | jq .total.cost": "for a script",
+    },
+)
+async def usage(  # noqa: PLR0913 - each can be left out
+    invocation: Invocation,
+    *,
+    by: Annotated[str, typer.Option(metavar="|".join(_BY), help="What a row is of.")] = "day",
+    since: Annotated[str, typer.Option(metavar="TIME", help="From this day on: 30d, 2026-01-31, all.")] = "30d",
+    until: Annotated[str | None, _option("Up to this day, which counts as well.", "TIME")] = None,
+    channel: Annotated[str | None, _option("Only this channel.")] = None,
+    chat: Annotated[
+        str | None,
+        _option("Only this session: its id, or a part of its id or title.", "SESSION", autocompletion=complete_session),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many rows.")] = 1_000,
+) -> None:
+    """Show what models were sent and what they said, in tokens, and what it cost; days are those of UTC."""
+    if by not in _BY:
+        raise SessionsError(f"--by {one_line(by)} is none of {', '.join(_BY)}")
+    now = SystemClock().now()
+    days = {
+        name: None if text in (None, "all") else moment(text, now).astimezone(UTC).date()
+        for name, text in (("since", since), ("until", until))
+    }
+    async with invocation.sessions(reads=True) as client:
+        session_id = None if chat is None else (await (await find_session(client, chat)).info()).session_id
+        invocation.report("adding up", 0, None)
+        report = await client.usage(by=by, channel=channel, session_id=session_id, limit=limit, **days)  # type: ignore[arg-type]  # looked at above
+    if invocation.as_json:
+        invocation.print_json(report)
+        return
+    _print(invocation, by, report)
+
+
+def _print(invocation: Invocation, by: str, report: UsageReport) -> None:
+    if not report.rows:
+        invocation.errors.print("nothing was used in this time", style="dim")
+        return
+    rows = [_cells(row) for row in report.rows]
+    if len(rows) > 1 or report.left_out:
+        rows.append(_cells(report.total))
+    invocation.print_table((by, *_HEADINGS), rows, numeric=frozenset(_HEADINGS))
+    if report.left_out:
+        rows_left = counted(report.left_out, "row", "rows")
+        invocation.errors.print(f"{rows_left} more; the total has them: --limit", style="dim")
+    if unpriced := report.total.unpriced:
+        sentence = f"of {counted(unpriced, 'reply', 'replies')} no price is known: state it in [prices]"
+        invocation.errors.print(sentence, style="yellow", soft_wrap=True)
+
+
+def _cells(row: UsageRow) -> list[str]:
+    cost = "" if row.cost is None else f"{row.cost:,.4f}"
+    return [one_line(row.name) or "(not said)", *(f"{getattr(row, name):,}" for name in _COUNTS), cost]

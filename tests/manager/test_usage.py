@@ -1,0 +1,158 @@
+"""What models cost is summed up to the token: each reply once, wherever it stands, whoever adds it up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.errors import SessionNotFound
+from miniclaw_sessions.manager import SessionManager, open_readonly
+from miniclaw_sessions.manager.bounded import BoundedSessions
+from miniclaw_sessions.protocol.keys import KeyBounds, SessionKey
+from miniclaw_sessions.protocol.messages import Message, Role, Usage
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.statistics import UsageReport
+from tests.command_line import Cli, filled_by, serving
+
+pytestmark = pytest.mark.anyio
+
+DATA = Path(__file__).parents[1] / "data"
+STATED = {
+    "input_tokens": 1_049,
+    "output_tokens": 83_156,
+    "cache_read_tokens": 43_229_469,
+    "cache_write_tokens": 4_296_232,
+}
+"""What is known of the pi fixture; its cost is 30.330198."""
+
+TEN = Usage(7, 2, 1, 0, cost=0.5)
+
+
+def reply(model: str = "small", day: int = 1, usage: Usage | None = TEN) -> Message:
+    said_at = datetime(2026, 3, day, 23, 59, tzinfo=UTC)
+    return Message(Role.ASSISTANT, "well", said_at, model=model, usage=usage)
+
+
+async def chunks(path: Path) -> AsyncIterator[bytes]:
+    yield await anyio.Path(path).read_bytes()
+
+
+def counted(report: UsageReport) -> dict[str, tuple[int, int]]:
+    return {row.name: (row.replies, row.total_tokens) for row in report.rows}
+
+
+async def test_the_pi_fixture_adds_up_to_what_is_stated_for_it(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        await manager.import_stream(chunks(DATA / "pi-v1-large-session.jsonl"), name="pi.jsonl")
+        for by in ("day", "model", "channel", "chat"):
+            report = await manager.usage(by=by)
+            assert {name: getattr(report.total, name) for name in STATED} == STATED
+            assert report.total.cost == pytest.approx(30.330198)
+            assert sum(row.total_tokens for row in report.rows) == report.total.total_tokens == sum(STATED.values())
+        assert [row.name for row in (await manager.usage(by="model")).rows] == ["claude-sonnet-4-5", "gpt-5.1-codex"]
+        assert all(row.name.startswith("2025-1") for row in (await manager.usage()).rows)
+
+
+async def test_each_reply_counts_once_on_whatever_branch_and_not_again_in_a_fork(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        session = await manager.get_or_create("telegram", 1)
+        first = await session.add_message(Message.user("hello"))
+        await session.add_message(reply())
+        await session.tree.branch(first.id)
+        await session.add_message(reply("large"))
+        whole, branch = await session.fork(), await session.fork(leaf_id=session.leaf_id)
+        assert whole.total_usage.total == 20, "what a fork tells of itself has what was copied"
+        assert counted(await manager.usage(by="model")) == {"large": (1, 10), "small": (1, 10)}
+        await branch.add_message(reply())
+        assert counted(await manager.usage(by="chat")) == {session.session_id: (2, 20), branch.session_id: (1, 10)}
+    async with SessionManager(tmp_path) as manager:
+        assert (await manager.usage()).total.replies == 3
+
+
+@pytest.mark.parametrize("store", ["sqlite:", "jsonl:"])
+async def test_sums_survive_a_start_from_files_that_are_old_or_gone(tmp_path: Path, store: str) -> None:
+    settings = SessionSettings(store=store)
+    async with SessionManager(tmp_path, settings=settings) as manager:
+        session = await manager.get_or_create("telegram", 1)
+        await session.add_message(reply(day=1))
+        await manager.flush()
+        file = tmp_path / "sessions" / "telegram_1.json"
+        old = file.read_bytes()
+        await session.add_message(reply(day=2, usage=Usage(1, 2)))
+        expected = await manager.usage()
+    assert counted(expected) == {"2026-03-02": (1, 3), "2026-03-01": (1, 10)}
+    assert expected.total.unpriced == 1
+    for content in (old, None):
+        file.unlink() if content is None else file.write_bytes(content)
+        async with SessionManager(tmp_path, settings=settings) as manager:
+            assert await manager.usage() == expected
+    async with open_readonly(tmp_path, settings=settings) as reader:
+        assert await reader.usage() == expected
+
+
+async def test_days_channels_and_chats_narrow_it_and_the_newest_or_dearest_come_first(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path, settings=SessionSettings(max_cached=2)) as manager:
+        for chat in range(5):
+            session = await manager.get_or_create("telegram" if chat < 3 else "slack", chat)
+            for _ in range(chat + 1):
+                await session.add_message(reply(day=chat + 1))
+        await manager.flush()
+        ask: Any = manager.usage
+        assert list(counted(await ask())) == [f"2026-03-0{day}" for day in (5, 4, 3, 2, 1)]
+        assert list(counted(await ask(since=date(2026, 3, 2), until=date(2026, 3, 3)))) == ["2026-03-03", "2026-03-02"]
+        assert counted(await ask(by="channel")) == {"slack": (9, 90), "telegram": (6, 60)}
+        assert list(counted(await ask(by="chat", channel="telegram"))) == ["telegram_2", "telegram_1", "telegram_0"]
+        cut = await ask(by="chat", limit=2)
+        assert [len(cut.rows), cut.left_out, cut.total.replies] == [2, 3, 15]
+        assert (await ask(session_id="slack_4")).total.cost == 2.5
+        with pytest.raises(SessionNotFound):
+            await ask(session_id="slack_9")
+
+
+async def test_a_token_for_some_sessions_sees_no_other_usage(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        for channel in ("telegram", "slack"):
+            await (await manager.get_or_create(channel, 1)).add_message(reply())
+
+        def permit(_: SessionKey) -> None:
+            """Whatever is asked."""
+
+        bounded = BoundedSessions(manager, KeyBounds(frozenset({"slack"})), permit)
+        assert counted(await bounded.usage(by="chat")) == {"slack_1": (1, 10)}
+
+
+def fill(workspace: Path) -> None:
+    async def run() -> None:
+        async with SessionManager(workspace) as manager:
+            session: Session = await manager.get_or_create("telegram", 1)
+            await session.add_message(reply())
+            await session.add_message(reply("a-\x1b[31m", usage=Usage(1_000, 1)))
+
+    anyio.run(run)
+
+
+@pytest.mark.usefixtures("own_home")
+@pytest.mark.parametrize("is_daemon", [False, True], ids=["files", "daemon"])
+def test_the_command_shows_a_table_or_a_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_daemon: bool
+) -> None:
+    cli = Cli(tmp_path / "workspace", monkeypatch)
+    filled_by(fill, cli.workspace)
+    if is_daemon:
+        with serving(cli.workspace):
+            document = cli("usage", "--since", "all", "--by", "model", "--json").document
+    else:
+        shown = cli("usage", "--since", "all", "--by", "model")
+        assert [line.split()[:2] for line in shown.out.splitlines()[-3::2]] == [["small", "1"], ["total", "2"]]
+        assert "0.5000" in shown.out
+        assert "\x1b" not in shown.out
+        assert "of 1 reply no price is known" in shown.err
+        assert "--by week is none of" in cli("usage", "--by", "week").err
+        document = cli("usage", "--since", "all", "--by", "model", "--json").document
+    assert document["total"]["total_tokens"] == 1_011
