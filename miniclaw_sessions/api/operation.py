@@ -243,7 +243,7 @@ def checked_idempotency_key(key: Any) -> str | None:
 
 
 async def document_in_pieces(
-    fields: dict[str, Any], name: str, items: AsyncIterator[bytes] | Iterable[bytes], *, brackets: bytes = b"[]"
+    fields: dict[str, Any], name: str, items: Iterable[bytes], *, brackets: bytes = b"[]"
 ) -> AsyncGenerator[bytes, None]:
     """A JSON document with one long field, made while it is sent: all at once would not fit, or keep others waiting.
 
@@ -255,19 +255,10 @@ async def document_in_pieces(
     """
     piece = bytearray(orjson.dumps(fields)[:-1] + b',"%s":' % name.encode() + brackets[:1])
     comma = b""
-    async for item in _each(items):
+    for item in items:
         piece += comma + item
         comma = b","
         if len(piece) >= PIECE_BYTES:
             yield bytes(piece)
             piece.clear()
     yield bytes(piece + brackets[1:] + b"}")
-
-
-async def _each(items: AsyncIterator[bytes] | Iterable[bytes]) -> AsyncGenerator[bytes, None]:
-    if isinstance(items, AsyncIterator):
-        async for item in items:
-            yield item
-    else:
-        for item in items:
-            yield item

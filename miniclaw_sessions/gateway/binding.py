@@ -51,13 +51,16 @@ class Binding:
             methods[one.method] = one
             if one.method == "GET":
                 methods["HEAD"] = one
-        self._paths = [(re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), by_path[path]) for path in by_path]
+        self._paths: dict[int, list[tuple[re.Pattern[str], dict[str, Operation[Any, Any]]]]] = {}
+        for path, methods in by_path.items():  # by their parts, of which a name in the path is one, too
+            pattern = re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path))
+            self._paths.setdefault(path.count("/"), []).append((pattern, methods))
         self._limits = limits
         self._uploads = 0
 
     def find(self, exchange: Exchange) -> Asked | RequestError:
         """What is asked for; or that there is nothing at this path (404), or that it has no such method (405)."""
-        for pattern, methods in self._paths:
+        for pattern, methods in self._paths.get(exchange.path.count("/"), ()):
             if (found := pattern.fullmatch(exchange.path)) is not None:
                 if (refused := method_refusal(exchange, methods)) is not None:
                     return refused

@@ -132,8 +132,6 @@ class GatewayProtocol(HttpToolsProtocol):
         """Parse what came, as long as the head, and what is sent beside the body, stays within its bound."""
         if self.transport.is_closing():
             return
-        if self._is_idle and self._head_timer is None:
-            self._await_head()
         if self._is_idle or self._in_head:
             self._head_bytes += len(data)
         else:
@@ -141,6 +139,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._parse(data)
         is_head = self._is_idle or self._in_head
+        if self._is_idle and self._head_timer is None and not self.transport.is_closing():  # else it is here already
+            self._await_head()
         if (self._head_bytes if is_head else self._bytes_beside_body) > MAX_HEAD_BYTES:  # the latter: trailers
             self._refuse(HEAD_TOO_LARGE)
 
