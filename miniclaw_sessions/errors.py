@@ -60,6 +60,10 @@ class ConfigError(SessionsError):
     """A setting has a wrong value; the text names field, value and where the value came from."""
 
 
+class PluginFailed(ConfigError):
+    """A plug-in cannot be loaded or made; the text names it. What does without it goes on."""
+
+
 class OptionRefused(ConfigError):
     """A model's provider cannot do what an option of the request asks for.
 

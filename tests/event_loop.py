@@ -26,7 +26,7 @@ SHORT = (
     ("io.TextIOWrapper.read", "importlib/metadata/__init__.py", "read_text"),  # the version, once
     ("io.BufferedReader.read", "zoneinfo/_common.py", "load_data"),  # a time zone, once
     ("io.BufferedReader.read", "miniclaw_sessions/secret.py", "_secret_from"),  # a key, once
-    ("io.BufferedReader.read", "miniclaw_sessions/config.py", "_from_file"),  # the settings, at a SIGHUP
+    ("io.BufferedReader.read", "miniclaw_sessions/config/loading.py", "_from_file"),  # the settings, at a SIGHUP
     ("io.BufferedReader.read", "gateway/tokens.py", "_read"),  # the tokens, when they have changed
     ("threading.Lock.acquire", "coverage/collector.py", "lock_data"),  # the measurement itself
     ("threading.Lock.acquire_lock", "coverage/collector.py", "lock_data"),

@@ -28,7 +28,7 @@ LAYERS: list[set[str]] = [
     {"clock", "secret", "statistics"},
     {"config"},
     {"protocol", "disk", "encryption"},
-    {"history", "log"},
+    {"history", "log", "plugins"},
     {"formats"},
     {"stores"},
     {"persistence"},

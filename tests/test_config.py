@@ -154,10 +154,10 @@ def test_a_wrong_value_in_the_environment_is_refused_by_its_name(variable: str, 
         load_settings(environ={variable: value})
 
 
-@pytest.mark.parametrize("line", ["tools = ['hammer']", "tools = ['time', 'hammer']"])
-def test_a_tool_that_there_is_not_is_refused_with_those_that_there_are(file: Path, line: str) -> None:
-    file.write_text(f"[model]\n{line}\n")
-    with pytest.raises(ConfigError, match=r"hammer.*each must be time, calculator or search_history"):
+@pytest.mark.parametrize("level", ["'loud'", "['info']"])
+def test_what_is_none_of_the_choices_is_refused_with_those_that_there_are(file: Path, level: str) -> None:
+    file.write_text(f"[log]\nlevel = {level}\n")
+    with pytest.raises(ConfigError, match="it must be debug, info, warning or error"):
         load_settings(file)
 
 

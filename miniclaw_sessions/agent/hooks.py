@@ -8,6 +8,7 @@ may raise `SuspendTurn`, too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 
 from miniclaw_sessions.errors import AgentError
@@ -84,3 +85,39 @@ class Hooks:
         Returns:
             None: the model sees its result. A tool result: the model sees that instead.
         """
+
+
+class InTurn(Hooks):
+    """Several hooks as one: each sees what those before it made of the turn; what comes after, in reverse.
+
+    Args:
+        hooks: in their order.
+    """
+
+    def __init__(self, hooks: Sequence[Hooks]) -> None:
+        self._hooks = tuple(hooks)
+
+    async def before_generation(self, generation: Generation) -> None:
+        """As each of them does."""
+        for one in self._hooks:
+            await one.before_generation(generation)
+
+    async def after_generation(self, generation: Generation) -> None:
+        """As each of them does."""
+        for one in reversed(self._hooks):
+            await one.after_generation(generation)
+
+    async def before_tool(self, generation: Generation, call: ToolCall) -> ToolCall | Message | None:
+        """As each of them does, until one says that nothing runs."""
+        for one in self._hooks:
+            said = await one.before_tool(generation, call)
+            if isinstance(said, Message):
+                return said
+            call = said or call
+        return call
+
+    async def after_tool(self, generation: Generation, call: ToolCall, result: Message) -> Message | None:
+        """As each of them does."""
+        for one in reversed(self._hooks):
+            result = await one.after_tool(generation, call, result) or result
+        return result

@@ -93,6 +93,7 @@ class Invocation:
         as_json: whether a program reads the output.
         debug: whether to log everything and to show stack traces.
         overrides: settings that the command's own flags set, by dotted name.
+        channels: channels that they turn on.
         report: told how the work advances.
     """
 
@@ -105,6 +106,7 @@ class Invocation:
     as_json: bool = False
     debug: bool = False
     overrides: dict[str, object] = field(default_factory=dict)
+    channels: Sequence[str] = ()
     report: Report = unwatched
 
     @functools.cached_property
@@ -149,7 +151,7 @@ class Invocation:
             "listen.token_file": self.token_file,
             **self.overrides,
         }
-        return load_settings(self.config or config_path(os.environ), os.environ, flags)
+        return load_settings(self.config or config_path(os.environ), os.environ, flags, channels=self.channels)
 
     def sessions(self, *, create: bool = False, reads: bool = False) -> AbstractAsyncContextManager[Client]:
         """The sessions, whoever holds them; see `cli.opening.open_client`."""

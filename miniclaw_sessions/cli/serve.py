@@ -13,6 +13,7 @@ from miniclaw_sessions.errors import ConfigError
 app = typer.Typer()
 
 _SESSIONS, _LISTEN, _MODEL, _LOG = "Sessions", "Where it listens", "The model", "The log"
+_CHANNEL_HELP = "Turn a channel on, as [channels.NAME] does; may be repeated."
 
 
 def _flag(name: str, text: str, panel: str) -> Any:
@@ -26,6 +27,7 @@ def _flag(name: str, text: str, panel: str) -> Any:
         "serve": "listens on <workspace>/miniclaw.sock",
         "serve --tcp 127.0.0.1:8080": "and on TCP, on this machine: prints an address to open in a browser",
         "serve --tcp 0.0.0.0:8080 --token-file token": "and for other machines, if they know the token",
+        "serve --channel telegram": "and on a chat network",
         "serve --config /etc/miniclaw-sessions/miniclaw.toml": "as systemd starts it",
     },
 )
@@ -45,6 +47,9 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     socket: Annotated[str | None, _flag("listen.socket", "Path of the Unix socket, or none.", _LISTEN)] = None,
     tcp: Annotated[str | None, _flag("listen.tcp", "Address such as 127.0.0.1:8080.", _LISTEN)] = None,
     token_file: Annotated[str | None, _flag("listen.token_file", "File with the token for TCP.", _LISTEN)] = None,
+    channel: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help=_CHANNEL_HELP, show_default=False, rich_help_panel=_LISTEN)
+    ] = None,
     base_url: Annotated[str | None, _flag("model.base_url", "The provider's address.", _MODEL)] = None,
     model: Annotated[str | None, _flag("model.model", "The model's name.", _MODEL)] = None,
     log_level: Annotated[str | None, _flag("log.level", "debug, info, warning or error.", _LOG)] = None,
@@ -53,6 +58,7 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     """Run the daemon until SIGTERM or Ctrl-C. Every setting can also stand in the configuration file."""
     from miniclaw_sessions.gateway.exit_status import ExitStatus  # noqa: PLC0415 - help does not need it
 
+    invocation.channels = channel or ()
     invocation.overrides = {
         "sessions.store": store,
         "sessions.window": window,

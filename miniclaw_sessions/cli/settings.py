@@ -13,8 +13,8 @@ import typer
 import miniclaw_sessions
 from miniclaw_sessions.cli.invocation import Invocation, command
 from miniclaw_sessions.cli.output import counted, one_line, plain_table
-from miniclaw_sessions.config import masked, option_names, show_value, value_of, variable_of
-from miniclaw_sessions.errors import SessionsError
+from miniclaw_sessions.config import PLUGINS, masked, options_shown, show_value, table_shown, type_shown
+from miniclaw_sessions.errors import PluginFailed, SessionsError
 
 SYSTEM_CONFIG = Path("/etc/miniclaw-sessions/miniclaw.toml")
 UNITS = Path("/etc/systemd/system")
@@ -60,24 +60,35 @@ def show_unless_more_is_asked(invocation: Invocation) -> None:
     },
 )
 def show(invocation: Invocation) -> None:
-    """Show every option with its value and where that came from.
+    """Show every option with its value and where that came from, those of plug-ins that are turned on too.
 
     The environment variable of `sessions.window` is MINICLAW_SESSIONS_WINDOW, and so on; `--json` names them all.
     """
-    loaded = invocation.loaded
-    rows = [(name, value_of(loaded.settings, name), loaded.sources[name]) for name in option_names()]
+    rows, failed = [*options_shown(invocation.loaded)], []
+    for one in (one for kind in invocation.loaded.settings.plugins.values() for one in kind.values()):
+        from miniclaw_sessions.plugins import load  # noqa: PLC0415 - only who has plug-ins pays for it
+
+        rows.append((f"{one.shown}.type", *type_shown(one)))
+        try:
+            plugin = load(one)
+        except PluginFailed as error:
+            failed.append(str(error))
+        else:
+            rows += table_shown(one, plugin.settings, plugin.sources) if plugin.settings is not None else ()
     if invocation.as_json:
         options = {
-            name: {"value": masked(value), "source": source, "variable": variable_of(name)}
-            for name, value, source in rows
+            name: {"value": masked(value), "source": source, "variable": variable}
+            for name, variable, value, source in rows
         }
-        invocation.print_json({"options": options})
+        invocation.print_json({"options": options, **({"failed": failed} if failed else {})})
         return
     table = plain_table("OPTION", "VALUE", "SOURCE")
-    for name, value, source in rows:
+    for name, _, value, source in rows:
         style = "dim" if source == "default" else "bold"
         table.add_row(name, one_line(show_value(value)), one_line(source), style=style)
     invocation.console.print(table)
+    for sentence in failed:
+        invocation.errors.print(one_line(sentence), style="red", soft_wrap=True)
 
 
 @command(
@@ -98,12 +109,15 @@ def init(
     prints: Annotated[bool, typer.Option("--print", help="Only show it.")] = False,
     force: Force = False,
 ) -> None:
-    """Write a configuration file with every option at its default, and what each buys and costs."""
+    """Write a configuration file with every option at its default, and what each buys and costs.
+
+    At its end are the tables of the plug-ins that are installed, to be taken into use.
+    """
     if prints:
-        _print(shipped("config/miniclaw.toml"))
+        _print(_configuration())
         return
     path = output or invocation.config or Path("~/.miniclaw/miniclaw.toml").expanduser()
-    _write({path: shipped("config/miniclaw.toml")}, force=force)
+    _write({path: _configuration()}, force=force)
     if invocation.as_json:
         invocation.print_json({"written": [str(path)]})
     else:
@@ -141,7 +155,7 @@ def install(
         _print(b"\n".join(b"# %s\n%s" % (os.fsencode(path), content) for path, content in files.items()))
         return
     if not SYSTEM_CONFIG.exists():
-        files[SYSTEM_CONFIG] = shipped("config/miniclaw.toml")
+        files[SYSTEM_CONFIG] = _configuration()
     _write(files, force=force)
     for path in files:  # whatever the umask: the service runs as a user of its own
         path.parent.chmod(0o755)
@@ -164,6 +178,15 @@ def _program() -> Path:
     beside = Path(sys.prefix, "bin", "miniclaw-sessions")
     found = beside if beside.exists() else Path(shutil.which("miniclaw-sessions") or PROGRAM_IN_UNITS)
     return found.absolute()
+
+
+def _configuration() -> bytes:
+    """The shipped file, and the tables of the plug-ins that are installed."""
+    from miniclaw_sessions.plugins import declared, template  # noqa: PLC0415 - other commands do without
+
+    installed = [(kind, name) for kind in PLUGINS for name in sorted(declared(kind))]
+    tables = ["\n".join(lines) for kind, name in installed if len(lines := [*template(kind, name)]) > 1]
+    return b"\n".join([shipped("config/miniclaw.toml"), *(f"{table}\n".encode() for table in tables)])
 
 
 # --- what is shipped -------------------------------------------------------------------------------------------------

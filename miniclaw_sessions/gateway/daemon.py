@@ -24,7 +24,7 @@ from miniclaw_sessions import errors
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.channels.dispatcher import Dispatcher
-from miniclaw_sessions.channels.registry import load_channels
+from miniclaw_sessions.channels.registry import make_channels
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import ListenSettings, LoadedSettings, socket_path
 from miniclaw_sessions.encryption import load_keys
@@ -94,6 +94,9 @@ async def _live(
     read_secret(settings.listen.token_file, "token", os.environ)  # what is wrong with it is said before all is read
     phase = Phase(notifier)
     keys = load_keys(settings.encryption, os.environ)
+    channels, failed = await to_thread.run_sync(make_channels, settings)
+    for failure in failed:
+        log.error(str(failure), action="plugin.failed")
     if loaded.shared_store is not None and loaded.directory is not None:  # no manager makes it, and the socket is there
         await to_thread.run_sync(partial(loaded.directory.mkdir, mode=0o700, parents=True, exist_ok=True))
     manager = SessionManager(
@@ -120,8 +123,7 @@ async def _live(
                 summarizer = summarizer_of(agent.provider, limits=agent.limits)
                 app = make_app(manager, dispatcher, settings, policy, summarizer, telemetry)
                 app.audit = sockets.enter_context(AuditLog(settings.log, SystemClock()))
-                channels = load_channels(settings.channels.load)
-                telemetry.knows(channel.name for channel in channels)
+                telemetry.knows([channel.name for channel in channels], [tool.name for tool in agent.tools])
                 async with dispatcher:
                     for channel in channels:
                         dispatcher.serve(channel)

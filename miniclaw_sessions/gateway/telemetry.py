@@ -85,7 +85,7 @@ class Telemetry(Watch):
         self.metrics = Metrics(statistics)
         self.spans = spans or Spans()
         self.channels = set(settings.telemetry.channels)
-        self._tools = frozenset(settings.model.tools)
+        self._tools = set(settings.model.tools)
         self._series: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._propagate = settings.telemetry.propagate_traces
 
@@ -100,9 +100,10 @@ class Telemetry(Watch):
     ) -> None:
         await self.spans.close()
 
-    def knows(self, channels: Iterable[str]) -> None:
-        """These channels are configured too."""
+    def knows(self, channels: Iterable[str], tools: Iterable[str]) -> None:
+        """There are these channels too, and these are the tools."""
         self.channels.update(channels)
+        self._tools.update(tools)
 
     def channel(self, name: str) -> str:
         """The label of a channel."""

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from miniclaw_sessions.channels.base import Incoming, Outgoing
 from miniclaw_sessions.protocol.messages import Message
 
 
+class LetterboxSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where it is.
+
+    Attributes:
+        directory: its place.
+    """
+
+    directory: str = ""
+
+
 class Letterbox:
-    """Looks into `$LETTERBOX/in`, and answers into `$LETTERBOX/out`."""
+    """Looks into `in`, and answers into `out`."""
 
-    name = "letter"
+    Settings = LetterboxSettings
 
-    def __init__(self) -> None:
-        self._directory = Path(os.environ["LETTERBOX"])
+    def __init__(self, name: str, settings: LetterboxSettings) -> None:
+        self.name = name
+        self._directory = Path(settings.directory)
 
     async def receive(self) -> AsyncGenerator[Incoming, None]:
         for letter in sorted((self._directory / "in").iterdir()):

@@ -290,8 +290,10 @@ async def test_a_channel_of_another_package_needs_nothing_but_its_name(short_pat
         (box / name).mkdir(parents=True)
     (box / "in" / "ada").write_text("My name is Ada.")
     root = str(Path(__file__).parents[2])
-    settings: Any = {"MINICLAW_CHANNELS_LOAD": "tests.channels.letterbox:Letterbox", "PYTHONPATH": root}
-    async with Here(short_path, LETTERBOX=str(box), **settings) as daemon:
+    settings: Any = {"MINICLAW_CHANNELS_LETTER_TYPE": "tests.channels.letterbox:Letterbox", "PYTHONPATH": root}
+    settings |= {"MINICLAW_CHANNELS_BROKEN_TYPE": "tests.channels.letterbox:Nothing"}
+    async with Here(short_path, MINICLAW_CHANNELS_LETTER_DIRECTORY=str(box), **settings) as daemon:
+        await daemon.logged("plugin.failed")  # and stops nothing else
         await daemon.notice("READY=1")
         with anyio.fail_after(PATIENCE_S):
             while not (box / "out" / "ada").exists():  # noqa: ASYNC110 - files tell nobody that they are there

@@ -48,7 +48,10 @@ class _SettingsReader(Reader):
             return refused(error) or _is_one_short_line(str(error))
         for name in option_names():
             assert "\n" not in show_value(value_of(loaded.settings, name))
-        assert msgspec.json.decode(msgspec.json.encode(loaded.settings), type=type(loaded.settings)) == loaded.settings
+        ours = msgspec.structs.replace(
+            loaded.settings, plugins={}
+        )  # those of plug-ins are checked when they are loaded
+        assert msgspec.json.decode(msgspec.json.encode(ours), type=type(ours)) == ours
         return True
 
 

@@ -1,28 +1,24 @@
-"""Every setting: its default, its bounds, and where its value came from.
+"""Every setting, with its default and its bounds.
 
-A value comes from the default, the TOML file, the environment (`MINICLAW_SESSIONS_WINDOW`) or a flag, the later one
-winning. A wrong value, an unknown key and an unknown `MINICLAW_` variable are refused with a `ConfigError` that names
-the field, the value and its source, so that nothing misspelt is silently ignored. Secrets are not settings: a setting
-only names the file (see `secret`). What the settings mean to the rest of the package is the business of those who use
-them; this module imports nothing heavy.
+Secrets are not settings: a setting only names the file (see `secret`). What the settings mean to the rest of the
+package is the business of those who use them; this module imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from miniclaw_sessions.errors import ConfigError
-from miniclaw_sessions.secret import open_regular
-
 _LONGEST_S = 10 * 365 * 86_400.0  # keeps infinity and typing errors out of every timer
 _LARGEST_BYTES = 2**50
-_CONFIG_MAX_BYTES = 1_048_576
+
+PLUGINS = ("channels", "tools", "hooks", "providers")
+"""The kinds of plug-ins that have settings, in `[KIND.NAME]`."""
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_BYTES)]
@@ -149,7 +145,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which model answers chats.
 
     Attributes:
-        provider: whose interface it has: `openai` (chat completions), `openai-responses`, `anthropic` or `google`.
+        provider: whose interface it has: `openai` (chat completions), `openai-responses`, `anthropic`, `google`, or
+            what an installed package declares.
         base_url: the provider's address; empty: the provider library's own default.
         model: the model's name; empty: the built-in responder, which needs no network.
         api_key_file: file with the key; empty: the systemd credential `model_api_key`.
@@ -157,7 +154,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         system_prompt: what the model is told first.
         max_iterations: rounds of tool calls in one turn.
         tool_timeout_s: seconds for one tool call.
-        tools: what the model may call, of `time`, `calculator` and `search_history`; empty: it is offered no tools.
+        tools: what the model may call: `time`, `calculator`, `search_history`, what an installed package declares, or
+            patterns of names (`github_*`); empty: it is offered no tools.
         search_all_chats: whether `search_history` searches all chats, and not only the one in which it is called:
             whoever chats can then learn what was said in any other.
         timeout_s: seconds without a sign of life from the model's service; such a request is repeated twice.
@@ -168,7 +166,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         keep_tokens: about how much of the newest part is not summarized.
     """
 
-    provider: Literal["openai", "openai-responses", "anthropic", "google"] = "openai"
+    provider: Annotated[str, msgspec.Meta(min_length=1)] = "openai"
     base_url: str = ""
     model: str = ""
     api_key_file: str = ""
@@ -176,7 +174,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     system_prompt: str = "You are a helpful assistant."
     max_iterations: Count = 200
     tool_timeout_s: Seconds = 30.0
-    tools: tuple[Literal["time", "calculator", "search_history"], ...] = ("time", "calculator")
+    tools: tuple[str, ...] = ("time", "calculator")
     search_all_chats: bool = False
     timeout_s: Seconds = 120.0
     reply_timeout_s: Seconds = 600.0
@@ -187,15 +185,13 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChannelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Which channels there are beside HTTP, and how much may wait for an answer, whatever channel it came by.
+    """How much may wait for an answer, whatever channel it came by.
 
     Attributes:
-        load: channels to listen to, by the name of their entry point or as `module:class`.
         max_waiting_per_chat: messages of one chat that wait while another one is answered.
         max_messages: messages of all chats that wait or are being answered.
     """
 
-    load: tuple[str, ...] = ()
     max_waiting_per_chat: Count = 20
     max_messages: Count = 1_000
 
@@ -215,8 +211,8 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is told of the daemon's work beside the log.
 
     Attributes:
-        channels: channels that have numbers of their own in the metrics, beside those of `channels.load`; all others,
-            whose names callers may choose, are `other` together.
+        channels: channels that have numbers of their own in the metrics, beside those that are turned on; all
+            others, whose names callers may choose, are `other` together.
         otlp_endpoint: where traces go, such as http://127.0.0.1:4318, by OTLP over HTTP; empty: none are made.
         otlp_headers_file: file with headers for that, such as a key, one `name: value` a line; empty: the systemd
             credential `otlp_headers`.
@@ -249,6 +245,34 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     audit_file: str = ""
 
 
+class Table(msgspec.Struct, frozen=True):
+    """A table with a name of its own, such as `[channels.telegram]`, as it was written.
+
+    It is checked with `check_table`, when it is known whose settings they are.
+
+    Attributes:
+        section: of which kind it is.
+        name: its own name.
+        source: where it is said that there is one.
+        stated: what the file says in it.
+        places: where options stand in the file, by their whole dotted names.
+        variables: what the environment says, by the names of the variables.
+    """
+
+    section: str
+    name: str
+    source: str
+    stated: dict[str, Any] = {}
+    places: Mapping[str, str] = {}
+    variables: dict[str, str] = {}
+
+    @property
+    def shown(self) -> str:
+        """Its dotted name, as the file has it."""
+        is_bare = re.fullmatch(r"[\w-]+", self.name)
+        return f"{self.section}.{self.name if is_bare else json.dumps(self.name)}"
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that can be set.
 
@@ -256,6 +280,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         workspace: the directory that holds all files; or the URL of a shared store (`postgresql:`), which is as if that
             was `sessions.store`. Beside a shared store a directory holds nothing but the daemon's socket.
         sessions, listen, model, channels, encryption, telemetry, log: the sections.
+        plugins: the tables of plug-ins, by kind and name: `[channels.NAME]`, `[tools.NAME]` and so on.
     """
 
     workspace: Annotated[str, msgspec.Meta(min_length=1)] = "~/.miniclaw/workspace"
@@ -266,6 +291,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     encryption: EncryptionSettings = EncryptionSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()
+    plugins: dict[str, dict[str, Table]] = {}
 
 
 class LoadedSettings(msgspec.Struct, frozen=True):
@@ -288,204 +314,6 @@ class LoadedSettings(msgspec.Struct, frozen=True):
     def directory(self) -> Path | None:
         """The workspace directory, which there is; beside a shared store only if one was named."""
         return self.workspace if self.shared_store is None or self.sources["workspace"] != "default" else None
-
-
-# --- loading ---------------------------------------------------------------------------------------------------------
-
-
-def _options(kind: type[msgspec.Struct], section: str = "") -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
-    """Each option of a section and of those in it, by its dotted name."""
-    for field in msgspec.structs.fields(kind):
-        name = f"{section}{field.name}"
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield from _options(field.type, f"{name}.")
-        else:
-            yield name, field
-
-
-_FIELDS = dict(_options(Settings))
-_SECTIONS = frozenset(name.rpartition(".")[0] for name in _FIELDS) - {""}
-_POSTGRESQL = "sessions.postgresql"
-CONFIG_VARIABLE = "MINICLAW_CONFIG"
-"""Names the configuration file, as `--config` does."""
-
-
-def option_names() -> list[str]:
-    """The dotted names of all options, in the order of the file: `workspace`, `sessions.store`, ..."""
-    return list(_FIELDS)
-
-
-def variable_of(name: str) -> str:
-    """The environment variable that sets an option: `MINICLAW_SESSIONS_WINDOW` for `sessions.window`."""
-    return f"MINICLAW_{name.replace('.', '_').upper()}"
-
-
-_VARIABLES = {variable_of(name): name for name in _FIELDS}
-
-
-def flag_of(name: str) -> str:
-    """The command line flag that sets an option: `--flush-interval` for `sessions.flush_interval_s`."""
-    section, _, field = name.rpartition(".")
-    return "--" + (f"log-{field}" if section == "log" else field.removesuffix("_s").replace("_", "-"))
-
-
-def value_of(settings: Settings, name: str) -> Any:
-    """The value of one option by its dotted name."""
-    value: Any = settings
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
-
-
-def config_path(environ: Mapping[str, str]) -> Path | None:
-    """The file when no flag names one: `$MINICLAW_CONFIG`, else `~/.miniclaw/miniclaw.toml` if it exists."""
-    if named := environ.get(CONFIG_VARIABLE):
-        return Path(named).expanduser()
-    usual = Path("~/.miniclaw/miniclaw.toml").expanduser()
-    return usual if usual.is_file() else None
-
-
-def load_settings(
-    path: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    overrides: Mapping[str, object] | None = None,
-) -> LoadedSettings:
-    """Put the settings together: defaults, then the file, then the environment, then the flags.
-
-    Args:
-        path: a TOML file that must exist; None: no file.
-        environ: the environment; None: an empty one.
-        overrides: values of flags by dotted name; None as a value means that the flag was not given.
-
-    Raises:
-        ConfigError: the file cannot be read, or a value or name in any of the sources is wrong.
-    """
-    values: dict[str, Any] = {}
-    sources = dict.fromkeys(_FIELDS, "default")
-    given = [*_from_file(path), *_from_environment(environ or {}), *_from_flags(overrides or {})]
-    for name, value, source, is_text in given:
-        values[name] = _converted(name, value, source, is_text=is_text)
-        sources[name] = source
-    if is_shared_url(values.get("workspace", "")):  # where a directory may be named, so may a shared store
-        values["sessions.store"], sources["sessions.store"] = values.pop("workspace"), sources["workspace"]
-        sources["workspace"] = "default"
-    nested: dict[str, Any] = {}
-    for name, value in values.items():
-        *sections, field = name.split(".")
-        table = nested
-        for section in sections:
-            table = table.setdefault(section, {})
-        table[field] = value
-    return LoadedSettings(msgspec.convert(nested, Settings), sources)
-
-
-_Given = tuple[str, Any, str, bool]  # dotted name, value, source, whether the value is text to be parsed
-
-
-def _from_file(path: Path | None) -> Iterator[_Given]:
-    if path is None:
-        return
-    import tomllib  # noqa: PLC0415 - only a file needs it
-
-    try:
-        with open_regular(path) as file:
-            content = file.read(_CONFIG_MAX_BYTES + 1)
-        if len(content) > _CONFIG_MAX_BYTES:
-            raise ConfigError(f"the configuration file {path} has more than {_CONFIG_MAX_BYTES} bytes; check --config")
-        text = content.decode("utf-8").replace("\r\n", "\n")
-        document = tomllib.loads(text)
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}; check --config") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"the configuration file {path} is not valid TOML: {error}") from None
-    lines = _line_numbers(text)
-    for name, value in _flat(document):
-        source = f"{path} line {lines[name]}" if name in lines else str(path)
-        if name not in _FIELDS:
-            raise ConfigError(f"unknown option {_shown(name)} in {source}{_nearest(name, [*_FIELDS, *_SECTIONS])}")
-        yield name, value, source, False
-
-
-def _flat(table: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
-    """What a table says, and the sections in it, by dotted names."""
-    for key, value in table.items():
-        name = f"{section}{key}"
-        if name in _SECTIONS and isinstance(value, dict):
-            yield from _flat(value, f"{name}.")
-        else:
-            yield name, value
-
-
-def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
-    for variable, value in environ.items():
-        if variable in _VARIABLES:
-            yield _VARIABLES[variable], value, f"environment {variable}", True
-        elif variable.startswith("MINICLAW_") and variable != CONFIG_VARIABLE:
-            known = [*_VARIABLES, CONFIG_VARIABLE]
-            raise ConfigError(f"unknown environment variable {_shown(variable)}{_nearest(variable, known)}")
-
-
-def _from_flags(overrides: Mapping[str, object]) -> Iterator[_Given]:
-    for name, value in overrides.items():
-        if name not in _FIELDS:
-            raise ConfigError(f"unknown option {_shown(name)}{_nearest(name, list(_FIELDS))}")
-        if value is not None:
-            yield name, value, flag_of(name), isinstance(value, str)
-
-
-def _converted(name: str, value: Any, source: str, *, is_text: bool) -> Any:
-    kind = _FIELDS[name].type
-    if is_text and get_origin(kind) is tuple:
-        value = [part.strip() for part in value.split(",") if part.strip()]
-    try:
-        if is_text:
-            msgspec.json.encode(value)  # bytes that are no UTF-8 come as lone surrogates, which nothing can write
-        return msgspec.convert(value, kind, strict=not is_text)
-    except UnicodeEncodeError:
-        raise ConfigError(f"{name} is {show_value(value)} ({source}), which is not valid UTF-8") from None
-    except msgspec.ValidationError as error:  # its text may repeat the value
-        is_list = get_origin(kind) is tuple
-        one = get_args(kind)[0] if is_list else kind
-        choices = get_args(one) if get_origin(one) is Literal else ()
-        allowed = f"{', '.join(choices[:-1])} or {choices[-1]}" if choices else ""
-        wrong = f"{'each' if is_list else 'it'} must be {allowed}" if allowed else _cut(str(error))
-        raise ConfigError(f"{name} is {show_value(value)} ({source}), which is wrong: {wrong}") from None
-
-
-def _line_numbers(text: str) -> dict[str, int]:
-    """Where each option stands, for messages only: a line inside a multi-line string may be taken for one."""
-    numbers: dict[str, int] = {}
-    prefix = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if table := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
-            prefix = f"{table[1]}."
-            numbers.setdefault(table[1], number)
-        elif key := re.match(r"\s*([\w.-]+)\s*=", line):
-            numbers.setdefault(prefix + key[1], number)
-    return numbers
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415 - only a mistake pays for it
-
-    if near := get_close_matches(name, known, n=1):
-        return f"; did you mean {near[0]}?"
-    last = name.rpartition(".")[2]
-    same = [candidate for candidate in known if candidate.rpartition(".")[2] == last]
-    return f"; did you mean {same[0]}?" if same else "; `config show` lists all options"
-
-
-def postgresql_settings(settings: PostgreSQLSettings, options: Mapping[str, str], url: str) -> PostgreSQLSettings:
-    """The settings, with the options of a store's URL, shown as `url`, in the place of those of the same name.
-
-    Raises:
-        ConfigError: one of them has a wrong value.
-    """
-    given = {
-        name: _converted(f"{_POSTGRESQL}.{name}", text, f"in the URL {url}", is_text=True)
-        for name, text in options.items()
-    }
-    return msgspec.structs.replace(settings, **given)
 
 
 def is_shared_url(text: str) -> bool:
@@ -513,14 +341,17 @@ def show_value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(show_value, value))}]"
-    return _cut(str(value))
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(name)} = {show_value(one)}' for name, one in value.items())}}}"
+    return cut(str(value))
 
 
 def _shown(text: str) -> str:
-    return json.dumps(_cut(text))
+    return json.dumps(cut(text))
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """A text as one that fits into a line."""
     return text if len(text) <= 120 else text[:117] + "..."  # noqa: PLR2004 - one line
 
 
