@@ -25,7 +25,6 @@ from structlog.testing import capture_logs
 import miniclaw_sessions
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
-from miniclaw_sessions.agent.tool_runner import SuspendTurn
 from miniclaw_sessions.agent.tools import Tool, time_tool
 from miniclaw_sessions.api.operation import Operation
 from miniclaw_sessions.api.table import OPERATIONS
@@ -41,8 +40,8 @@ _OPERATIONS = {one.name: one for one in OPERATIONS}
 Exchange = dict[str, Any]
 
 
-async def _delete_file(arguments: dict[str, Any]) -> str:
-    raise SuspendTurn("may it delete a file?", arguments)
+async def _delete_file(_: dict[str, Any]) -> str:
+    return "deleted"
 
 
 class Speaker:
@@ -234,7 +233,9 @@ async def _chats(recorder: Recorder) -> None:
         await ask("stop_turn", "the answer under way", session_id="web_7")
     body = {**chat, "message": "Please delete_file notes.txt"}
     await ask("chat", "it waits for an approval", body=body)
+    await ask("list_approvals", "a call that waits", session_id="web_7")
     await ask("chat", "the same, followed", body={**chat, "message": body["message"], "stream": True})
+    await ask("chat", "somebody agrees", body={**chat, "approvals": {"call_1": True}})
     pair = [{"role": "user", "content": "And what else? " * 20}, {"role": "assistant", "content": "All this. " * 20}]
     await recorder.client.post("/v1/sessions/web_9/messages", json={"messages": pair * 8})
     body = {"channel": "web", "chat_id": "9", "message": "And then?", "stream": True}
@@ -338,7 +339,8 @@ async def recorded() -> dict[str, list[Exchange]]:
         clock = FakeClock()
         settings = SessionSettings()
         manager = await stack.enter_async_context(SessionManager(directory / "w", settings=settings, clock=clock))
-        deletes = Tool("delete_file", "Deletes a file.", {"type": "object", "properties": {}}, _delete_file)
+        shape = {"type": "object", "properties": {}}
+        deletes = Tool("delete_file", "Deletes a file.", shape, _delete_file, needs_approval=True)
         speaker = Speaker()
         agent = Agent(speaker, tools=[time_tool(clock), deletes])
         model = ModelSettings(context_window=700, reserve_tokens=200, keep_tokens=50)

@@ -161,7 +161,7 @@ class Agent:
 
     def run(
         self,
-        message: Message,
+        message: Message | Opening,
         *,
         session: Session | None = None,
         idempotency_key: str | None = None,
@@ -173,7 +173,7 @@ class Agent:
         `Session.stop_turn` stops it from anywhere: its last event is then `TurnStopped`.
 
         Args:
-            message: the user's message.
+            message: the user's message, or what the turn begins with.
             session: whose conversation it is; the agent's own by default, or none at all.
             idempotency_key: the sender's own id of the message; see `Session.turn`.
             keeper: keeps the context small enough; see `orchestration.AgentSession`.

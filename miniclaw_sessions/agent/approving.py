@@ -13,17 +13,31 @@ from msgspec import UNSET
 
 from miniclaw_sessions.agent.events import PendingCall
 from miniclaw_sessions.agent.suspending import documents_of, pending_calls
-from miniclaw_sessions.agent.tool_runner import FINGERPRINT
 from miniclaw_sessions.errors import NothingToResume
-from miniclaw_sessions.protocol.entries import SUSPENDED, Custom
+from miniclaw_sessions.protocol.entries import FINGERPRINT, SUSPENDED, Custom, MessageEntry
 from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.printable import printable
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import Opening, Place
+from miniclaw_sessions.session.turn import Opening, Place, begins_turn
 
 REFUSED = "error: The user did not agree to this call; it was not made. Do not make it again unless you are told to."
 """What the model is told of a call that a person has refused."""
 
-_LOOKED_THROUGH = 1_000  # entries before a repeated answer that is not found is taken for a word of its own
+MAX_ARGUMENTS = 1_000
+"""Characters of a call's arguments that a question shows; it says how many it leaves out."""
+
+_LOOKED_THROUGH = 200  # entries before a repeated answer that is not found is taken for a word of its own
+
+
+def question(calls: Sequence[tuple[str, str]]) -> str:
+    """What a person is asked about calls, each the tool's name and the arguments, that wait for a yes or no."""
+    shown = "\n".join(f"- {printable(name)} {_cut(printable(arguments))}" for name, arguments in calls)
+    return f"May I do this?\n{shown}\nAnswer yes or no{', for all of them' if len(calls) > 1 else ''}."
+
+
+def _cut(arguments: str) -> str:
+    more = len(arguments) - MAX_ARGUMENTS
+    return arguments if more <= 0 else f"{arguments[:MAX_ARGUMENTS]} … and {more} characters more, not shown here"
 
 
 class Approval(Opening):
@@ -33,7 +47,7 @@ class Approval(Opening):
         session: whose turn.
         answers: yes or no for each call by its id, those that are left out wait on; or one answer for all that wait.
         author: whose answer it is; kept in the transcript.
-        key: the answer's own id, by which `was_answered_by` recognizes it when it is delivered again.
+        key: the answer's own id, by which `answered_by` recognizes it when it is delivered again.
 
     Attributes:
         approved: the calls that run, with the fingerprint of the tool that was agreed to; filled when the turn begins.
@@ -64,7 +78,7 @@ class Approval(Opening):
 
     def _said(self, _: Sequence[Message], waiting: Collection[str]) -> list[Message]:
         answers = self._answers
-        asked = {one.call.id: one for one in self._pending if needs_answer(one) and one.call.id in waiting}
+        asked = {one.call.id: one for one in self._pending if one.needs_approval and one.call.id in waiting}
         decided = dict.fromkeys(asked, answers) if isinstance(answers, bool) else dict(answers)
         if not decided or not decided.keys() <= asked.keys():
             raise NothingToResume(f"session {self._session.session_id} has no such call that waits for an approval")
@@ -76,33 +90,29 @@ class Approval(Opening):
         return [Message.tool_result(asked[one].call, REFUSED, is_error=True) for one in refused]
 
 
-def needs_answer(pending: PendingCall) -> bool:
-    """Whether a call waits for a person's yes or no, and not for something else from outside."""
-    return isinstance(pending.data.get(FINGERPRINT), str)
-
-
 async def calls_to_approve(session: Session) -> list[PendingCall]:
     """The calls of a session that wait for a person's yes or no.
 
     Raises:
         StoreUnavailable: the store cannot be read.
     """
-    return [one for one in await pending_calls(session) if needs_answer(one)]
+    return [one for one in await pending_calls(session) if one.needs_approval]
 
 
-async def was_answered_by(session: Session, key: str) -> bool:
-    """Whether the answer with this key was taken before.
+async def answered_by(session: Session, key: str) -> str | None:
+    """The user's message whose turn went on with the answer of this key; None: no such answer was taken.
 
     Raises:
         StoreUnavailable: the store cannot be read.
     """
-    looked_at = 0
+    found, looked_at = False, 0
     async for entry in session.tree.walk():
-        looked_at += 1
         if isinstance(entry, Custom) and entry.custom_type == SUSPENDED:
             answer = entry.data.get("answer")
-            if isinstance(answer, dict) and answer.get("key") == key:
-                return True
-        if looked_at >= _LOOKED_THROUGH:
+            found = found or (isinstance(answer, dict) and answer.get("key") == key)
+        if found and isinstance(entry, MessageEntry) and begins_turn(entry):
+            return entry.id
+        looked_at += 1
+        if not found and looked_at >= _LOOKED_THROUGH:
             break
-    return False
+    return None

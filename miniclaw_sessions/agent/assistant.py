@@ -79,7 +79,7 @@ class Assistant:
         except ContextOverflow as error:
             raise error if keeper is not None else self._advised(error) from None
 
-    def run(self, session: Session, message: Message | None) -> AbstractAsyncContextManager[Events]:
+    def run(self, session: Session, message: Message | Opening | None) -> AbstractAsyncContextManager[Events]:
         """Answer a message in a task of its own: `async with assistant.run(session, message) as events`.
 
         See `Agent.run`, and without a message `Agent.resume`.

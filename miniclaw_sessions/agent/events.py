@@ -11,7 +11,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from miniclaw_sessions.agent.provider import TextDelta
 from miniclaw_sessions.errors import AgentError
-from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.entries import FINGERPRINT, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.session.compacting import CompactionOutcome
 
@@ -52,6 +52,11 @@ class PendingCall(msgspec.Struct, frozen=True):
     call: ToolCall
     reason: str = ""
     data: Mapping[str, Any] = {}
+
+    @property
+    def needs_approval(self) -> bool:
+        """Whether a person's yes or no is waited for, and not something else from outside."""
+        return isinstance(self.data.get(FINGERPRINT), str)
 
 
 class SessionCompacted(msgspec.Struct, frozen=True, tag=True):

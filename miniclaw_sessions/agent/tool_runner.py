@@ -15,6 +15,7 @@ from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.errors import ConfigError, InvalidMessage
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.encoding import parse_json
+from miniclaw_sessions.protocol.entries import FINGERPRINT
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session.turn import INTERRUPTED, Turn
 
@@ -23,9 +24,6 @@ MAX_ERROR_LENGTH = 2000
 
 MALFORMED = "malformed_arguments"
 """In the `extra` of a call: the arguments that were not JSON."""
-
-FINGERPRINT = "tool_fingerprint"
-"""In the data of a call that waits for a person's yes: the tool that he is asked about (`Tool.fingerprint`)."""
 
 Tell = Callable[[AgentEvent], None]
 

@@ -12,9 +12,11 @@ from miniclaw_sessions.api.error_table import ANSWERING, as_reply, invalid
 from miniclaw_sessions.api.event_stream import EVENT_STREAM, HEARTBEAT, encoded_event, until_last
 from miniclaw_sessions.api.events import (
     AcceptedEvent,
+    ApprovalsReply,
     CompactedEvent,
     DoneEvent,
     ErrorEvent,
+    PendingCallRow,
     StopEvent,
     StoppedEvent,
     SuspendedEvent,
@@ -28,6 +30,7 @@ from miniclaw_sessions.api.operation import Stream, checked_idempotency_key, ope
 from miniclaw_sessions.api.sessions import ONE, OneSession
 from miniclaw_sessions.api.shapes import ChatEvent, ChatReply, ChatRequest, StoppedReply
 from miniclaw_sessions.errors import InvalidMessage, TurnCutOff
+from miniclaw_sessions.history.pairing import open_calls
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 
@@ -103,11 +106,12 @@ def user_message(request: ChatRequest) -> Message | None:
 
     Raises:
         InvalidMessage: it is not a user's message, or not one that could be appended.
-        RequestError: there is neither a message nor `resume`, or both.
+        RequestError: there is not one of a message, `resume` and `approvals`, but none or several.
     """
-    if (request.message is msgspec.UNSET) != request.resume:
-        sentence = "send a message, or resume" if request.resume else "Object missing required field `message`"
-        raise invalid(sentence, "message" if request.resume else None)
+    asked_for = (request.message is not msgspec.UNSET) + request.resume + (request.approvals is not msgspec.UNSET)
+    if asked_for != 1:
+        sentence = "send a message, or resume, or approvals" if asked_for else "Object missing required field `message`"
+        raise invalid(sentence, "message" if asked_for else None)
     if isinstance(request.message, msgspec.UnsetType):
         return None
     if isinstance(request.message, str):
@@ -148,4 +152,19 @@ async def stop_turn(context: Context, request: OneSession) -> StoppedReply:
     return StoppedReply(stopped=stopped)
 
 
-OPERATIONS = (chat, stop_turn)
+@operation("GET", f"{ONE}/approvals", OneSession, ApprovalsReply)
+async def list_approvals(context: Context, request: OneSession) -> ApprovalsReply:
+    """The tool calls of a session that wait for a person's yes or no; `chat` takes it in `approvals`."""
+    session = await context.find(request.session_id)
+    waiting = await session.tree.get_waiting()
+    asked = [call for call in open_calls(session.messages()) if call.id in waiting and waiting[call.id].needs_approval]
+    rows = [
+        PendingCallRow(
+            id=call.id, name=call.name, arguments=call.arguments, reason=waiting[call.id].reason, needs_approval=True
+        )
+        for call in asked
+    ]
+    return ApprovalsReply(pending=rows)
+
+
+OPERATIONS = (chat, stop_turn, list_approvals)

@@ -63,15 +63,28 @@ class StoppedEvent(DoneEvent, kw_only=True):
 
 
 class PendingCallRow(Reply, kw_only=True):
-    """A tool call that waits for a person."""
+    """A tool call that waits for an answer from outside.
+
+    Attributes:
+        arguments: as the model gave them: JSON, as text.
+        needs_approval: it waits for a person's yes or no, which `chat` takes in `approvals`.
+    """
 
     id: str
     name: str
+    arguments: str
     reason: str
+    needs_approval: bool
+
+
+class ApprovalsReply(Reply, kw_only=True):
+    """The calls that wait for a person's yes or no."""
+
+    pending: list[PendingCallRow]
 
 
 class SuspendedEvent(Reply, kw_only=True):
-    """The end for now: tool calls wait for a person; `resume` goes on."""
+    """The end for now: tool calls wait, of which those that need one for a person's yes or no (`approvals`)."""
 
     pending: list[PendingCallRow]
     usage: UsageReply

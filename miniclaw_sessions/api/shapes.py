@@ -503,12 +503,18 @@ class DamageReply(Reply, kw_only=True):
 
 
 class ChatRequest(Body, kw_only=True):
-    """Say something, or `resume` a turn that was left unanswered."""
+    """Say something, or `resume` a turn that was left unanswered, or go on with one that waits for `approvals`.
+
+    Attributes:
+        approvals: a person's yes or no to calls that wait for it (`list_approvals`), by their ids; those that are left
+            out wait on.
+    """
 
     channel: str
     chat_id: str | int
     message: str | dict[str, Any] | UnsetType = UNSET
     resume: bool = False
+    approvals: dict[str, bool] | UnsetType = UNSET
     idempotency_key: str | None = None
     stream: bool = False
 

@@ -6,7 +6,7 @@ duplicates and failures are the dispatcher's business.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Protocol
@@ -14,9 +14,11 @@ from typing import Protocol
 import msgspec
 
 from miniclaw_sessions import errors
+from miniclaw_sessions.agent.approving import question
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, TurnEnd, TurnFinished, TurnStopped
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.turn import Opening
 
 
 class Answerer(Protocol):
@@ -25,7 +27,7 @@ class Answerer(Protocol):
     async def answer(
         self,
         session: Session,
-        message: Message | None,
+        message: Message | Opening | None,
         *,
         idempotency_key: str | None = None,
         tell: Callable[[AgentEvent], None],
@@ -46,6 +48,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
         channel: in which channel's sessions the chat is kept; empty: in those of the channel that hands it over.
         answerer: who answers it, in its turn among the chat's messages; None: the dispatcher's assistant.
         session: the session itself, where it belongs to no manager and is gone with its answer; None: the manager's.
+        approvals: a person's yes or no to calls that wait for it, by their ids, in place of a message.
         must_exist: whether it is answered only where the chat's session is there when its turn comes; else one is made.
     """
 
@@ -56,6 +59,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     answerer: Answerer | None = None
     session: Session | None = None
     must_exist: bool = False
+    approvals: Mapping[str, bool] | None = None
 
 
 # --- what becomes of it ----------------------------------------------------------------------------------------------
@@ -117,7 +121,9 @@ class Answered(msgspec.Struct, frozen=True, eq=False):
             return self.event.message.text
         if isinstance(self.event, TurnStopped):
             return f"{self.event.message.text} (stopped)".lstrip()
-        return "This waits for an approval."
+        pending = self.event.pending
+        asked = [(one.call.name, one.call.arguments) for one in pending if one.needs_approval]
+        return question(asked) if asked else f"This waits for {', '.join(one.call.name for one in pending)}."
 
 
 class StopObeyed(msgspec.Struct, frozen=True, eq=False):

@@ -25,6 +25,7 @@ from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted
+from miniclaw_sessions.channels.approvals import what_is_said
 from miniclaw_sessions.channels.asked import Asked
 from miniclaw_sessions.channels.base import (
     Accepted,
@@ -326,7 +327,8 @@ class Dispatcher:
             await checkpoint()  # whose time is over while it waits is not begun
             asked.session = incoming.session or await self._session(key, must_exist=incoming.must_exist)
             answerer = incoming.answerer or self._assistant
-            end = await answerer.answer(asked.session, incoming.message, idempotency_key=incoming.message_id, tell=tell)
+            said = await what_is_said(asked.session, incoming)
+            end = await answerer.answer(asked.session, said, idempotency_key=incoming.message_id, tell=tell)
         except DuplicateMessage as error:
             return NotAnswered(incoming, Reason.DUPLICATE, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this message

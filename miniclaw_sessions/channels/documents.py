@@ -12,6 +12,7 @@ import msgspec
 from miniclaw_sessions.agent.events import (
     AgentEvent,
     MessageAccepted,
+    PendingCall,
     ReplyFinished,
     SessionCompacted,
     ToolFinished,
@@ -82,12 +83,17 @@ def event_document(event: AgentEvent) -> tuple[str, Document]:  # noqa: PLR0911 
         case SessionCompacted(outcome=outcome):
             return "compacted", {"status": outcome.status.value, "detail": outcome.detail}
         case TurnSuspended(pending=pending, usage=usage):
-            waiting = [{"id": one.call.id, "name": one.call.name, "reason": one.reason} for one in pending]
-            return "suspended", {"pending": waiting, "usage": _usage_document(usage)}
+            return "suspended", {"pending": [*map(_pending, pending)], "usage": _usage_document(usage)}
         case TurnStopped(message=message, usage=usage):
             return "stopped", {"message": message_document(message), "usage": _usage_document(usage)}
         case TurnFinished(message=message, usage=usage):
             return "done", {"message": message_document(message), "usage": _usage_document(usage)}
+
+
+def _pending(waiting: PendingCall) -> Document:
+    call = waiting.call
+    about = {"id": call.id, "name": call.name, "arguments": call.arguments, "reason": waiting.reason}
+    return {**about, "needs_approval": waiting.needs_approval}
 
 
 def _usage_document(usage: Usage) -> Document:

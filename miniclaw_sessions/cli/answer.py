@@ -39,7 +39,7 @@ class Answer:
 
     def show(self, event: ChatEvent) -> None:
         """One event."""
-        if event.kind in ("done", "stopped"):
+        if event.kind in ("done", "stopped", "suspended"):
             self._last = event.data
         elif self._invocation.as_json:
             return
@@ -58,9 +58,6 @@ class Answer:
                 self._note(f"→ {one_line(event.data['name'])} {shown}", "yellow")
             case "tool_finished" if event.data.get("is_error"):
                 self._note(f"✗ {one_line(event.data['name'])} failed", "red")
-            case "suspended":
-                names = ", ".join(one_line(call["name"]) for call in event.data["pending"])
-                self._note(f"(waits for {names}; /retry goes on when that is done)", "yellow")
 
     def stopping(self) -> None:
         """It is to be stopped."""
@@ -69,10 +66,14 @@ class Answer:
 
     def end(self, session_id: str, *, was_stopped: bool) -> None:
         """The answer is complete, or was stopped."""
-        reply = self._last.get("message", {})
+        reply, pending = self._last.get("message", {}), self._last.get("pending", [])
         if self._invocation.as_json:
             document = {"session_id": session_id, "reply": reply, "usage": self._last.get("usage")}
-            self._invocation.print_json({**document, "stopped": True} if was_stopped else document)
+            about = {"stopped": True} if was_stopped else {"pending": pending} if pending else {}
+            self._invocation.print_json({**document, **about})
+            return
+        if pending:
+            self._ask(pending)
             return
         if not self._has_text:  # a model that does not stream
             self._write(text_of(reply))
@@ -81,6 +82,14 @@ class Answer:
             self._invocation.errors.print("(stopped; what was said so far is kept)", style="dim")
         if self._is_watched:
             self._console.print()
+
+    def _ask(self, pending: list[dict[str, Any]]) -> None:
+        """What the turn waits for."""
+        from miniclaw_sessions.agent.approving import question  # noqa: PLC0415 - only where something waits
+
+        asked = [(call["name"], call["arguments"]) for call in pending if call["needs_approval"]]
+        names = ", ".join(one_line(call["name"]) for call in pending)
+        self._note(question(asked) if asked else f"(waits for {names}; /retry goes on when that is done)", "yellow")
 
     def _write(self, text: str) -> None:
         if not text:

@@ -6,11 +6,15 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from msgspec import UnsetType
+
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.api.chat import user_message
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
+from miniclaw_sessions.channels.approvals import what_is_said
+from miniclaw_sessions.channels.base import Incoming
 from miniclaw_sessions.channels.documents import event_document
 from miniclaw_sessions.client import Client
 from miniclaw_sessions.client.transport import LocalTransport
@@ -41,7 +45,10 @@ class _Chats:
         """Hand a message over and follow its answer."""
         assistant = await self._opened()
         session = await self._context.manager.get_or_create(request.channel, request.chat_id)
-        async with assistant.run(session, user_message(request)) as events:
+        given = None if isinstance(request.approvals, UnsetType) else request.approvals
+        incoming = Incoming(session.key.chat_id, user_message(request), approvals=given)
+        said = await what_is_said(session, incoming)
+        async with assistant.run(session, said) as events:
             yield (ChatEvent(*event_document(event)) async for event in events)
 
     def stop(self, session: Session) -> bool:

@@ -32,6 +32,8 @@ app = typer.Typer()
 COMMANDS = {
     "/retry": "let the last message be answered once more",
     "/edit": "change the last message and say it again; /edit TEXT says TEXT in its place",
+    "/approve": "let a tool do what it has asked for; a yes does the same",
+    "/deny": "do not let it; so does a no",
     "/stop": "stop what is being answered in this conversation, by whomever it was asked",
     "/tree": "show all that was said, on every branch",
     "/branch": "list the branches; /branch ENTRY goes back to one, by the end of its id or a label",
@@ -197,6 +199,8 @@ class Conversation:
                 await self._begin_anew()
             case "/stop":
                 await self._stop_others()
+            case "/approve" | "/deny":
+                await self.say(name)
             case "/resume":
                 await self._change_to(rest)
             case "/rename":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from miniclaw_sessions.api import chat, live, messages, sessions, transfer, tree
+from miniclaw_sessions.api.events import PendingCallRow
 from miniclaw_sessions.api.messages import MAX_PAGE
 from miniclaw_sessions.api.shapes import (
     AppendedEntry,
@@ -395,20 +396,35 @@ class ClientSession:
         return await self._transport.call(tree.compact_session, tree.CompactRequest(self.session_id, body))
 
     def chat(
-        self, message: Said | str | None, *, idempotency_key: str | None = None
+        self,
+        message: Said | str | None,
+        *,
+        approvals: Mapping[str, bool] | None = None,
+        idempotency_key: str | None = None,
     ) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
-        """Say something and follow the answer: `async with session.chat("hello") as events`; None resumes a turn."""
+        """Say something and follow the answer: `async with session.chat("hello") as events`; None resumes a turn.
+
+        Args:
+            message: what is said.
+            approvals: a person's yes or no to calls that wait for it, by their ids; then there is no message.
+            idempotency_key: the sender's own id of it, where it may be sent again.
+        """
         said = message if isinstance(message, str) or message is None else as_dict(message)
         key = self.key
         wanted = ChatRequest(
             channel=key.channel,
             chat_id=key.chat_id,
             message=_UNSET if said is None else said,
-            resume=said is None,
+            resume=said is None and approvals is None,
+            approvals=_UNSET if approvals is None else dict(approvals),
             idempotency_key=idempotency_key or new_key(),
             stream=True,
         )
         return self._transport.chat(wanted)
+
+    async def list_approvals(self) -> list[PendingCallRow]:
+        """The tool calls that wait for a person's yes or no; `chat` takes it."""
+        return (await self._transport.call(chat.list_approvals, sessions.OneSession(self.session_id))).pending
 
     async def stop(self) -> bool:
         """End the open turn: what was said so far is kept; False when there was none."""

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
 
+from msgspec import UnsetType
+
 from miniclaw_sessions.agent.answered import end_of_turn
 from miniclaw_sessions.api.chat import user_message
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
@@ -34,8 +36,10 @@ class DispatchedChats:
     async def ask(self, request: ChatRequest) -> AsyncIterator[AsyncIterator[ChatEvent]]:
         """Hand a message over and follow its answer."""
         chat = SessionKey.of(request.channel, request.chat_id)
-        message, key = user_message(request), request.idempotency_key
-        asked = self._dispatcher.ask(Incoming(chat.chat_id, message, message_id=key, channel=chat.channel))
+        message, key, approvals = user_message(request), request.idempotency_key, request.approvals
+        given = None if isinstance(approvals, UnsetType) else approvals
+        incoming = Incoming(chat.chat_id, message, message_id=key, channel=chat.channel, approvals=given)
+        asked = self._dispatcher.ask(incoming)
         try:
             yield _Events(asked)
         finally:

@@ -115,7 +115,7 @@ class _Responder:
     async def answer(
         self,
         session: Session,
-        message: Message | None,  # noqa: ARG002 - as `Answerer` has it; what is said is in the request
+        message: Message | Opening | None,  # noqa: ARG002 - as `Answerer` has it; what is said is in the request
         *,
         idempotency_key: str | None = None,  # noqa: ARG002 - same
         tell: Callable[[AgentEvent], None],

@@ -31,6 +31,8 @@ SOURCE = OWN_METADATA + "source"
 """Where an imported session comes from: format, id and header of the file."""
 
 SUSPENDED = "agent.suspended"
+FINGERPRINT = "tool_fingerprint"
+"""In the data of a call that waits for a person's yes: the tool that he is asked about (`Tool.fingerprint`)."""
 """The `custom_type` of the entry that says which calls of a suspended turn wait, and for what."""
 
 
@@ -156,6 +158,11 @@ class WaitingCall(msgspec.Struct, frozen=True):
     id: str
     reason: str = ""
     data: dict[str, Any] = {}
+
+    @property
+    def needs_approval(self) -> bool:
+        """Whether it waits for a person's yes or no (`FINGERPRINT`), and not for something else from outside."""
+        return isinstance(self.data.get(FINGERPRINT), str)
 
 
 def waiting_calls(entry: Entry) -> dict[str, WaitingCall] | None:

@@ -1,0 +1,121 @@
+"""A tool that asks first, in a chat: the question goes there, a word answers it, and the answer may come much later."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from miniclaw_sessions import Message, SessionManager
+from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.approving import MAX_ARGUMENTS, REFUSED
+from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.channels.base import Incoming, NotAnswered, Reason
+from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.errors import NothingToResume
+from miniclaw_sessions.protocol.messages import ToolCall
+from miniclaw_sessions.testing.provider import ScriptedProvider
+from tests.channels.rooms import Room
+
+pytestmark = pytest.mark.anyio
+
+CALL = Message.assistant("", (ToolCall("call_0", "delete", '{"path": "x"}'),))
+QUESTION = 'May I do this?\n- delete {"path": "x"}\nAnswer yes or no.'
+Serving = Callable[..., AbstractAsyncContextManager[Dispatcher]]
+
+
+@pytest.fixture
+def made() -> list[dict[str, Any]]:
+    """What the tool was called with."""
+    return []
+
+
+@pytest.fixture
+def serving(tmp_path: Path, made: list[dict[str, Any]]) -> Serving:
+    """A process that serves a room, with a model that gives these replies."""
+
+    async def run(arguments: dict[str, Any]) -> str:
+        made.append(arguments)
+        return "deleted"
+
+    tool = Tool("delete", "Deletes a file.", {"type": "object"}, run, needs_approval=True)
+
+    @asynccontextmanager
+    async def served(room: Room, *replies: str | Message) -> AsyncIterator[Dispatcher]:
+        agent = Agent(ScriptedProvider(replies), tools=[tool])
+        async with SessionManager(tmp_path / "w") as manager, Dispatcher(manager, Assistant(agent)) as dispatcher:
+            dispatcher.serve(room)
+            yield dispatcher
+            dispatcher.cut_off(anyio.current_time())
+        room.close()
+
+    return served
+
+
+async def answer(room: Room, text: str, message_id: str | None = None) -> str:
+    (last,) = await room.ended(room.say(text, message_id=message_id))
+    return last.text
+
+
+async def test_the_question_goes_to_the_chat_and_a_yes_is_obeyed(
+    serving: Serving, room: Room, made: list[dict[str, Any]]
+) -> None:
+    async with serving(room, CALL, "It is gone."):
+        assert await answer(room, "delete x") == QUESTION
+        assert made == []
+        assert await answer(room, " Yes!") == "It is gone."
+    assert made == [{"path": "x"}]
+
+
+async def test_a_no_is_told_to_the_model_and_a_yes_after_it_is_a_word_like_any_other(
+    serving: Serving, room: Room, made: list[dict[str, Any]]
+) -> None:
+    provider = ("I leave it.", "Yes what?")
+    async with serving(room, CALL, *provider) as dispatcher:
+        await answer(room, "delete x")
+        assert await answer(room, "no") == "I leave it."
+        assert await answer(room, "yes") == "Yes what?"
+        context = [message.text for message in dispatcher.assistant.agent.provider.contexts[-1]]  # type: ignore[attr-defined]
+        assert context == ["delete x", "", REFUSED, "I leave it.", "yes"]
+    assert made == []
+
+
+async def test_the_answer_comes_after_a_restart_and_counts_once_however_often_it_is_delivered(
+    serving: Serving, made: list[dict[str, Any]]
+) -> None:
+    before, after, once_more = Room(), Room(), Room()
+    async with serving(before, CALL):
+        assert await answer(before, "delete x", "m1") == QUESTION
+    async with serving(after, "It is gone."):
+        assert await answer(after, "/approve@bot", "m2") == "It is gone."
+    async with serving(once_more):
+        (last,) = await once_more.ended(once_more.say("/approve@bot", message_id="m2"))
+        assert isinstance(last, NotAnswered)
+        assert last.reason is Reason.DUPLICATE
+    assert len(made) == 1
+
+
+async def test_an_answer_to_nothing_is_told_so(serving: Serving, room: Room) -> None:
+    async with serving(room) as dispatcher:
+        assert await answer(room, "/deny") == "There is nothing that waits for an answer."
+        asked = dispatcher.ask(Incoming("1", None, channel="room", approvals={"call_7": True}))
+        last = [one async for one in asked][-1]
+        assert isinstance(last, NotAnswered)
+        assert isinstance(last.error, NothingToResume)
+
+
+async def test_a_long_question_says_how_much_it_does_not_show_and_nothing_in_it_can_forge_a_line(
+    serving: Serving, room: Room
+) -> None:
+    arguments = '{"path": "' + "x" * MAX_ARGUMENTS + '",\n"as": "\u202e"}'
+    call = Message.assistant("", (ToolCall("call_0", "delete", arguments), ToolCall("call_1", "delete", "{\n}")))
+    async with serving(room, call):
+        text = await answer(room, "delete x")
+    assert f"… and {len(arguments) + 1 + 5 - MAX_ARGUMENTS} characters more" in text
+    assert text.count("\n") == 3
+    assert text.endswith("Answer yes or no, for all of them.")
