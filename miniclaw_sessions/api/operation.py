@@ -226,8 +226,11 @@ def shaped(data: Any, kind: type[T], *, strict: bool = True, name: str | None = 
         return msgspec.convert(data, kind, strict=strict)
     except msgspec.ValidationError as error:
         sentence, _, place = str(error).partition(" - at ")
-        path = re.search(r"`\$\.(.+)`", place)  # of a key that is wrong, the object's
-        raise invalid(sentence if name is None else f"{name}: {sentence}", name or (path and path[1])) from None
+        path, field = re.search(r"`\$\.(.+)`", place), re.search(r" field `(.{1,100})", sentence)
+        where = [path[1]] if path else []
+        if field:  # unknown, or missing: the path is the object's
+            where.append(field[1].partition("`")[0])
+        raise invalid(sentence if name is None else f"{name}: {sentence}", name or ".".join(where) or None) from None
 
 
 def checked_idempotency_key(key: Any) -> str | None:

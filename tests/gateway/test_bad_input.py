@@ -55,6 +55,23 @@ def check_refusal(reply: Any, name: str) -> None:
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("branch", {"entry": "x"}, "entry"),
+        ("labels", {}, "entry_id"),
+        ("labels", {"entry_id": 5}, "entry_id"),
+    ],
+)
+async def test_the_field_that_is_wrong_is_named_whether_unknown_missing_or_of_a_wrong_type(
+    served: Any, route: str, body: dict[str, Any], param: str
+) -> None:
+    one = "/v1/sessions/telegram_1"
+    await served.unix.post(f"{one}/messages", json={"role": "user", "content": "hello"})
+    reply = await served.unix.post(f"{one}/{route}", json=body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (422, param)
+
+
 @pytest.mark.parametrize("ascii_only", [True, False])
 async def test_every_text_as_channel_and_chat_id(served: Any, ascii_only: bool) -> None:
     ids: dict[str, tuple[str, str]] = {}
