@@ -179,6 +179,9 @@ _FAILURES: list[tuple[type[Exception], str]] = [
 class Channel(Protocol):
     """One way to talk to the agent.
 
+    It may have `send_timeout_s`, how long its `send` may take, where that is not 30 seconds; and `async def aclose()`,
+    called when nothing more will be sent.
+
     Attributes:
         name: names its sessions: `{name}_{chat_id}`.
     """
@@ -190,7 +193,7 @@ class Channel(Protocol):
 
         Ending means that nothing more will come. An error is logged, and `receive` is called again after a while.
         A network that repeats what was not confirmed should confirm a message when it is told that it is `Accepted`,
-        `Answered`, `StopObeyed`, a DUPLICATE or STOPPED, and not before.
+        `Answered`, `StopObeyed`, STOPPED, or a DUPLICATE whose error is no `MessageUnderWay`, and not before.
         """
         ...
 

@@ -49,6 +49,7 @@ from miniclaw_sessions.errors import (
     ManagerClosed,
     MessageStopped,
     MessageUnderWay,
+    SessionsError,
     TooManyTurns,
     TurnCutOff,
 )
@@ -80,7 +81,7 @@ class Dispatcher:
         assistant: who answers.
         limits: how much may wait.
         backoff_s: how long a channel that failed is left alone, at first and at most.
-        send_timeout_s: how long a channel may take to send something.
+        send_timeout_s: how long a channel may take to send something, unless it says so itself.
         watch: who counts what is handed over, and what becomes of it.
     """
 
@@ -103,6 +104,7 @@ class Dispatcher:
         self._chats: dict[str, deque[Asked]] = {}
         self._under_way: set[Asked] = set()
         self._refused: set[Asked] = set()
+        self._channels: list[Channel] = []
         self._listening: set[anyio.CancelScope] = set()
         self._tasks: TaskGroup | None = None
         self._cut_off_at = math.inf
@@ -133,6 +135,7 @@ class Dispatcher:
             await tasks.__aexit__(kind, error, trace)
         finally:
             self._tasks = None
+            await self._close_channels()
 
     def serve(self, channel: Channel) -> None:
         """Listen to a channel, until it ends or the dispatcher stops.
@@ -144,6 +147,7 @@ class Dispatcher:
         if self._cut_off_at < math.inf:
             raise ManagerClosed("the dispatcher is stopping and takes no further channels")
         scope = anyio.CancelScope()
+        self._channels.append(channel)
         self._listening.add(scope)
         tasks.start_soon(self._listen, channel, scope, name=f"channel {channel.name}")
 
@@ -192,6 +196,16 @@ class Dispatcher:
             raise ManagerClosed("the dispatcher is used within `async with Dispatcher(...) as dispatcher`")
         return self._tasks
 
+    async def _close_channels(self) -> None:
+        """Let go of the connections of those channels that say how."""
+        for channel in self._channels:
+            try:
+                with anyio.move_on_after(_LAST_WORDS_S, shield=True):
+                    await getattr(channel, "aclose", checkpoint)()
+            except Exception as error:  # noqa: BLE001 - a channel's own code, and all is told
+                log.debug("a channel was not closed", action="channel.not_closed", error_type=type(error).__name__)
+        self._channels.clear()
+
     # --- taking ------------------------------------------------------------------------------------------------------
 
     async def _listen(self, channel: Channel, scope: anyio.CancelScope) -> None:
@@ -214,10 +228,13 @@ class Dispatcher:
                                 pass
                     break
                 except Exception as error:  # noqa: BLE001 - a channel's own code; the others go on
-                    sentence = "a channel failed and is started again"
-                    kind = type(error).__name__
                     log.error(
-                        sentence, action="channel.failed", channel=channel.name, error_type=kind, retry_in_s=delay
+                        "a channel failed and is started again",
+                        action="channel.failed",
+                        channel=channel.name,
+                        error_type=type(error).__name__,
+                        detail=str(error) if isinstance(error, SessionsError) else "",  # others may show secrets
+                        retry_in_s=delay,
                     )
                 await anyio.sleep(delay)
                 delay = min(2 * delay, longest)
@@ -359,7 +376,7 @@ class Dispatcher:
     async def _send(self, channel: Channel, asked: Asked, outgoing: Outgoing) -> bool:
         """Send; what the channel does not take is in the session all the same. Returns whether it took it."""
         try:
-            with anyio.fail_after(self._send_timeout_s):
+            with anyio.fail_after(getattr(channel, "send_timeout_s", self._send_timeout_s)):
                 await channel.send(asked.incoming.chat_id, outgoing)
         except Exception as error:  # noqa: BLE001 - a channel's own code; the chat goes on
             log.warning(

@@ -8,6 +8,7 @@ ACTIONS = {
     "backup.record_damaged": "the list of the backups that were made cannot be read; it is begun anew",
     "channel.ended": "a channel has no more messages to bring",
     "channel.failed": "a channel broke off; it is listened to again after a while",
+    "channel.not_closed": "a channel's connections could not be closed in order",
     "channel.send_failed": "a channel did not take what it was told; it is in the session all the same",
     "channel.typing_failed": "a channel could not show that an answer is being made",
     "clock.jumped": "the wall clock was set; no session ages by the jump",

@@ -33,6 +33,7 @@ from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.errors import (
     ChatBusy,
+    ConfigError,
     DuplicateMessage,
     InvalidKey,
     ManagerClosed,
@@ -371,6 +372,38 @@ async def test_a_send_that_hangs_is_given_up(manager: SessionManager, model: Doo
         assert (await stuck.ended(stuck.say("two")))[0].text == "echo: two"
         stuck.hang_up()
     stuck.close()
+
+
+async def test_a_channel_may_say_how_long_sending_takes_and_is_closed_when_all_is_sent(
+    manager: SessionManager, model: Doors
+) -> None:
+    class Slow(Room):
+        send_timeout_s = PATIENCE_S
+
+        async def send(self, chat_id: str, outgoing: Outgoing) -> None:
+            await anyio.sleep(0.005)
+            await super().send(chat_id, outgoing)
+
+        async def aclose(self) -> None:
+            assert self.texts() == ["echo: hello"]
+            self.close()
+            raise ConnectionError("was closed before")
+
+    slow = Slow()
+    async with Dispatcher(manager, Assistant(Agent(model)), send_timeout_s=0.0001) as dispatcher:
+        dispatcher.serve(slow)
+        slow.say("hello")
+        slow.hang_up()
+    with pytest.raises(anyio.ClosedResourceError):
+        slow.say("too late")
+
+
+async def test_a_channel_that_gives_a_reason_of_its_own_is_quoted(dispatcher: Dispatcher, room: Room) -> None:
+    with capture_logs() as records:
+        room.fail(ConfigError("the token is wrong"))
+        await room.ended(room.say("hello"))
+    assert [one["detail"] for one in records if one["action"] == "channel.failed"] == ["the token is wrong"]
+    assert dispatcher.running <= 1
 
 
 async def test_a_channel_that_dies_is_started_again_and_the_others_go_on(dispatcher: Dispatcher, room: Room) -> None:
