@@ -194,6 +194,7 @@ def test_a_flag_and_the_environment_turn_a_channel_on_too(tmp_path: Path, parts:
         ("[channels.letters.webhook]\nboth = 3\n", r'"channels\.letters\.webhook\.both" in .* line 2'),
         ("[channels.letters]\nwebhook = 3\n", r"unknown option .channels\.letters\.webhook. in"),
         ("[channels]\nletters = 3\n", r"unknown option .channels\.letters. in"),
+        ("[tools]\ndice = 3\n", r"unknown option .tools. in .*; write \[tools\.NAME\]"),
         ("[channels.x]\ntype = 'some_parts:Needs'\n", r"\[channels\.x\] \(.* line 1\) is wrong: .*`box`"),
         ("[channels.x]\ntype = 'some_parts:Plain'\nbox = 3\n", "unknown option"),
         ("[channels.x]\ntype = 'some_parts:Refuses'\n", "the box has no lock"),

@@ -54,11 +54,18 @@ class _Schema:
         kind: the struct.
         path: what stands before these names in the file and in variables, with its dot: `channels.telegram.`.
         shown: the same for people.
+        tables: here go the sections of tables with names of their own, and the struct of each; None: they are options.
     """
 
-    def __init__(self, kind: type[msgspec.Struct], path: str = "", shown: str = "") -> None:
+    def __init__(
+        self,
+        kind: type[msgspec.Struct],
+        path: str = "",
+        shown: str = "",
+        tables: dict[str, type[msgspec.Struct]] | None = None,
+    ) -> None:
         self.shown = shown
-        self.fields = dict(_options(kind))
+        self.fields = dict(_options(kind, tables))
         self.sections = frozenset(name.rpartition(".")[0] for name in self.fields) - {""}
         self.variables = {variable_of(path + name): name for name in self.fields}
 
@@ -67,11 +74,10 @@ class _Schema:
         for name, value in _flat(document, self.sections):
             source = places.get(self.shown + name, elsewhere)
             if name not in self.fields:
-                known = [
-                    self.shown + one for one in (*self.fields, *self.sections, *(_NAMED if not self.shown else ()))
-                ]
-                nearest = _nearest(self.shown + name, known)
-                raise ConfigError(f"unknown option {_quoted(self.shown + name)} in {source}{nearest}")
+                named = () if self.shown else _NAMED
+                known = [self.shown + one for one in (*self.fields, *self.sections, *named)]
+                meant = f"; write [{name}.NAME]" if name in named else _nearest(self.shown + name, known)
+                raise ConfigError(f"unknown option {_quoted(self.shown + name)} in {source}{meant}")
             yield _Given(name, value, source, is_text=False)
 
     def values(self, given: Iterable[_Given]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -83,13 +89,17 @@ class _Schema:
         return values, sources
 
 
-def _options(kind: type[msgspec.Struct], section: str = "") -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
+def _options(
+    kind: type[msgspec.Struct], tables: dict[str, type[msgspec.Struct]] | None, section: str = ""
+) -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
     for field in msgspec.structs.fields(kind):
         name = f"{section}{field.name}"
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield from _options(field.type, f"{name}.")
-        elif kind is not Settings or get_origin(field.type) is not dict:
+            yield from _options(field.type, tables, f"{name}.")
+        elif tables is None or get_origin(field.type) is not dict:
             yield name, field
+        elif name != "plugins":  # which are checked when they are loaded
+            tables[name] = get_args(field.type)[1]
 
 
 def variable_of(name: str) -> str:
@@ -97,15 +107,11 @@ def variable_of(name: str) -> str:
     return "MINICLAW_" + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
 
 
-_CHECKED: dict[str, type[msgspec.Struct]] = {
-    field.name: get_args(field.type)[1]
-    for field in msgspec.structs.fields(Settings)
-    if get_origin(field.type) is dict and field.name != "plugins"
-}
+_CHECKED: dict[str, type[msgspec.Struct]] = {}
 """The sections of tables with names of their own that are settings of ours."""
 
+_CORE = _Schema(Settings, tables=_CHECKED)
 _NAMED = (*PLUGINS, *_CHECKED)
-_CORE = _Schema(Settings)
 
 
 def option_names() -> list[str]:
@@ -162,13 +168,13 @@ def load_settings(
     if is_shared_url(values.get("workspace", "")):  # where a directory may be named, so may a shared store
         values["sessions.store"], sources["sessions.store"] = values.pop("workspace"), sources["workspace"]
         sources["workspace"] = "default"
-    named: dict[str, Any] = {"plugins": {section: tables[section] for section in PLUGINS if tables[section]}}
+    values["plugins"] = {section: tables[section] for section in PLUGINS if tables[section]}
     for section, kind in _CHECKED.items():
-        named[section] = {}
+        values[section] = {}
         for name, table in tables[section].items():
-            named[section][name], told = check_table(table, kind)
+            values[section][name], told = check_table(table, kind)
             sources |= told
-    return LoadedSettings(msgspec.structs.replace(msgspec.convert(_nested(values), Settings), **named), sources)
+    return LoadedSettings(msgspec.convert(_nested(values), Settings), sources)
 
 
 def check_table(table: Table, kind: type[_StructT]) -> tuple[_StructT, dict[str, str]]:
@@ -218,7 +224,7 @@ def options_shown(loaded: LoadedSettings) -> Iterator[tuple[str, str, Any, str]]
     for name in option_names():
         yield name, variable_of(name), value_of(loaded.settings, name), loaded.sources[name]
     for section, kind in _CHECKED.items():
-        for name, settings in getattr(loaded.settings, section).items():
+        for name, settings in value_of(loaded.settings, section).items():
             yield from table_shown(Table(section, name, ""), settings, loaded.sources, kind)
 
 
@@ -267,16 +273,23 @@ def _from_file(path: Path | None, tables: dict[str, dict[str, Table]]) -> Iterat
         raise ConfigError(f"the configuration file {path} is not valid TOML: {error}") from None
     places = {name: f"{path} line {number}" for name, number in _line_numbers(text).items()}
     for section in _NAMED:
-        if isinstance(named := document.get(section), dict):
-            for name in [name for name, value in named.items() if isinstance(value, dict)]:
-                table = _table(tables, section, name, str(path))
-                source = places.get(table.shown, str(path))
-                tables[section][name] = msgspec.structs.replace(
-                    table, source=source, stated=named.pop(name), places=places
-                )
-            if not named:
-                del document[section]
+        for name, stated in _taken_out(document, section.split(".")):
+            source = places.get(Table(section, name, "").shown, str(path))
+            tables[section][name] = Table(section, name, source, stated, places)
     yield from _CORE.stated(document, places, str(path))
+
+
+def _taken_out(document: dict[str, Any], section: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tables in a section, by their names; what is left in the document are options."""
+    inner = document.get(section[0])
+    if not isinstance(inner, dict):
+        return
+    if section[1:]:
+        yield from _taken_out(inner, section[1:])
+    else:
+        yield from [(name, inner.pop(name)) for name in [*inner] if isinstance(inner[name], dict)]
+    if not inner:
+        del document[section[0]]
 
 
 def _flat(table: Mapping[str, Any], sections: frozenset[str], section: str = "") -> Iterator[tuple[str, Any]]:
