@@ -316,6 +316,7 @@ async def _service(recorder: Recorder, directory: Path) -> None:
     await ask("health", "all is well")
     await ask("probe_live", "it answers")
     await ask("probe_ready", "it is ready")
+    await ask("show_access", "the socket's owner")
     await ask("statistics", "the numbers")
     await ask("show_series", "nobody samples here")
     await ask("flush", "everything")
@@ -349,7 +350,7 @@ async def recorded() -> dict[str, list[Exchange]]:
         client = httpx2.AsyncClient(transport=transport, base_url="http://miniclaw", timeout=30)
         recorder = Recorder(await stack.enter_async_context(client), speaker)
         await exchanges(recorder, directory)
-        text = orjson.dumps(recorder.kept).replace(str(directory).encode(), b"/srv/miniclaw")
+        text = orjson.dumps(recorder.kept).replace(str(directory / "backup").encode(), b"BACKUP_DIRECTORY")
         kept: dict[str, list[Exchange]] = orjson.loads(text)
         return kept
 

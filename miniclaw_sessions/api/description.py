@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -47,7 +46,7 @@ def document() -> dict[str, Any]:
 
 @functools.cache
 def _as_json() -> Content:
-    return _tagged(orjson.dumps(document()), "application/json")
+    return Content.tagged(orjson.dumps(document()), "application/json", **CACHED)
 
 
 @functools.cache
@@ -55,12 +54,7 @@ def _as_page() -> Content:
     from miniclaw_sessions.api.docs_page import CONTENT_SECURITY_POLICY, docs_page  # noqa: PLC0415 - same
 
     page = docs_page(document()).encode()
-    return _tagged(page, "text/html", **{"Content-Security-Policy": CONTENT_SECURITY_POLICY})
-
-
-def _tagged(body: bytes, media_type: str, **headers: str) -> Content:
-    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    return Content(body, media_type, etag, {**CACHED, **headers})
+    return Content.tagged(page, "text/html", **CACHED, **{"Content-Security-Policy": CONTENT_SECURITY_POLICY})
 
 
 OPERATIONS = (show_openapi, show_docs)

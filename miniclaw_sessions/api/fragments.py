@@ -14,12 +14,14 @@ from msgspec import Meta
 from miniclaw_sessions.api.error_table import invalid
 from miniclaw_sessions.api.messages import Sequence_
 from miniclaw_sessions.api.operation import operation
-from miniclaw_sessions.api.sessions import ONE, OneSession
+from miniclaw_sessions.api.sessions import ONE
 from miniclaw_sessions.api.shapes import Reply
+from miniclaw_sessions.errors import EntryNotFound
 from miniclaw_sessions.protocol.entries import Entry, Label, LeafMove, MessageEntry
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
+    from miniclaw_sessions.formats.outline import NumberedRow
     from miniclaw_sessions.session import Session
 
 MAX_ARTICLES = 200
@@ -178,11 +180,27 @@ def _articles(entries: Sequence[Entry], leaf_id: str | None) -> list[ArticleRow]
     return made
 
 
-@operation("GET", f"{ONE}/outline", OneSession, OutlineReply, patient=True)
-async def show_outline(context: Context, request: OneSession) -> OutlineReply:
-    """The whole tree as a nested HTML list, the labels, and the entries at which ways part."""
+class ShowOutline(msgspec.Struct, frozen=True):
+    """The tree, or what of it is folded away.
+
+    Attributes:
+        first: the place of the entry with which a fold begins: only that is told, a part of it at a time.
+        last: the place of the entry with which it ends.
+    """
+
+    session_id: str
+    first: Sequence_ | None = None
+    last: Sequence_ | None = None
+
+
+@operation("GET", f"{ONE}/outline", ShowOutline, OutlineReply, errors=("entry_not_found",), patient=True)
+async def show_outline(context: Context, request: ShowOutline) -> OutlineReply:
+    """The tree as a nested HTML list, the labels, and the entries at which ways part.
+
+    Of long runs only their ends are in it; each fold names the places where it begins and ends, to ask for it.
+    """
     from miniclaw_sessions.formats.html.branches import Branches  # noqa: PLC0415 - heavy
-    from miniclaw_sessions.formats.html.tree import Line, line_of, tree_list  # noqa: PLC0415 - heavy
+    from miniclaw_sessions.formats.html.tree import Line, line_of, run_list, tree_list  # noqa: PLC0415 - heavy
     from miniclaw_sessions.formats.outline import Shape, outline_of  # noqa: PLC0415 - heavy
 
     session = await context.find(request.session_id)
@@ -192,6 +210,17 @@ async def show_outline(context: Context, request: OneSession) -> OutlineReply:
             lines += [line_of(entry)] if not isinstance(entry, LeafMove) and shape.add(entry) else []
         rows = outline_of(shape, shape.number_of(session.leaf_id))
         branches = Branches(rows)
+
+        def line(row: NumberedRow) -> Line:
+            return lines[row.entry]
+
+        if request.first is None:
+            html = tree_list(rows, line, is_whole=False)
+        else:
+            places = {line(row).sequence: place for place, row in enumerate(rows)}
+            if request.first not in places or request.last not in places:
+                raise EntryNotFound(session.session_id, f"{request.first} to {request.last}")
+            html = run_list(rows[places[request.first] : places[request.last] + 1], line)
         return OutlineReply(
             leaf_id=session.leaf_id,
             entries=session.last_sequence,
@@ -206,7 +235,7 @@ async def show_outline(context: Context, request: OneSession) -> OutlineReply:
                 ].entry_id
                 for branch in branches.left
             },
-            html="".join(tree_list(rows, lambda row: lines[row.entry])),
+            html="".join(html),
         )
 
 

@@ -13,7 +13,8 @@ import msgspec
 from miniclaw_sessions.api.error_table import UNREACHABLE, RequestError
 from miniclaw_sessions.api.operation import operation
 from miniclaw_sessions.api.samples import SeriesReply
-from miniclaw_sessions.api.shapes import CheckReply, FlushReply, HealthReply, ProbeReply, RepairReply
+from miniclaw_sessions.api.shapes import AccessReply, CheckReply, FlushReply, HealthReply, ProbeReply, RepairReply
+from miniclaw_sessions.protocol.keys import KeyBounds
 from miniclaw_sessions.statistics import ManagerStatistics
 
 if TYPE_CHECKING:
@@ -80,6 +81,15 @@ async def probe_ready(context: Context, request: Nothing) -> ProbeReply:
     return _probe(context)
 
 
+@operation("GET", "/v1/access", Nothing, AccessReply)
+async def show_access(context: Context, request: Nothing) -> AccessReply:
+    """Who asks, and what he may do, so that a program offers nothing that would be refused."""
+    del request
+    caller, bounds = context.caller, context.caller.bounds or KeyBounds()
+    channels = None if bounds.channels is None else sorted(bounds.channels)
+    return AccessReply(name=caller.name, scope=caller.scope, channels=channels, chat_prefix=bounds.chat_prefix)
+
+
 @operation("GET", "/v1/statistics", Nothing, ManagerStatistics)
 async def statistics(context: Context, request: Nothing) -> ManagerStatistics:
     """The manager's numbers."""
@@ -135,4 +145,4 @@ async def repair(context: Context, request: Nothing) -> RepairReply:
     return RepairReply(mended=mended.entries, needs_start=mended.needs_start)
 
 
-OPERATIONS = (health, probe_live, probe_ready, statistics, show_series, flush, check, repair)
+OPERATIONS = (health, probe_live, probe_ready, show_access, statistics, show_series, flush, check, repair)

@@ -59,6 +59,22 @@ class ProbeReply(Reply, kw_only=True):
     status: str
 
 
+class AccessReply(Reply, kw_only=True):
+    """Who asks, and what he may do.
+
+    Attributes:
+        name: the token's; `owner` by the Unix socket.
+        scope: `read`, `write` or `admin`, each with what the one before may do.
+        channels: there are sessions of these alone; null: of all.
+        chat_prefix: and only those whose chat ids begin so.
+    """
+
+    name: str
+    scope: str
+    channels: list[str] | None
+    chat_prefix: str
+
+
 class HealthReply(ProbeReply, kw_only=True):
     """Whether messages are accepted and saved; and, for those who may see all sessions, what is known of it.
 

@@ -129,13 +129,11 @@ class Binding:
             raise RequestError(412, "leaf_moved", str(error), param="If-Match") from error
         if isinstance(reply, Stream):
             return await _streamed(reply, is_head=is_head)
+        if isinstance(reply, Content):
+            return content_reply(reply, exchange)
         etag = getattr(reply, "etag", None)
         headers = {} if etag is None else {"ETag": etag}
-        is_news = etag is None or not is_known(etag, exchange)
-        if isinstance(reply, Content):  # a browser takes over the headers of a 304 for what it has
-            status, content = (200, reply.body) if is_news else (NOT_MODIFIED, b"")
-            return Reply(status, content, reply.media_type, {**headers, **reply.headers})
-        if not is_news:
+        if etag is not None and is_known(etag, exchange):
             return Reply(NOT_MODIFIED, b"", headers=headers)
         encoded = msgspec.json.encode(reply)
         body = encoded if len(encoded) <= PIECE_BYTES or is_head else _sliced(encoded)
@@ -147,6 +145,12 @@ def is_known(etag: str, exchange: Exchange) -> bool:
     known = exchange.header(b"if-none-match").decode("latin-1")
     tags = {tag.strip().removeprefix("W/") for tag in known.split(",")}
     return exchange.method in ("GET", "HEAD") and not tags.isdisjoint({etag.removeprefix("W/"), "*"})
+
+
+def content_reply(content: Content, exchange: Exchange) -> Reply:
+    """It, or that whoever asks has it: a browser takes over the headers of a 304 for what it has."""
+    status, body = (NOT_MODIFIED, b"") if is_known(content.etag, exchange) else (200, content.body)
+    return Reply(status, body, content.media_type, {"ETag": content.etag, **content.headers})
 
 
 async def _streamed(stream: Stream, *, is_head: bool) -> Reply:

@@ -19,12 +19,12 @@ from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import Settings
 from miniclaw_sessions.errors import NotPermitted
 from miniclaw_sessions.gateway import cors, metrics
-from miniclaw_sessions.gateway.binding import Binding, method_refusal
+from miniclaw_sessions.gateway.binding import Binding, content_reply, method_refusal
 from miniclaw_sessions.gateway.chat import DispatchedChats
 from miniclaw_sessions.gateway.exchange import ClientGone, Exchange, Receive, Reply, Send
 from miniclaw_sessions.gateway.exchange import Scope as RequestScope
 from miniclaw_sessions.gateway.metrics import LoopDelay
-from miniclaw_sessions.gateway.page import FILES, page_reply
+from miniclaw_sessions.gateway.page import FILES
 from miniclaw_sessions.gateway.responding import DispatchedResponses
 from miniclaw_sessions.gateway.sampling import sample
 from miniclaw_sessions.gateway.security import AccessPolicy
@@ -120,7 +120,10 @@ class Gateway:
             return self._metrics(exchange, self._admit(exchange, self._metrics_scope))
         if (file := FILES.get(exchange.path)) is not None:
             self._admit(exchange, "open")
-            return page_reply(exchange, file)
+            exchange.operation = "page"
+            if (refused := method_refusal(exchange, ("GET", "HEAD"))) is not None:
+                raise refused
+            return content_reply(file, exchange)
         asked = self._binding.find(exchange)
         if isinstance(asked, RequestError):
             self._admit(exchange, "read")  # strangers do not learn what there is

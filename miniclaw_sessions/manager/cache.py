@@ -215,7 +215,8 @@ class SessionCache:
 
     def listing(self) -> Listing:
         """All of them as they are at this moment."""
-        in_memory = [(one.last_accessed.timestamp(), one.session_id, one.key.channel) for one in self.in_memory()]
+        states = [(one.session_id, one.conversation.state) for one in self.in_memory()]
+        in_memory = [(state.last_accessed.timestamp(), session_id, state.channel) for session_id, state in states]
         if not self._held:
             return Listing(in_memory, list(self._on_disk), list(self._on_disk.values()))
         on_disk = [(one, used) for one, used in self._on_disk.items() if one not in self._held]

@@ -53,8 +53,7 @@ NOT_HERE = {"unarchive_session": 404, "acknowledge_losses": 200}
 
 TELLS_NOTHING = {
     *("list_formats", "health", "probe_live", "probe_ready", "list_sessions", "search", "show_usage", "show_openapi"),
-    "show_docs",
-    "follow_all",
+    *("show_docs", "show_access", "follow_all"),
 }
 """What is answered with 200 to a stranger to all sessions: they are not in it."""
 

@@ -8,7 +8,7 @@ import pytest
 from miniclaw_sessions.gateway.page import FILES
 from tests.gateway.conftest import Served
 
-APP = next(path for path in FILES if path.endswith("/app.js"))
+APP = next(path for path in FILES if path.endswith("/page.js"))
 pytestmark = pytest.mark.anyio
 
 
@@ -25,7 +25,7 @@ async def test_every_file_is_served_without_a_token_and_with_the_policy(
         for path, file in FILES.items():
             answer = await stranger.get(path)
             assert (answer.status_code, answer.content) == (200, file.body)
-            assert answer.headers["content-type"] == file.media_type
+            assert answer.headers["content-type"] in (file.media_type, f"{file.media_type}; charset=utf-8")
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert ("immutable" in answer.headers["cache-control"]) == (path != "/")
             policy = answer.headers["content-security-policy"]

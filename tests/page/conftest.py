@@ -62,25 +62,25 @@ def complaints() -> list[str]:
 
 @pytest.fixture
 def open_page(browser: Browser, daemon: PageDaemon, complaints: list[str]) -> Iterator[Callable[..., Page]]:
-    """Opens the page, signed in, at an address such as `#/session/demo_1`; `signed_in=False` leaves the token out."""
+    """Opens the page, signed in, at an address such as `#/session/demo_1`; an empty `token` leaves that to the test."""
     contexts = []
 
     def heard(message: ConsoleMessage) -> None:
         if message.type == "error" and not any(part in message.text for part in _NETWORK):
             complaints.append(message.text)
 
-    def opened(where: str = "#/", *, signed_in: bool = True, **options: Any) -> Page:
+    def opened(where: str = "#/", *, token: str = TOKEN, **options: Any) -> Page:
         context = browser.new_context(**{"viewport": {"width": 1360, "height": 860}, **options})
         contexts.append(context)
         context.set_default_timeout(20_000)
         page = context.new_page()
         page.on("console", heard)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        if signed_in:
-            page.goto(f"{daemon.address}/#token={TOKEN}")
+        if token:
+            page.goto(f"{daemon.address}/#token={token}")
             page.wait_for_url(f"{daemon.address}/#/")
             page.wait_for_selector("#app:not([hidden])")
-        if where != "#/" or not signed_in:
+        if where != "#/" or not token:
             page.goto(f"{daemon.address}/{where}")
         return page
 

@@ -11,8 +11,15 @@ import pytest
 
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import RequestError
-from miniclaw_sessions.api.fragments import ArticlesReply, OutlineReply, ShowArticles, show_articles, show_outline
-from miniclaw_sessions.api.sessions import ListSessions, OneSession, list_sessions
+from miniclaw_sessions.api.fragments import (
+    ArticlesReply,
+    OutlineReply,
+    ShowArticles,
+    ShowOutline,
+    show_articles,
+    show_outline,
+)
+from miniclaw_sessions.api.sessions import ListSessions, list_sessions
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, ToolCall
@@ -38,8 +45,8 @@ async def articles(manager: SessionManager, **query: Any) -> ArticlesReply:
     return reply
 
 
-async def outline(manager: SessionManager) -> OutlineReply:
-    reply = await show_outline.handler(Context(manager), OneSession("demo_1"))
+async def outline(manager: SessionManager, **query: Any) -> OutlineReply:
+    reply = await show_outline.handler(Context(manager), ShowOutline("demo_1", **query))
     assert isinstance(reply, OutlineReply)
     return reply
 

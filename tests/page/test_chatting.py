@@ -35,7 +35,7 @@ def see(page: Page, *texts: str) -> None:
 def test_the_token_is_taken_out_of_the_address_and_a_form_asks_where_there_is_none(
     open_page: OpenPage, daemon: PageDaemon, complaints: list[str]
 ) -> None:
-    page = open_page(signed_in=False)
+    page = open_page(token="")
     page.get_by_label("Token").fill("not the token of this daemon")
     page.get_by_role("button", name="Sign in").click()
     error = page.get_by_role("alert").filter(has_text="does not know this token")
@@ -54,7 +54,7 @@ def test_the_token_is_taken_out_of_the_address_and_a_form_asks_where_there_is_no
     def hold(route: Route) -> None:
         held.append(route)
 
-    page.route("**/app.js", hold)
+    page.route("**/page.js", hold)
     with page.expect_response("**/v1/sessions?*") as listed:  # asked for while the scripts are still loaded
         page.goto(f"{daemon.address}/#token={TOKEN}", wait_until="commit")
     assert listed.value.ok

@@ -84,7 +84,7 @@ def test_a_message_is_edited_and_sent_again_as_a_branch_and_both_can_be_seen(
     page = open_page("#/session/demo_branch")
     menu(page, "a first try", "Edit and send again…")
     answer(page, "a second try", "Send")
-    page.get_by_text("You said a second try").wait_for()
+    page.locator("article").get_by_text("You said a second try").wait_for()
     assert page.locator("article").get_by_text("went on").count() == 0
     ways = page.get_by_role("navigation", name="Ways on from here")
     ways.get_by_role("link").filter(has_text="a first try").click()
@@ -98,7 +98,7 @@ def test_a_message_is_edited_and_sent_again_as_a_branch_and_both_can_be_seen(
     page.get_by_text("This branch was left").wait_for(state="hidden")
     page.get_by_placeholder("Write a message").fill("a third try")
     page.keyboard.press("Enter")
-    page.get_by_text("You said a third try").wait_for()
+    page.locator("article").get_by_text("You said a third try").wait_for()
     page.locator("article").get_by_text("went on").wait_for()
 
 
@@ -111,7 +111,7 @@ def test_the_conversation_goes_on_from_an_earlier_answer(open_page: OpenPage, da
     page.locator("article p", has_text="a way that is left").wait_for(state="detached")  # a link to it stays
     page.get_by_role("textbox", name="Write a message").fill("another way")
     page.keyboard.press("Enter")
-    page.get_by_text("You said another way").wait_for()
+    page.locator("article").get_by_text("You said another way").wait_for()
 
 
 def test_a_label_is_set_and_shown_in_the_article_and_in_the_tree(open_page: OpenPage, daemon: PageDaemon) -> None:
@@ -199,22 +199,104 @@ def test_keys_go_through_the_sessions_one_after_the_other_and_a_draft_outlives_a
 def test_a_token_with_bounds_is_shown_its_own_and_nothing_as_broken(
     open_page: OpenPage, daemon: PageDaemon, complaints: list[str]
 ) -> None:
-    daemon.say("bound_mine", "for this token")
-    daemon.say("other_foreign", "for others")
-    token = daemon.make_token("bounded", "--channel", "bound")
-    page = open_page(signed_in=False)
-    page.get_by_label("Token").fill(token)
-    page.get_by_role("button", name="Sign in").click()
-    page.locator("#list .name").get_by_text("mine", exact=True).wait_for()
+    daemon.say("bound_a-mine", "for this token")
+    daemon.say("bound_b-mine", "for others")
+    page = open_page(token=daemon.make_token("bounded", "--channel", "bound", "--chats", "a-"))
+    page.locator("#list .name").get_by_text("a-mine", exact=True).wait_for()
     page.locator("#service.ok").get_by_text("All is saved").wait_for()
     assert page.locator("#list .name").count() == 1
     page.goto(f"{daemon.address}/#/service")
     page.get_by_text("is not shown to this token").wait_for()
+    page.get_by_role("button", name="New conversation").click()
+    page.get_by_role("textbox", name="Write a message").fill("begun here")
+    page.keyboard.press("Enter")
+    page.locator("article").get_by_text("You said begun here").wait_for()
+    made = {row["title"]: row["chat_id"] for row in daemon.ask("GET", "/v1/sessions?channel=bound")["sessions"]}
+    assert made["begun here"].startswith("a-")
     assert complaints == []
 
 
-def test_the_service_tells_that_everything_is_saved(open_page: OpenPage) -> None:
+def test_a_token_that_only_reads_is_offered_nothing_that_would_be_refused(
+    open_page: OpenPage, daemon: PageDaemon
+) -> None:
+    daemon.say("reads_1", "to be read")
+    page = open_page("#/session/reads_1", token=daemon.make_token("reader", "--scope", "read"))
+    found = page.locator(".conversation article").filter(has_text="to be read")
+    found.hover()
+    found.get_by_role("button", name="What can be done from here").click()
+    assert page.get_by_role("menuitem").all_inner_texts() == ["Copy the text", "Copy a link"]
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="More", exact=True).click()
+    assert page.get_by_role("menuitem").all_inner_texts() == ["Details and cost", "Export…", "Copy the session's id"]
+    page.keyboard.press("Escape")
+    assert page.get_by_role("heading", name="1").get_by_role("button").count() == 0, "it cannot be renamed"
+    for offered in ("textbox", "button"):
+        names = {"textbox": ["Write a message"], "button": ["New conversation", "Import files"]}[offered]
+        assert [page.get_by_role(offered, name=name).count() for name in names] == [0] * len(names)
+    page.goto(f"{daemon.address}/#/service")
+    page.get_by_text("Messages are accepted and saved.").wait_for()
+    assert page.get_by_role("button", name="Make a backup…").count() == 0
+
+
+def test_a_long_session_is_compacted_and_forked_and_its_images_are_shown(
+    open_page: OpenPage, daemon: PageDaemon
+) -> None:
+    from playwright.sync_api import expect  # noqa: PLC0415 - the round does not install it
+
+    pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    image = {"type": "image", "media_type": "image/png", "data": pixel}
+    daemon.say("demo_long", *("many words " * 2000 for _ in range(12)))
+    daemon.ask("POST", "/v1/sessions/demo_long/messages", {"role": "user", "content": [image]})
+    page = open_page("#/session/demo_long")
+    expect(page.locator("article img")).to_have_js_property("naturalWidth", 1)
+    page.get_by_role("button", name="More", exact=True).click()
+    page.get_by_role("menuitem", name="Compact").click()
+    page.locator(".notice").get_by_text("Compacted").wait_for()
+    page.locator("article.summary").wait_for()
+    page.get_by_role("button", name="More", exact=True).click()
+    page.get_by_role("menuitem", name="Fork into a new session").click()
+    page.get_by_role("heading", name="long (fork)").wait_for()
+    page.locator("article.summary").wait_for()
+    assert daemon.ask("GET", "/v1/sessions/demo_long")["title"] is None
+
+
+def test_the_tree_of_a_long_conversation_is_read_a_part_at_a_time(open_page: OpenPage, daemon: PageDaemon) -> None:
+    from playwright.sync_api import expect  # noqa: PLC0415 - the round does not install it
+
+    daemon.say("demo_tree", *(f"line {number}" for number in range(1, 301)))
+    page = open_page("#/session/demo_tree")
+    page.locator("article").get_by_text("line 300", exact=True).wait_for()
+    page.keyboard.press("Escape")
+    page.keyboard.press("t")
+    links = page.locator("#tree a")
+    expect(links).to_have_count(41)
+    page.locator("#tree").get_by_text("259 more").click()
+    expect(links).to_have_count(241)
+    page.locator("#tree").get_by_text("59 more", exact=True).click()
+    expect(links).to_have_count(300)
+    assert links.all_inner_texts()[:299] == [f"line {number}" for number in range(1, 300)]
+    page.locator("#tree").get_by_text("line 250", exact=True).click()
+    page.locator("article.chosen").get_by_text("line 250", exact=True).wait_for()
+    page.keyboard.press("Escape")
+    page.locator("#tree").wait_for(state="hidden")
+
+
+def test_what_nobody_answered_is_answered_when_somebody_asks(open_page: OpenPage, daemon: PageDaemon) -> None:
+    daemon.say("demo_unanswered", "calculate 40+2")
+    page = open_page("#/session/demo_unanswered")
+    menu(page, "calculate 40+2", "Have it answered")
+    page.locator("article").get_by_text("It is 42").wait_for()
+
+
+def test_the_service_tells_that_everything_is_saved_and_makes_a_backup(open_page: OpenPage, daemon: PageDaemon) -> None:
     page = open_page("#/service")
     page.get_by_text("Messages are accepted and saved.").wait_for()
     page.get_by_role("button", name="Check everything").click()
     page.locator(".notice").get_by_text("Sound:").wait_for()
+    page.get_by_role("button", name="Make a backup…").click()
+    answer(page, "somewhere", "Back up")
+    page.locator("dialog").get_by_role("alert").get_by_text("which begins with /").wait_for()
+    assert page.get_by_label("Directory on the server").input_value() == "somewhere"
+    answer(page, str(daemon.workspace.parent / "copy"), "Back up")
+    page.locator(".page .rows").get_by_text("copy").wait_for()
+    page.locator("figcaption").get_by_text("Time of a commit, ms").wait_for()

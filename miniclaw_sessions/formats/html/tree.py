@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from miniclaw_sessions.formats.first_words import first_words, speaker
@@ -16,6 +16,10 @@ LONGEST_WORK, LONGEST_RUN = 3, 60
 of more rows than `LONGEST_RUN` only `EDGES`. The rest unfolds at a click."""
 
 EDGES = (20, 20)
+
+
+AT_ONCE = 200
+"""So many rows of a fold are read at a time where it is read when it is unfolded."""
 
 
 class Line(NamedTuple):
@@ -34,11 +38,26 @@ def line_of(entry: Entry) -> Line:
     return Line(entry.id, entry.sequence, kind, who, f"{who} {words}" if kind == "note" else words)
 
 
-def tree_list(rows: Iterable[NumberedRow], read: Callable[[NumberedRow], Line]) -> Iterator[str]:
-    """The rows of an outline, long runs folded; a branch that was left is a list within the row it leaves."""
+def tree_list(
+    rows: Iterable[NumberedRow], read: Callable[[NumberedRow], Line], *, is_whole: bool = True
+) -> Iterator[str]:
+    """The rows of an outline, long runs folded; a branch that was left is a list within the row it leaves.
+
+    Args:
+        rows: of the whole tree.
+        read: what is shown of a row.
+        is_whole: whether what is folded is there, too; else the places of the entries with which it begins and ends.
+    """
     steps = fold_runs(rows, stays=_is_milestone, longest=LONGEST_WORK, edges=(0, 1))
     shown = fold_runs(steps, stays=lambda row: row.is_landmark, longest=LONGEST_RUN, edges=EDGES)
-    yield from _nested(shown, read)
+    yield from _nested(shown, read, is_whole=is_whole)
+
+
+def run_list(rows: Sequence[NumberedRow], read: Callable[[NumberedRow], Line]) -> Iterator[str]:
+    """The rows that a fold stands for, beginning with the first; those beyond `AT_ONCE` are a fold again."""
+    first, rest = rows[:AT_ONCE], tuple(rows[AT_ONCE:])
+    more = [Fold(rows=rest, depth=0, rails=(), is_current=rest[0].is_current)] if rest else []
+    yield from _run([*first, *more], read, is_whole=False)
 
 
 def _is_milestone(row: NumberedRow | Fold) -> bool:
@@ -46,7 +65,9 @@ def _is_milestone(row: NumberedRow | Fold) -> bool:
     return row.is_landmark or row.begins or (not isinstance(row, Fold) and row.is_user)
 
 
-def _nested(rows: Iterable[NumberedRow | Fold], read: Callable[[NumberedRow], Line]) -> Iterator[str]:
+def _nested(
+    rows: Iterable[NumberedRow | Fold], read: Callable[[NumberedRow], Line], *, is_whole: bool
+) -> Iterator[str]:
     depth = -1  # of the list item that is still open; all lists above it are open, too
     for row in rows:
         while depth > row.depth:
@@ -56,21 +77,36 @@ def _nested(rows: Iterable[NumberedRow | Fold], read: Callable[[NumberedRow], Li
             yield "</li></ol><ol>" if row.begins else "</li>"
         else:
             yield "<ol>"
-        yield from _item(row, read)
+        yield from _item(row, read, is_whole=is_whole)
         depth = row.depth
     yield "</li></ol>" * (depth + 1)
 
 
-def _item(row: NumberedRow | Fold, read: Callable[[NumberedRow], Line]) -> Iterator[str]:
+def _run(rows: Iterable[NumberedRow | Fold], read: Callable[[NumberedRow], Line], *, is_whole: bool) -> Iterator[str]:
+    """Rows in one column as a list of their own."""
+    yield "<ol>"
+    for row in rows:
+        yield from _item(row, read, is_whole=is_whole)
+        yield "</li>"
+    yield "</ol>"
+
+
+def _item(row: NumberedRow | Fold, read: Callable[[NumberedRow], Line], *, is_whole: bool) -> Iterator[str]:
     """A list item, its end left out: branches may follow within it."""
     if not isinstance(row, Fold):
         yield _item_of(row, read(row))
         return
-    yield f'<li class="fold"><details><summary>{row.count} more</summary><ol>'
-    for folded in row.rows:
-        yield from _item(folded, read)
-        yield "</li>"
-    yield "</ol></details>"
+    first, last = (read(_end(row, place)).sequence for place in (0, -1))
+    ends = "" if is_whole else f' data-first="{first}" data-last="{last}"'
+    yield f'<li class="fold"><details{ends}><summary>{row.count} more</summary>'
+    if is_whole:
+        yield from _run(row.rows, read, is_whole=True)
+    yield "</details>"
+
+
+def _end(row: NumberedRow | Fold, place: int) -> NumberedRow:
+    """The first row (0) or the last one (-1) that is folded away."""
+    return _end(row.rows[place], place) if isinstance(row, Fold) else row
 
 
 def _item_of(row: NumberedRow, line: Line) -> str:

@@ -1,20 +1,20 @@
 """The page that the daemon serves at `/`: plain files, which hold nothing secret, so that they need no token.
 
 What the page shows it asks the API for, with the token that its reader gave it. Its policy lets no other script run
-than its own files, and no text become markup but through one function of theirs (`fragments.js`).
+than its own files, and no text become markup but through one function of theirs (`fragments.js`). A browser asks for
+files one after the other, so its modules are sent as one file, and its style sheets as another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import NamedTuple
 
+from miniclaw_sessions.api.operation import Content
 from miniclaw_sessions.formats.html.sources import SHARED_STYLES, source
-from miniclaw_sessions.gateway.binding import method_refusal
-from miniclaw_sessions.gateway.exchange import NOT_MODIFIED, Exchange, Reply
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -33,63 +33,56 @@ HEADERS = {
 _ASKS_AGAIN, _FOR_EVER = "no-cache", "public, max-age=31536000, immutable"
 """How long a browser keeps a file: those that the page names lie at another path whenever one of them changes."""
 
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
+_FOLDER: Traversable = files(__package__)
+_MAIN = "app.js"
+_STYLES = ("layout.css", "controls.css", "vendor/uPlot.min.css")
+_AS_THEY_ARE = {  # the rest is part of what is joined
+    "early.js": "text/javascript",
+    "vendor/uPlot.esm.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
 }
+_IMPORT = re.compile(r'^import ({.*}) from "\./(.+)";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async function|function|class|const) (\w+))", re.MULTILINE)
 
 
-class PageFile(NamedTuple):
-    """A file of the page, the tag that names its content, and how long a browser may keep it."""
-
-    body: bytes
-    media_type: str
-    etag: str
-    kept: str
-
-
-def _page_files() -> dict[str, PageFile]:
+def _page_files() -> dict[str, Content]:
     """The page, and what it is made of, by path: all that belongs together lies below a name of its own."""
-    bodies = {name: source(name).encode() for name in SHARED_STYLES}
-    for place in ("", "vendor/"):
-        served = [one for one in _folder(place).iterdir() if _suffix(one.name) in _TYPES]
-        bodies |= {f"{place}{one.name}": one.read_bytes() for one in sorted(served, key=lambda each: each.name)}
-    index = bodies.pop("index.html")
-    version = sha256(b"".join(sha256(body).digest() for body in bodies.values())).hexdigest()[:16]
-    whole = index.replace(b'"page/', f'"page/{version}/'.encode())
-    found = {f"/page/{version}/{name}": _file(name, body, _FOR_EVER) for name, body in bodies.items()}
-    return {"/": _file("index.html", whole, _ASKS_AGAIN), **found}
+    styles = "".join([*map(source, SHARED_STYLES), *map(_text, _STYLES)])
+    found = {name: (_text(name), media_type) for name, media_type in _AS_THEY_ARE.items()}
+    found |= {"page.js": (_joined(_MAIN), "text/javascript"), "page.css": (styles, "text/css")}
+    version = sha256(repr(found).encode()).hexdigest()[:16]
+    index = _text("index.html").replace('"page/', f'"page/{version}/')
+    kept = {f"/page/{version}/{name}": _content(*one, _FOR_EVER) for name, one in found.items()}
+    return {"/": _content(index, "text/html", _ASKS_AGAIN), **kept}
 
 
-def page_reply(exchange: Exchange, file: PageFile) -> Reply:
-    """The file, or that the reader's copy is still the same.
-
-    Raises:
-        RequestError: it is asked for by another method than GET and HEAD (405).
-    """
-    exchange.operation = "page"
-    if (refused := method_refusal(exchange, ("GET", "HEAD"))) is not None:
-        raise refused
-    headers = {**HEADERS, "ETag": file.etag, "Cache-Control": file.kept}
-    known = [tag.strip().removeprefix(b"W/") for tag in exchange.header(b"if-none-match").split(b",")]
-    if file.etag.encode() in known:
-        return Reply(NOT_MODIFIED, b"", file.media_type, headers)
-    return Reply(200, file.body, file.media_type, headers)
+def _joined(main: str) -> str:
+    """A module and those that it imports as one: each is a function of its own, and gives what it exports."""
+    modules = dict(_with_imports(main, set()))
+    return "const modules = {};\n" + "".join(
+        f'modules["{name}"] = (() => {{\n{text}return {{ {", ".join(exported)} }};\n}})();\n'
+        for name, (text, exported) in modules.items()
+    )
 
 
-def _folder(place: str) -> Traversable:
-    return files(__package__).joinpath(place) if place else files(__package__)
+def _with_imports(name: str, seen: set[str]) -> Iterator[tuple[str, tuple[str, list[str]]]]:
+    """Modules as the body of a function, and the names that they export; each behind those that it imports."""
+    seen.add(name)
+    text = _text(name)
+    for _, imported in _IMPORT.findall(text):
+        if imported not in seen:
+            yield from _with_imports(imported, seen)
+    exported = [each for _, each in _EXPORT.findall(text)]
+    yield name, (_EXPORT.sub(r"\1", _IMPORT.sub(r'const \1 = modules["\2"];', text)), exported)
 
 
-def _suffix(name: str) -> str:
-    return f".{name.rpartition('.')[2]}"
+def _text(name: str) -> str:
+    return _FOLDER.joinpath(name).read_text(encoding="utf-8")
 
 
-def _file(name: str, body: bytes, kept: str) -> PageFile:
-    return PageFile(body, _TYPES[_suffix(name)], f'"{sha256(body).hexdigest()[:32]}"', kept)
+def _content(text: str, media_type: str, kept: str) -> Content:
+    return Content.tagged(text.encode(), media_type, **HEADERS, **{"Cache-Control": kept})
 
 
-FILES: Mapping[str, PageFile] = _page_files()
+FILES: Mapping[str, Content] = _page_files()
 """Every file of the page, by its path; read when the gateway is loaded, because nothing may block its loop later."""

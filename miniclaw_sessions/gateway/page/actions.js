@@ -1,5 +1,6 @@
 // What can be done with a session and with one of its entries.
 
+import { may } from "./access.js";
 import { get, request, send, sessionPath } from "./api.js";
 import { showDetails } from "./details.js";
 import { ask, askText } from "./dialogs.js";
@@ -10,6 +11,11 @@ import { nameOf } from "./words.js";
 
 /** @typedef {import("./conversation.js").Conversation} Conversation */
 /** @typedef {import("./articles.js").Article} Article */
+
+/** @param {(import("./menu.js").Choice | null)[]} choices of which a token that only reads has none */
+function ofWriters(...choices) {
+  return may("write") ? choices : [];
+}
 
 /** @param {Conversation} conversation */
 export async function rename(conversation) {
@@ -28,14 +34,15 @@ export async function rename(conversation) {
  */
 export function sessionMenu(conversation, button) {
   openMenu(button, [
-    { text: "Rename…", act: () => rename(conversation) },
+    ...ofWriters({ text: "Rename…", act: () => rename(conversation) }),
     { text: "Details and cost", act: () => showDetails(conversation.id) },
     { text: "Export…", act: () => exportSession(conversation) },
-    { text: "Fork into a new session", act: () => fork(conversation, null) },
-    { text: "Compact", hint: "a summary stands for what is older", act: () => compactNow(conversation) },
+    ...ofWriters(
+      { text: "Fork into a new session", act: () => fork(conversation, null) },
+      { text: "Compact", hint: "a summary stands for what is older", act: () => compactNow(conversation) },
+    ),
     { text: "Copy the session's id", act: () => copy(conversation.id) },
-    null,
-    { text: "Delete…", danger: true, act: () => remove(conversation) },
+    ...ofWriters(null, { text: "Delete…", danger: true, act: () => remove(conversation) }),
   ]);
 }
 
@@ -47,14 +54,23 @@ export function sessionMenu(conversation, button) {
 export function articleMenu(conversation, article, button) {
   const isUser = article.node.classList.contains("user");
   const label = conversation.tree.labelOf(article.entry_id);
+  const isUnanswered = isUser && article.entry_id === conversation.articles.leaf;
+  const ways = isUser
+    ? [
+        ...(isUnanswered ? [{ text: "Have it answered", act: () => answer(conversation, { resume: true }) }] : []),
+        { text: "Edit and send again…", act: () => edit(conversation, article) },
+        { text: "Go back to before this", act: () => goOn(conversation, article.parent_id) },
+      ]
+    : [{ text: "Go on from here", act: () => goOn(conversation, article.entry_id) }];
   openMenu(button, [
-    isUser ? { text: "Edit and send again…", act: () => edit(conversation, article) } : { text: "Go on from here", act: () => goOn(conversation, article.entry_id) },
-    isUser ? { text: "Go back to before this", act: () => goOn(conversation, article.parent_id) } : null,
-    { text: label ? "Change the label…" : "Label…", act: () => setLabel(conversation, article, label) },
-    { text: "Fork from here", hint: "into a new session", act: () => fork(conversation, article.entry_id) },
+    ...ofWriters(
+      ...ways,
+      { text: label ? "Change the label…" : "Label…", act: () => setLabel(conversation, article, label) },
+      { text: "Fork from here", hint: "into a new session", act: () => fork(conversation, article.entry_id) },
+    ),
     { text: "Copy the text", act: () => copy(textOf(article)) },
     { text: "Copy a link", act: () => copy(linkTo(conversation, article)) },
-  ].filter((choice) => choice !== null));
+  ]);
 }
 
 /** @param {Article} article */
@@ -76,6 +92,17 @@ async function copy(text) {
     await navigator.clipboard.writeText(text);
     notify("Copied.");
   });
+}
+
+/**
+ * Let the answer go on that was left; it is followed as any other is.
+ * @param {Conversation} conversation
+ * @param {{resume: true} | {approvals: Record<string, boolean>}} how
+ */
+export async function answer(conversation, how) {
+  const { channel, chat_id } = conversation.session;
+  await attempt(() => send("POST", "v1/chat", { channel, chat_id, ...how }));
+  await conversation.askApproval();
 }
 
 /**
@@ -133,6 +160,7 @@ async function setLabel(conversation, article, known) {
 async function fork(conversation, leaf) {
   await attempt(async () => {
     const made = await send("POST", sessionPath(conversation.id, "fork"), leaf === null ? {} : { leaf_id: leaf }, { key: crypto.randomUUID() });
+    await send("PATCH", sessionPath(made.session_id), { title: `${nameOf(conversation.session)} (fork)` });
     notify("This is the fork; the session that it was made of is as it was.");
     location.hash = `#/session/${encodeURIComponent(made.session_id)}`;
   });
@@ -148,9 +176,17 @@ async function compactNow(conversation) {
   });
 }
 
+/**
+ * @param {{about: string}} one
+ * @param {{about: string}} other
+ */
+function forPeopleFirst(one, other) {
+  return Number(other.about.includes("for people")) - Number(one.about.includes("for people"));
+}
+
 /** @param {Conversation} conversation */
 async function exportSession(conversation) {
-  const formats = await attempt(async () => (await get("v1/formats")).formats.filter((/** @type {any} */ one) => one.write));
+  const formats = await attempt(async () => (await get("v1/formats")).formats.filter((/** @type {any} */ one) => one.write).sort(forPeopleFirst));
   if (!formats) return;
   const choices = formats.map((/** @type {any} */ one, /** @type {number} */ place) =>
     make("label", { class: "choice" }, make("input", { type: "radio", name: "format", value: one.name, checked: place === 0 }), make("b", {}, one.name), make("span", {}, one.about)),

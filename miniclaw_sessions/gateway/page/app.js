@@ -1,5 +1,6 @@
 // The page: signs in, keeps the list, and shows in the middle what the address names.
 
+import { learnAccess, may, newChat } from "./access.js";
 import { Refused, get, isSignedIn, send, sessionPath, signIn, whenSignedOut } from "./api.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
@@ -10,6 +11,7 @@ import { Live } from "./live.js";
 import { attempt, notify } from "./notices.js";
 import { guardUnsent } from "./outbox.js";
 import { startSearch } from "./search.js";
+import { ServiceView } from "./service.js";
 import { SessionList } from "./sessions.js";
 import { showWelcome } from "./welcome.js";
 import { count, nameOf } from "./words.js";
@@ -23,7 +25,7 @@ const COUNTED = new Set(["created", "deleted", "expired"]);
 let list;
 /** @type {Conversation | null} */
 let conversation = null;
-/** @type {import("./service.js").ServiceView | null} */
+/** @type {ServiceView | null} */
 let service = null;
 /** @type {Live | null} */
 let events = null;
@@ -55,8 +57,8 @@ async function navigate() {
   service = null;
   beginning = null;
   if (kind === "session") await openSession(session, place ? Number(place) : null, mine);
-  else if (kind === "new") showBeginning();
-  else if (kind === "service") await openService(mine);
+  else if (kind === "new" && may("write")) showBeginning();
+  else if (kind === "service") service = new ServiceView(find("main"));
   else welcome();
 }
 
@@ -91,15 +93,6 @@ async function openSession(id, place, mine) {
   }
 }
 
-/**
- * Its plots are large, and few look at them: they are loaded when somebody does.
- * @param {number} mine
- */
-async function openService(mine) {
-  const { ServiceView } = await import("./service.js");
-  if (mine === navigation) service = new ServiceView(find("main"));
-}
-
 function left() {
   list.refreshSoon();
   location.hash = "#/";
@@ -112,16 +105,15 @@ function welcome() {
 // --- a new conversation: it is made when something is said ---
 
 function begin() {
-  location.hash = "#/new";
+  if (may("write")) location.hash = "#/new";
 }
 
 function showBeginning() {
   document.title = "New conversation";
-  const chat = [...crypto.getRandomValues(new Uint8Array(24))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-  const session = { session_id: "", channel: "conv", chat_id: chat };
+  const session = { session_id: "", ...newChat() };
   const composer = new Composer(session, { said: () => make("i"), saved: () => {}, failed: (message) => notify(message, { failed: true }) });
   composer.say = async (text) => {
-    const made = await attempt(() => send("POST", "v1/sessions", { channel: "conv", chat_id: chat, title: titleOf(text) }));
+    const made = await attempt(() => send("POST", "v1/sessions", { channel: session.channel, chat_id: session.chat_id, title: titleOf(text) }));
     if (!made) {
       composer.giveBack(text);
       return;
@@ -221,9 +213,10 @@ const keys = [
   { key: "j", name: "j", about: "next message", act: () => conversation?.step(1) },
   { key: "k", name: "k", about: "message before", act: () => conversation?.step(-1) },
   { key: "o", name: "o", about: "unfold what the message has folded", act: () => conversation?.toggleFolds() },
-  { key: "t", name: "t", about: "the tree", act: () => conversation?.tree.toggle() },
+  { key: "t", name: "t", about: "the tree; Esc closes it", act: () => conversation?.tree.toggle() },
   { key: "J", name: "Shift J", about: "next session", act: () => openBeside(1) },
   { key: "K", name: "Shift K", about: "session before", act: () => openBeside(-1) },
+  { key: "Escape", act: () => conversation?.tree.toggle(false) },
   { key: "?", name: "?", about: "these keys", act: () => showKeys(keys) },
 ];
 
@@ -245,9 +238,15 @@ async function start() {
   find("sign-in").hidden = true;
   find("app").hidden = false;
   checkHealth();
-  await Promise.all([list.refresh(), navigate()]);
+  await Promise.all([list.refresh(), learnAccess().then(offered)]);
   events?.close();
   events = new Live("v1/events", {}, { event: told, state: stateChanged });
+}
+
+/** Show what the token may do, and what the address names. */
+function offered() {
+  for (const id of ["new", "import"]) find(id).hidden = !may("write");
+  return navigate();
 }
 
 async function main() {

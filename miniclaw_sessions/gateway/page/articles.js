@@ -6,6 +6,7 @@ import { make } from "./elements.js";
 import { fragment } from "./fragments.js";
 
 const PAGE = 40;
+const FIRST = 16; // fills a screen; what comes before it is read at once, too, but behind it
 const MOST = 400;
 const NEAR_PX = 900;
 const AT_END_PX = 60;
@@ -59,8 +60,9 @@ export class Articles {
   showEnd(end = null) {
     return this.alone(async () => {
       this.end = end;
-      this.replace(await this.page({ limit: PAGE }));
+      this.replace(await this.page({ limit: FIRST }));
       this.toEnd();
+      this.scrolled();
     });
   }
 

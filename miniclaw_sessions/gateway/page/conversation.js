@@ -1,6 +1,7 @@
 // One conversation: its head, what was said, the answer under way, the chat box; it follows what others say there.
 
-import { articleMenu, goOn, rename, sessionMenu } from "./actions.js";
+import { may } from "./access.js";
+import { answer, articleMenu, goOn, rename, sessionMenu } from "./actions.js";
 import { get, sessionPath } from "./api.js";
 import { Articles } from "./articles.js";
 import { Composer } from "./composer.js";
@@ -36,12 +37,14 @@ export class Conversation {
     this.turn = new Turn(this.pending, {
       changed: () => this.moved(),
       busy: (isBusy) => this.composer.setBusy(isBusy),
+      suspended: () => this.askApproval(),
     });
     this.composer = new Composer(session, {
       said: (text, key) => this.said(text, key),
       saved: () => this.refresh(),
       failed: (message, again) => this.turn.fail(message, again),
     });
+    this.composer.form.hidden = !may("write");
     this.tree = new TreePanel(this);
     this.root = make("div", { class: "conversation" }, this.head, this.aside, this.scroll, make("div", { class: "bottom" }, this.toNewest, this.composer.form));
     this.scroll.addEventListener("click", (event) => this.clicked(event));
@@ -56,15 +59,13 @@ export class Conversation {
     find("main").replaceChildren(this.root);
     await (place === null ? this.articles.showEnd() : this.articles.showPlace(place));
     if (this.isClosed) return;
-    const after = (await get(sessionPath(this.id))).entries;
-    if (this.isClosed) return;
-    this.live = new Live(sessionPath(this.id, "follow"), { after }, {
+    this.live = new Live(sessionPath(this.id, "follow"), { after: this.session.entries }, {
       event: (kind, data) => this.told(kind, data),
       state: (state) => this.stateChanged(state),
       gone: (error) => error.status === 404 && this.hooks.gone(),
     });
-    this.refresh();
     this.tree.refreshSoon();
+    this.askApproval();
     this.composer.resume();
   }
 
@@ -110,10 +111,20 @@ export class Conversation {
 
   /** @param {import("./live.js").LiveState} state */
   stateChanged(state) {
-    this.root.classList.toggle("lost", state === "lost");
+    const isLost = state === "lost";
+    if (isLost === this.root.classList.contains("lost")) return;
+    this.root.classList.toggle("lost", isLost);
     this.drawHead();
-    if (state === "lost") this.turn.reset();
-    if (state === "open") this.refresh();
+    if (isLost) this.turn.reset();
+    else Promise.all([this.refresh(), this.askApproval()]);
+  }
+
+  /** Show which calls of tools wait for somebody's yes or no, and pass it on. */
+  askApproval() {
+    return attempt(async () => {
+      const { pending } = await get(sessionPath(this.id, "approvals")).catch(() => ({ pending: [] }));
+      if (!this.isClosed && !this.turn.isRunning) this.turn.suspend(pending, may("write") ? (id, isApproved) => answer(this, { approvals: { [id]: isApproved } }) : null);
+    });
   }
 
   /** Read what has come; several wishes at once are one. */
@@ -147,7 +158,7 @@ export class Conversation {
       usage.cost ? `cost ${usage.cost.toFixed(usage.cost < 0.1 ? 4 : 2)}` : "",
     ].filter(Boolean);
     const about = make("p", { class: "facts", title: `${session.session_id}\n${count(usage.input_tokens)} tokens in, ${count(usage.output_tokens)} out` }, facts.join(" · "));
-    const title = make("h1", {}, make("button", { type: "button", class: "title", title: "Rename", click: () => rename(this) }, nameOf(session)));
+    const title = make("h1", {}, may("write") ? make("button", { type: "button", class: "title", title: "Rename", click: () => rename(this) }, nameOf(session)) : nameOf(session));
     this.head.replaceChildren(
       make("a", { class: "icon back", href: "#/", "aria-label": "All sessions", title: "All sessions" }, icon("back")),
       make("div", { class: "who" }, title, about),
@@ -179,8 +190,8 @@ export class Conversation {
     this.aside.hidden = !isAside;
     this.composer.field.placeholder = isAside ? "Goes on where the conversation is now" : "Write a message";
     this.aside.replaceChildren(
-      "This branch was left; what you write goes on where the conversation is now. ",
-      make("button", { type: "button", click: () => goOn(this, articles.end) }, "Go on from here instead"),
+      may("write") ? "This branch was left; what you write goes on where the conversation is now. " : "This branch was left. ",
+      may("write") ? make("button", { type: "button", click: () => goOn(this, articles.end) }, "Go on from here instead") : "",
       make("button", { type: "button", click: () => attempt(() => this.articles.showEnd()) }, "Back to where the conversation goes on"),
     );
   }

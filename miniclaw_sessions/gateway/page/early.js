@@ -18,9 +18,10 @@
     answer.catch(() => {}); // whoever takes it hears of it
     window.early.set(url, answer);
   };
+  ask("v1/access");
   ask("v1/sessions?limit=60&last_words=true");
   const [, kind, id, place] = location.hash.split("/");
   if (kind !== "session" || !id) return;
   ask(`v1/sessions/${id}`);
-  if (!place) ask(`v1/sessions/${id}/articles?limit=40`);
+  if (!place) ask(`v1/sessions/${id}/articles?limit=16`);
 })();

@@ -1,5 +1,6 @@
 // Importing files that are dropped on the page or chosen: first a report of what they would become, then the sessions.
 
+import { may } from "./access.js";
 import { Refused, request } from "./api.js";
 import { ask } from "./dialogs.js";
 import { find, make } from "./elements.js";
@@ -14,7 +15,7 @@ export function listenForFiles(imported) {
   const drop = find("drop");
   let depth = 0;
   /** @param {DragEvent} event */
-  const carriesFiles = (event) => event.dataTransfer?.types.includes("Files") ?? false;
+  const carriesFiles = (event) => may("write") && (event.dataTransfer?.types.includes("Files") ?? false);
   addEventListener("dragenter", (event) => {
     if (carriesFiles(event)) drop.hidden = ++depth === 0;
   });

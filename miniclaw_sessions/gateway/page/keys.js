@@ -3,7 +3,7 @@
 import { ask } from "./dialogs.js";
 import { make } from "./elements.js";
 
-/** @typedef {{key: string, name: string, about: string, act: () => void}} Key */
+/** @typedef {{key: string, name?: string, about?: string, act: () => void}} Key one without a name is told with another */
 
 /** @param {Key[]} keys */
 export function listenToKeys(keys) {
@@ -20,7 +20,7 @@ export function listenToKeys(keys) {
 
 /** @param {Key[]} keys */
 export function showKeys(keys) {
-  const rows = keys.flatMap((one) => [make("dt", {}, make("kbd", {}, one.name)), make("dd", {}, one.about)]);
+  const rows = keys.filter((one) => one.name).flatMap((one) => [make("dt", {}, make("kbd", {}, one.name)), make("dd", {}, one.about)]);
   const writing = [make("dt", {}, make("kbd", {}, "Enter")), make("dd", {}, "send; with Shift a new line"), make("dt", {}, make("kbd", {}, "Esc")), make("dd", {}, "stop the answer, leave a field or a dialog")];
   return ask({ title: "Keys", cancel: null, confirm: "Close", body: [make("dl", { class: "keys" }, ...rows, ...writing)] });
 }

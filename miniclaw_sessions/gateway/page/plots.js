@@ -3,9 +3,6 @@
 import { get } from "./api.js";
 import { make } from "./elements.js";
 import { clockTime } from "./words.js";
-import vendored from "./vendor/uPlot.esm.js";
-
-const UPlot = /** @type {any} */ (vendored);
 
 const HEIGHT = 132;
 
@@ -16,11 +13,11 @@ const HEIGHT = 132;
 
 /** @type {{name: string, unit: string, colour: string, values: (series: Series) => (number | null)[]}[]} */
 const PLOTS = [
-  { name: "Messages per minute", unit: "", colour: "--assistant", values: (series) => rates(series.appended, series.at, 60) },
-  { name: "Commit", unit: "ms", colour: "--user", values: (series) => ratios(series.commit_seconds, series.commits, 1000) },
-  { name: "Flush", unit: "ms", colour: "--summary", values: (series) => series.flush_seconds.map((one) => one * 1000) },
+  { name: "Messages", unit: "per minute", colour: "--assistant", values: (series) => rates(series.appended, series.at, 60) },
+  { name: "Time of a commit", unit: "ms", colour: "--user", values: (series) => ratios(series.commit_seconds, series.commits, 1000) },
+  { name: "Time of the last flush", unit: "ms", colour: "--summary", values: (series) => series.flush_seconds.map((one) => one * 1000) },
   { name: "Memory", unit: "MB", colour: "--tool", values: (series) => series.memory_bytes.map((one) => one / 1e6) },
-  { name: "Delay of the event loop, worst", unit: "ms", colour: "--failed", values: (series) => series.loop_delay_s.map((one) => one * 1000) },
+  { name: "Longest delay of the event loop", unit: "ms", colour: "--failed", values: (series) => series.loop_delay_s.map((one) => one * 1000) },
 ];
 
 /**
@@ -51,6 +48,8 @@ export class Plots {
     this.box = make("div", { class: "plots" });
     /** @type {{plot: any, now: HTMLElement, frame: HTMLElement}[]} */
     this.drawn = [];
+    /** @type {Promise<void> | undefined} */
+    this.drawing = undefined;
     this.observer = new ResizeObserver(() => this.fit());
     this.observer.observe(this.box);
   }
@@ -63,7 +62,8 @@ export class Plots {
   async refresh() {
     /** @type {Series} */
     const series = await get("v1/statistics/series");
-    if (!this.drawn.length) this.draw();
+    this.drawing ??= this.draw();
+    await this.drawing;
     PLOTS.forEach(({ values, unit, name }, place) => {
       const found = values(series);
       const { plot, now, frame } = this.drawn[place];
@@ -74,14 +74,16 @@ export class Plots {
     });
   }
 
-  draw() {
+  /** Few look at the plots, so what draws them is loaded when somebody does. */
+  async draw() {
+    const { default: UPlot } = /** @type {any} */ (await import("./vendor/uPlot.esm.js"));
     const ink = colour(this.box, "--faint");
     const line = colour(this.box, "--line");
     this.drawn = PLOTS.map((one) => {
       const stroke = colour(this.box, one.colour);
       const now = make("b");
       const frame = make("div", { class: "plot", role: "img" });
-      this.box.append(make("figure", {}, make("figcaption", {}, one.name, now), frame));
+      this.box.append(make("figure", {}, make("figcaption", {}, `${one.name}, ${one.unit}`, now), frame));
       const axis = { stroke: ink, font: "11px system-ui, sans-serif", grid: { stroke: line, width: 1 }, ticks: { show: false } };
       const options = {
         width: Math.max(frame.clientWidth, 120),

@@ -1,5 +1,6 @@
 // How the daemon is: whether everything is saved, what was lost, its numbers as plots, backups.
 
+import { isBounded, may } from "./access.js";
 import { Refused, get, send } from "./api.js";
 import { askText } from "./dialogs.js";
 import { icon, make } from "./elements.js";
@@ -20,8 +21,12 @@ export class ServiceView {
     this.plots = new Plots();
     const head = make("header", { class: "top" }, make("a", { class: "icon back", href: "#/", "aria-label": "All sessions" }, icon("back")), make("div", { class: "who" }, make("h1", {}, "Service")));
     main.replaceChildren(make("div", { class: "page" }, head, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Service" }, this.state, this.tiles, this.plots.box, this.more, this.kept)));
+    if (isBounded()) {
+      this.state.replaceChildren(make("p", { class: "hint" }, "How the service is, is not shown to this token."));
+      return;
+    }
     this.timer = setInterval(() => this.refresh(), AGAIN_MS);
-    this.drawUpkeep();
+    if (may("admin")) this.drawUpkeep();
     this.refresh();
     attempt(() => this.drawKept());
   }
@@ -33,25 +38,11 @@ export class ServiceView {
 
   async refresh() {
     await attempt(async () => {
-      const [health, numbers] = await Promise.all([this.health(), get("v1/statistics")]).catch((error) => this.refused(error));
+      const [health, numbers] = await Promise.all([this.health(), get("v1/statistics")]);
       this.drawState(health);
       this.drawTiles(health, numbers);
       await this.plots.refresh();
     });
-  }
-
-  /**
-   * @param {any} error
-   * @returns {never}
-   */
-  refused(error) {
-    if (error instanceof Refused && error.status === 403) {
-      clearInterval(this.timer);
-      this.state.replaceChildren(make("p", { class: "hint" }, "How the service is, is not shown to this token."));
-      this.more.replaceChildren();
-      throw new DOMException("", "AbortError");
-    }
-    throw error;
   }
 
   /** Whether it is well is told with 503 where it is not. */
@@ -70,12 +61,12 @@ export class ServiceView {
     const losses = health.losses.length > 0 && [
       make("h2", {}, "Losses"),
       make("ul", {}, ...health.losses.map((/** @type {string} */ one) => make("li", {}, one))),
-      make("button", { type: "button", click: () => this.act("v1/losses/acknowledge", (reply) => `${counted(reply.acknowledged, "session")} acknowledged.`) }, "Acknowledge"),
+      may("admin") && make("button", { type: "button", click: () => this.act("v1/losses/acknowledge", (reply) => `${counted(reply.acknowledged, "session")} acknowledged.`) }, "Acknowledge"),
     ];
     this.state.replaceChildren(
       make("p", { class: isWell ? "state ok" : "state failing" }, isWell ? "Messages are accepted and saved." : "Something is wrong."),
       make("ul", { class: "problems" }, ...health.problems.map((/** @type {string} */ one) => make("li", {}, one))),
-      ...(losses || []),
+      ...(losses || []).filter((one) => one !== false),
     );
   }
 
@@ -89,18 +80,14 @@ export class ServiceView {
       ["Messages since the start", count(numbers.appended), `${count(numbers.unsaved_entries)} on their way to the disk`],
       ["Store", numbers.store, numbers.store_state],
       ["Up for", health.uptime_s === undefined ? "…" : duration(health.uptime_s), health.version ? `version ${health.version}` : ""],
-      ["Last flush", `${Math.round(numbers.last_flush_seconds * 1000)} ms`, `${count(numbers.snapshots_written)} files written`],
+      ["Last flush", `${Math.round(numbers.last_flush_seconds * 1000)} ms`, `${counted(numbers.snapshots_written, "file")} written`],
       ["Quarantine", count(numbers.quarantined), numbers.quarantined ? "damaged files were set aside" : "nothing was damaged"],
     ];
     this.tiles.replaceChildren(...tiles.map(([name, value, about]) => make("div", {}, make("dt", {}, name), make("dd", {}, make("b", {}, value), make("span", {}, about)))));
   }
 
-  /** Backups and quarantine, for whoever may see them. */
   async drawKept() {
-    const [{ backups }, { files }] = await Promise.all([get("v1/backups"), get("v1/quarantine")]).catch((error) => {
-      if (error instanceof Refused && error.status === 403) return [{ backups: [] }, { files: [] }];
-      throw error;
-    });
+    const [{ backups }, { files }] = await Promise.all([get("v1/backups"), get("v1/quarantine")]);
     const copies = backups.map((/** @type {any} */ one) => make("li", {}, make("code", {}, one.path), make("span", {}, moment(one.made_at))));
     const damaged = files.map((/** @type {any} */ one) =>
       make("li", {}, make("code", {}, one.file || one.name), make("span", {}, [one.reason, one.at && moment(one.at), bytes(one.bytes)].filter(Boolean).join(" · "))),
@@ -135,12 +122,14 @@ export class ServiceView {
   }
 
   async backUp() {
-    const directory = await askText({ title: "Make a backup", label: "Directory on the server, by its whole path", value: "", confirm: "Back up", required: true, hint: "It must not be there yet, or be empty. The daemon goes on meanwhile." });
-    if (!directory) return;
-    await attempt(async () => {
-      const made = await send("POST", "v1/backup", { directory: directory.trim() });
-      notify(`${counted(made.sessions, "session")} copied to ${made.directory}, as of ${moment(made.made_at)}.`);
-      await this.drawKept();
+    await askText({
+      title: "Make a backup", label: "Directory on the server, by its whole path", confirm: "Back up", required: true,
+      hint: "It must not be there yet, or be empty. The daemon goes on meanwhile.",
+      act: async (directory) => {
+        const made = await send("POST", "v1/backup", { directory: directory.trim() });
+        notify(`${counted(made.sessions, "session")} copied to ${made.directory}, as of ${moment(made.made_at)}.`);
+      },
     });
+    await attempt(() => this.drawKept());
   }
 }

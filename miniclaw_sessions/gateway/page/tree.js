@@ -20,8 +20,9 @@ export class TreePanel {
     this.outline = { labels: {}, ways: {}, tips: {}, leaf_id: null };
     /** @type {Map<string, HTMLAnchorElement>} */
     this.links = new Map();
-    this.list = make("div", { class: "tree branches", id: "branches" });
+    this.list = make("div", { class: "tree branches", id: "branches", tabindex: -1 });
     this.list.addEventListener("click", (event) => this.clicked(event));
+    this.list.addEventListener("toggle", (event) => attempt(() => this.unfolded(/** @type {any} */ (event.target))), { capture: true });
     this.isClosed = false;
     this.timer = 0;
     this.panel.replaceChildren(make("header", {}, make("h2", {}, "Tree"), iconButton("close", "Close the tree (t)", () => this.toggle(false))), this.list);
@@ -41,9 +42,12 @@ export class TreePanel {
 
   /** @param {boolean} [isOpen] */
   toggle(isOpen = !this.isOpen) {
+    if (isOpen === this.isOpen) return;
     this.panel.hidden = !isOpen;
     localStorage.setItem("tree", isOpen ? "open" : "closed");
-    if (isOpen) attempt(() => this.refresh());
+    if (!isOpen) return this.conversation.scroll.focus();
+    this.list.focus();
+    attempt(() => this.refresh());
   }
 
   refreshSoon() {
@@ -56,14 +60,33 @@ export class TreePanel {
   async refresh() {
     const outline = await get(sessionPath(this.conversation.id, "outline"));
     if (this.isClosed) return;
+    const isSame = outline.html === this.outline.html; // then what was unfolded stays
     this.outline = outline;
+    if (isSame) return;
     const top = this.list.scrollTop;
     this.list.replaceChildren(fragment(outline.html));
     this.links = new Map();
-    for (const link of this.list.querySelectorAll("a")) this.links.set(entryOf(link) ?? "", link);
+    this.learn(this.list);
     for (const article of this.conversation.articles.shown) this.decorate(article);
     this.list.scrollTop = top;
     if (!top) this.list.querySelector(".here")?.scrollIntoView({ block: "center" });
+  }
+
+  /** @param {HTMLElement} part of the tree that has come */
+  learn(part) {
+    for (const link of part.querySelectorAll("a")) this.links.set(entryOf(link) ?? "", link);
+  }
+
+  /**
+   * What is folded is read when it is unfolded, some of it at a time.
+   * @param {HTMLDetailsElement} fold
+   */
+  async unfolded(fold) {
+    const { first, last } = fold.dataset;
+    if (!fold.open || !first || fold.querySelector("ol")) return;
+    const { html } = await get(sessionPath(this.conversation.id, "outline"), { first, last });
+    fold.append(fragment(html));
+    this.learn(fold);
   }
 
   /** @param {string} entry */
@@ -106,9 +129,10 @@ export class TreePanel {
 
   /** @param {string} entry */
   async show(entry) {
-    if (!this.links.has(entry)) await this.refresh();
     const link = this.links.get(entry);
-    if (link) await this.go(link);
+    if (link) return this.go(link);
+    const { sequence } = await get(sessionPath(this.conversation.id, `entries/${encodeURIComponent(entry)}`));
+    await this.conversation.articles.showPlace(sequence);
   }
 
   /** @param {HTMLAnchorElement} link */

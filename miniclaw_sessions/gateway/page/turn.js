@@ -7,7 +7,7 @@ const ENDS = new Set(["done", "stopped", "suspended", "error"]);
 export class Turn {
   /**
    * @param {HTMLElement} box where it is shown
-   * @param {{changed: () => void, busy: (isBusy: boolean) => void}} hooks
+   * @param {{changed: () => void, busy: (isBusy: boolean) => void, suspended: () => void}} hooks
    */
   constructor(box, hooks) {
     this.box = box;
@@ -28,7 +28,7 @@ export class Turn {
     if (ENDS.has(kind)) {
       this.end();
       if (kind === "error" && !this.box.querySelector(".failed")) this.fail(data.message);
-      if (kind === "suspended") this.box.append(make("p", { class: "suspended", role: "status" }, suspension(data.pending)));
+      if (kind === "suspended") this.hooks.suspended();
       return;
     }
     if (kind === "typing" || kind === "accepted") this.begin();
@@ -110,6 +110,34 @@ export class Turn {
     this.box.append(line);
   }
 
+  /**
+   * Ask about calls of tools that wait.
+   * @param {{id: string, name: string, arguments: string, reason: string}[]} pending
+   * @param {((id: string, isApproved: boolean) => void) | null} answer null: the reader has no say in it
+   */
+  suspend(pending, answer) {
+    for (const one of this.box.querySelectorAll(".suspended")) one.remove();
+    for (const call of pending) {
+      const say = (/** @type {boolean} */ isApproved) => {
+        question.remove();
+        answer?.(call.id, isApproved);
+      };
+      const buttons = answer && [
+        make("button", { type: "button", class: "primary", click: () => say(true) }, "Allow"),
+        make("button", { type: "button", click: () => say(false) }, "Refuse"),
+      ];
+      const question = make(
+        "section",
+        { class: "suspended", "aria-label": `${call.name} waits for an approval` },
+        make("p", {}, call.reason || "May it be done?"),
+        make("p", { class: "using" }, make("b", {}, call.name), " ", call.arguments),
+        make("div", { class: "buttons start" }, ...(buttons ?? ["It waits for somebody who may write here."])),
+      );
+      this.box.append(question);
+    }
+    this.hooks.changed();
+  }
+
   /** Forget it: the stream was cut off, and tells anew what is under way. What was said here still waits. */
   reset() {
     this.end();
@@ -117,9 +145,4 @@ export class Turn {
       if (!one.classList.contains("said")) one.remove();
     }
   }
-}
-
-/** @param {{name: string}[]} pending calls of tools */
-function suspension(pending) {
-  return `Waits for an approval of ${pending.map((one) => one.name).join(", ")}.`;
 }

@@ -1,5 +1,6 @@
 // The first screen: what to do when there is nothing yet, and when nothing is chosen.
 
+import { may } from "./access.js";
 import { find, icon, make } from "./elements.js";
 
 /**
@@ -14,10 +15,12 @@ export function showWelcome({ isEmpty, begin, bringIn }) {
   const steps = [
     step("plus", "Start a conversation", "Say something here. Every word is saved before it is answered.", make("button", { type: "button", class: "primary", click: begin }, "New conversation")),
     step("upload", "Bring one in", "Drop files of Claude Code, Codex, pi and others anywhere on this page; what they would become is shown first.", make("button", { type: "button", click: bringIn }, "Choose files…")),
-    step("tree", "Let a program talk", "Anything that speaks HTTP, or the OpenAI SDK with this base URL:", make("code", { class: "address" }, `${address}/v1`), make("pre", { class: "code" }, example)),
+    step("tree", "Let a program talk", "Anything that speaks HTTP, or the OpenAI SDK with this base URL:", make("code", { class: "address" }, `${address}/v1`), make("pre", { class: "code" }, example), make("p", {}, make("a", { class: "button", href: "docs" }, "All that it can ask for"))),
   ];
+  if (!may("write")) steps.splice(0);
   const title = isEmpty ? "Nothing here yet" : "Sessions";
-  const lead = isEmpty ? "This server keeps conversations: with people, of agents, of any program. Three ways to a first one:" : "Choose a conversation on the left, or:";
+  const ways = steps.length ? " Three ways to a first one:" : "";
+  const lead = isEmpty ? `This server keeps conversations: with people, of agents, of any program.${ways}` : `Choose a conversation on the left${steps.length ? ", or:" : "."}`;
   find("main").replaceChildren(make("div", { class: "welcome" }, make("h1", {}, title), make("p", { class: "lead" }, lead), ...steps));
 }
 

@@ -1,0 +1,29 @@
+// What the token may do, as the daemon tells it: what would be refused is not offered.
+
+import { get } from "./api.js";
+
+const SCOPES = ["read", "write", "admin"];
+
+/** @type {{scope: string, channels: string[] | null, chat_prefix: string}} */
+let access = { scope: "read", channels: null, chat_prefix: "" };
+
+export async function learnAccess() {
+  access = await get("v1/access");
+}
+
+/** @param {"read" | "write" | "admin"} scope */
+export function may(scope) {
+  return SCOPES.indexOf(access.scope) >= SCOPES.indexOf(scope);
+}
+
+/** Whether there are only some sessions for the token, and nothing that is about all of them. */
+export function isBounded() {
+  return access.channels !== null || access.chat_prefix !== "";
+}
+
+/** A chat that nobody has yet, of those that are there for the token. */
+export function newChat() {
+  const random = [...crypto.getRandomValues(new Uint8Array(24))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  const channel = access.channels?.includes("conv") === false ? access.channels[0] : "conv";
+  return { channel, chat_id: access.chat_prefix + random };
+}
