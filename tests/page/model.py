@@ -1,8 +1,8 @@
 """A model's service for the daemon of these tests: it streams word by word, and stops where a test wants it to.
 
 What it answers follows from the last message: `slowly ...` waits behind its first words until the test opens the gate,
-`calculate ...` calls the calculator, `refuse ...` is an error for as long as `fails`, everything else is repeated with
-some Markdown around it.
+`calculate ...` calls the calculator, `erase ...` a tool that asks first, `refuse ...` is an error for as long as
+`fails`, everything else is repeated with some Markdown around it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 PATIENCE_S = 60.0
+TOOLS = {"calculate": ("calculator", "expression"), "erase": ("erase", "what")}
 
 
 class ModelService:
@@ -85,9 +86,11 @@ class ModelService:
     def _pieces(self, messages: list[dict[str, Any]]) -> Any:
         last = messages[-1]
         text = last["content"] if isinstance(last["content"], str) else last["content"][0]["text"]
-        if last["role"] == "user" and text.startswith("calculate"):
-            call = {"name": "calculator", "arguments": json.dumps({"expression": text.removeprefix("calculate ")})}
-            calls = [{"index": 0, "id": "c1", "type": "function", "function": call}]
+        tool, _, argument = text.partition(" ")
+        if last["role"] == "user" and tool in TOOLS:
+            name, field = TOOLS[tool]
+            call = {"name": name, "arguments": json.dumps({field: argument})}
+            calls = [{"index": 0, "id": f"c{len(messages)}", "type": "function", "function": call}]
             yield {"role": "assistant", "tool_calls": calls}, None
             yield {}, "tool_calls"
             return

@@ -13,6 +13,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+ERASING = """
+from miniclaw_sessions.agent.tools import Tool
+
+async def run(arguments):
+    return f"erased {arguments['what']}"
+
+def erase(name):
+    return Tool(name, "Erases.", {"type": "object"}, run, needs_approval=True)
+"""
+"""A tool for which a person is asked."""
+
 TOKEN = "0123456789abcdef0123456789abcdef"
 PATIENCE_S = 60.0
 
@@ -31,6 +42,7 @@ class PageDaemon:
             self._port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{self._port}"
         self._log = directory / "log"
+        (directory / "erasing.py").write_text(ERASING)
         token = directory / "token"
         token.write_text(TOKEN)
         token.chmod(0o600)
@@ -42,7 +54,9 @@ class PageDaemon:
             "MINICLAW_LISTEN_TOKEN_FILE": str(token),
             "MINICLAW_MODEL_BASE_URL": model_url,
             "MINICLAW_MODEL_MODEL": "echo",
-            "MINICLAW_MODEL_TOOLS": "calculator",
+            "MINICLAW_MODEL_TOOLS": "calculator,erase",
+            "MINICLAW_TOOLS_ERASE_TYPE": "erasing:erase",
+            "PYTHONPATH": str(directory),
             "MODEL_KEY": "none",
             "MINICLAW_MODEL_API_KEY_ENV": "MODEL_KEY",
         }

@@ -171,6 +171,25 @@ def test_a_tool_call_is_folded_with_its_result(open_page: OpenPage, daemon: Page
     call.get_by_text("42", exact=True).wait_for()
 
 
+def test_a_tool_asks_a_person_who_may_answer_after_a_reload(open_page: OpenPage, daemon: PageDaemon) -> None:
+    daemon.say("demo_asks", "hello")
+    page = open_page("#/session/demo_asks")
+    see(page, "hello")
+    say(page, "erase the letters")
+    question = page.get_by_role("region", name="erase waits for an approval")
+    question.get_by_text("the letters").wait_for()
+    page.reload()
+    question.get_by_text("the letters").wait_for()
+    question.get_by_role("button", name="Allow").click()
+    page.locator("article").get_by_text("It is erased the letters.").wait_for()
+    assert question.count() == 0
+    say(page, "erase the pictures")
+    question.get_by_role("button", name="Refuse").click()
+    page.locator("article").get_by_text("It is", exact=False).nth(1).wait_for()
+    assert "erased the pictures" not in page.locator(".conversation .scroll").inner_text()
+    assert question.count() == 0
+
+
 def test_what_another_client_says_arrives(open_page: OpenPage, daemon: PageDaemon) -> None:
     daemon.say("demo_two", "from the beginning")
     page = open_page("#/session/demo_two")

@@ -122,7 +122,7 @@ export class Conversation {
   /** Show which calls of tools wait for somebody's yes or no, and pass it on. */
   askApproval() {
     return attempt(async () => {
-      const { pending } = await get(sessionPath(this.id, "approvals")).catch(() => ({ pending: [] }));
+      const { pending } = await get(sessionPath(this.id, "approvals"));
       if (!this.isClosed && !this.turn.isRunning) this.turn.suspend(pending, may("write") ? (id, isApproved) => answer(this, { approvals: { [id]: isApproved } }) : null);
     });
   }
