@@ -133,11 +133,10 @@ export class Conversation {
       this.wish = null;
       await attempt(async () => {
         await this.articles.refresh();
+        this.turn.settle(); // before it is drawn: what is saved would stand there twice
         this.session = { first_words: this.session.first_words, ...(await get(sessionPath(this.id))) };
       });
-      if (this.isClosed) return;
-      this.turn.settle();
-      this.drawHead();
+      if (!this.isClosed) this.drawHead();
     });
     return this.wish;
   }
