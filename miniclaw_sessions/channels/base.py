@@ -126,16 +126,18 @@ class Answered(msgspec.Struct, frozen=True, eq=False):
         return question(asked) if asked else f"This waits for {', '.join(one.call.name for one in pending)}."
 
 
-class StopObeyed(msgspec.Struct, frozen=True, eq=False):
-    """The message was `/stop`; `stopped` says whether there was something to stop."""
+class Obeyed(msgspec.Struct, frozen=True, eq=False):
+    """The message was a command, such as `/new`.
+
+    Attributes:
+        incoming: the message.
+        text: what a person is told; of `/stop` nothing, where the answer that was stopped says so.
+        stopped: whether it was `/stop`, and there was something to stop.
+    """
 
     incoming: Incoming
-    stopped: bool
-
-    @property
-    def text(self) -> str:
-        """What a person is told: that there was nothing to stop; else the answer that was stopped says so."""
-        return "" if self.stopped else "There is nothing to stop."
+    text: str
+    stopped: bool = False
 
 
 class NotAnswered(msgspec.Struct, frozen=True, eq=False):
@@ -155,7 +157,7 @@ class NotAnswered(msgspec.Struct, frozen=True, eq=False):
         return _SENTENCES[self.reason]
 
 
-Last = Answered | StopObeyed | NotAnswered
+Last = Answered | Obeyed | NotAnswered
 """The last that is told of a message."""
 
 Outgoing = Accepted | Progress | Last
@@ -193,7 +195,7 @@ class Channel(Protocol):
 
         Ending means that nothing more will come. An error is logged, and `receive` is called again after a while.
         A network that repeats what was not confirmed should confirm a message when it is told that it is `Accepted`,
-        `Answered`, `StopObeyed`, STOPPED, or a DUPLICATE whose error is no `MessageUnderWay`, and not before.
+        `Answered`, `Obeyed`, STOPPED, or a DUPLICATE whose error is no `MessageUnderWay`, and not before.
         """
         ...
 

@@ -13,9 +13,9 @@ that waits is only in memory: its channel is told `Accepted` when the store has 
 from __future__ import annotations
 
 import math
-import re
 from collections import deque
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -34,11 +34,12 @@ from miniclaw_sessions.channels.base import (
     Incoming,
     Last,
     NotAnswered,
+    Obeyed,
     Outgoing,
     Progress,
     Reason,
-    StopObeyed,
 )
+from miniclaw_sessions.channels.commands import COMMANDS, Said, command_in
 from miniclaw_sessions.channels.documents import Overheard
 from miniclaw_sessions.channels.watch import Watch
 from miniclaw_sessions.config import ChannelSettings
@@ -66,7 +67,6 @@ SEND_TIMEOUT_S = 30.0
 BACKOFF_S = (1.0, 60.0)
 """How long it takes until a channel that failed is started again: at first, doubled each time, and at most."""
 
-_STOP = re.compile(r"\s*/stop(@\w+)?\s*", re.IGNORECASE)  # rooms with several bots add the name of one
 _REFUSALS = 64  # told at the same time, by one channel; then it is not listened to until some are told
 _LAST_WORDS_S = 1.0  # for telling channels that their answers were cut off
 
@@ -271,8 +271,9 @@ class Dispatcher:
 
     def _refusal(self, incoming: Incoming, session_id: str) -> Last | None:
         """What becomes at once of a message that is not to be answered."""
-        if incoming.message is not None and _STOP.fullmatch(incoming.message.text):
-            return StopObeyed(incoming, self.stop(session_id))
+        if command_in(incoming.message) == ("/stop", ""):
+            stopped = self.stop(session_id)
+            return Obeyed(incoming, "" if stopped else "There is nothing to stop.", stopped)
         waiting = self._chats.get(session_id, ())
         if incoming.message_id is not None and any(one.incoming.message_id == incoming.message_id for one in waiting):
             again = MessageUnderWay("this message was delivered before, and its answer is on the way")
@@ -343,14 +344,22 @@ class Dispatcher:
         try:
             await checkpoint()  # whose time is over while it waits is not begun
             asked.session = incoming.session or await self._session(key, must_exist=incoming.must_exist)
-            answerer = incoming.answerer or self._assistant
-            said = await what_is_said(asked.session, incoming)
-            end = await answerer.answer(asked.session, said, idempotency_key=incoming.message_id, tell=tell)
+            answer = partial(
+                (incoming.answerer or self._assistant).answer,
+                asked.session,
+                idempotency_key=incoming.message_id,
+                tell=tell,
+            )
+            word, arguments = (asked.channel is not None and command_in(incoming.message)) or ("", "")
+            if word and (run := COMMANDS[word].run) is not None:
+                end = await run(Said(asked.session, incoming, arguments, answer))
+            else:
+                end = await answer(await what_is_said(asked.session, incoming))
         except DuplicateMessage as error:
             return NotAnswered(incoming, Reason.DUPLICATE, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this message
             return NotAnswered(incoming, Reason.FAILED, error)
-        return Answered(incoming, end)
+        return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end)
 
     async def _session(self, key: SessionKey, *, must_exist: bool) -> Session:
         manager = self._manager

@@ -12,7 +12,7 @@ from miniclaw_sessions.agent.answered import end_of_turn
 from miniclaw_sessions.api.chat import user_message
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.channels.asked import Asked
-from miniclaw_sessions.channels.base import Incoming, NotAnswered, StopObeyed
+from miniclaw_sessions.channels.base import Incoming, NotAnswered, Obeyed
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.documents import event_document
 from miniclaw_sessions.errors import DuplicateMessage
@@ -75,7 +75,7 @@ class _Events:
                 return await self._answered_before(error)
             case NotAnswered(error=error):
                 raise error
-            case StopObeyed(stopped=stopped):
+            case Obeyed(stopped=stopped):
                 return ChatEvent("stop", {"stopped": stopped})
             case outgoing:
                 return ChatEvent(*event_document(outgoing.event))

@@ -335,11 +335,11 @@ class Turn:
         if self._request is None:
             await self._take()
             return await self._take_up()
-        if isinstance(self._request, Opening):
-            return await self._open(self._request)
         key = self._idempotency_key
         known = await self._journal.find_by_key(key) if key is not None else None
         if known is None:
+            if isinstance(self._request, Opening):
+                return await self._open(self._request)
             self._close_what_was_left(self._request)
             return await self._ask(self._request)
         await self._journal.saved()
@@ -378,7 +378,8 @@ class Turn:
         if opening.mark is not None:
             unit.add_custom(*opening.mark)
         for message in said:
-            unit.add_message(message)
+            key = self._idempotency_key if message is said[-1] and message.is_user else None
+            unit.add_message(message, idempotency_key=key)
         if self._claim is not None:
             self._claim.ids.update(entry.id for entry in unit.entries)
             journal.log.claim = self._claim

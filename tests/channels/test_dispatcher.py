@@ -24,10 +24,10 @@ from miniclaw_sessions.channels.base import (
     Incoming,
     Last,
     NotAnswered,
+    Obeyed,
     Outgoing,
     Progress,
     Reason,
-    StopObeyed,
 )
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import ChannelSettings
@@ -622,7 +622,7 @@ async def test_stop_said_in_a_chat_ends_the_answer_and_what_waits_there(
     assert ended.text == "echo:  (stopped)"
     assert isinstance(ended, Answered)
     assert reason_of(not_begun) is Reason.STOPPED
-    assert isinstance(obeyed, StopObeyed)
+    assert isinstance(obeyed, Obeyed)
     assert obeyed.stopped
     assert obeyed.text == ""
     assert await said_in(manager) == ["slow", "echo: "]

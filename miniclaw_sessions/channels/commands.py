@@ -1,0 +1,136 @@
+"""What people say to the bot rather than to the model: understood here for all chat networks.
+
+A command is one row of `COMMANDS`. It is run in the chat's turn, behind what was said before it, by whoever hands over
+a message that begins with its word; `/stop` is obeyed at once, and from any caller. By HTTP all others have operations
+of their own. What begins with another word goes to the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from miniclaw_sessions.agent.events import TurnEnd
+from miniclaw_sessions.channels.base import Incoming
+from miniclaw_sessions.errors import DuplicateMessage, NothingToResume, TranscriptNotKept
+from miniclaw_sessions.protocol.entries import Custom, MessageEntry
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.turn import Opening, Place
+
+COMMAND = "command"
+"""The type of the entry that says that a command was obeyed, so that it is not when it is delivered again."""
+
+_FORM = re.compile(r"\s*(/[a-z]+)(?:@\w+)?(?:\s+(.*?))?\s*", re.IGNORECASE | re.DOTALL)  # rooms add the name of a bot
+_LOOKED_THROUGH = 200  # entries in which a command that is delivered again is looked for
+
+
+class Said(NamedTuple):
+    """A command in its turn.
+
+    Attributes:
+        session: whose conversation it is.
+        incoming: the message.
+        arguments: what stands behind the word.
+        answer: lets the assistant answer something, under the message's own id.
+    """
+
+    session: Session
+    incoming: Incoming
+    arguments: str
+    answer: Callable[[Message | Opening | None], Awaitable[TurnEnd]]
+
+
+class Command(NamedTuple):
+    """A word that people can say to the bot.
+
+    Attributes:
+        help: what it does, for `/help`.
+        run: does it, and returns what the person is told, or how the turn ended that it began. What it raises is told
+            as for any message. None: it is understood elsewhere.
+    """
+
+    help: str
+    run: Callable[[Said], Awaitable[str | TurnEnd]] | None = None
+
+
+def command_in(message: Message | None) -> tuple[str, str] | None:
+    """The word of the command that a message is, and what stands behind it; None: it is none."""
+    form = None if message is None else _FORM.fullmatch(message.text)
+    word = "" if form is None else form[1].lower()
+    return (word, form[2] or "") if form is not None and word in COMMANDS else None
+
+
+class SaidAgain(Opening):
+    """What a user said, said once more from where it was said, so that it is answered anew; the former answer stays.
+
+    Args:
+        session: whose conversation it is.
+        message: what is said in its place; None: the same.
+        key: the idempotency key of what was said; None: it is what the user said last.
+    """
+
+    __slots__ = ("_key", "_message", "_newest", "_session")
+
+    def __init__(self, session: Session, message: Message | None = None, *, key: str | None = None) -> None:
+        super().__init__(self._said, at=self._look)
+        self._session = session
+        self._key = key
+        self._message = message
+        self._newest: Message | None = None
+
+    async def _look(self) -> Place:
+        """Where it was said, found while nobody else has the turn."""
+        async for entry in self._session.tree.walk():
+            is_meant = self._key is None or (isinstance(entry, MessageEntry) and entry.idempotency_key == self._key)
+            if is_meant and isinstance(entry, MessageEntry) and entry.message.is_user:
+                self._newest = entry.message
+                return entry.parent_id
+        raise NothingToResume(f"nothing was said in session {self._session.session_id} that could be said again")
+
+    def _said(self, _: Sequence[Message], __: Collection[str]) -> list[Message]:
+        said = self._message or self._newest
+        return [] if said is None else [msgspec.structs.replace(said, timestamp=None)]
+
+
+async def begin_anew(said: Said) -> str:
+    """Go back to the root: what was said stays in the tree, and the model is not told of it."""
+    session, key = said.session, said.incoming.message_id
+    looked_at = 0
+    async for entry in session.tree.walk():
+        if key is not None and isinstance(entry, Custom) and entry.custom_type == COMMAND and entry.data["key"] == key:
+            raise DuplicateMessage(session.session_id, key, entry.id)
+        looked_at += 1
+        if looked_at >= _LOOKED_THROUGH:
+            break
+    try:
+        await session.tree.branch(None)
+        await session.tree.append_custom_entry(COMMAND, {"word": "/new", "key": key})
+    except TranscriptNotKept:  # then there is nothing that could be kept
+        session.clear()
+    return "We begin anew."
+
+
+async def answer_again(said: Said) -> TurnEnd:
+    """Let what the user said last be answered once more."""
+    return await said.answer(SaidAgain(said.session))
+
+
+async def tell_commands(_: Said) -> str:
+    """Every command and what it does."""
+    return "\n".join(f"{word} - {command.help}" for word, command in COMMANDS.items() if command.help)
+
+
+COMMANDS: dict[str, Command] = {
+    "/stop": Command("stop the answer, and what waits behind it"),
+    "/new": Command("begin anew", begin_anew),
+    "/retry": Command("answer my last message once more", answer_again),
+    "/approve": Command("agree to what waits for a yes"),
+    "/deny": Command("do not agree to it"),
+    "/help": Command("show this", tell_commands),
+    "/start": Command("", tell_commands),  # what some networks send for somebody who comes for the first time
+}
+"""All of them; `/stop` is the dispatcher's, `/approve` and `/deny` those of `approvals`."""

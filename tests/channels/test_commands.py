@@ -1,0 +1,202 @@
+"""Commands that people say in a chat, understood in one place for every network; and who may speak at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from miniclaw_sessions import Message, SessionManager, SessionSettings
+from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
+from miniclaw_sessions.channels.base import Answered, Incoming, NotAnswered, Obeyed, Reason
+from miniclaw_sessions.channels.commands import COMMANDS, Command, Said, SaidAgain, command_in
+from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.errors import ModelError, NothingToResume
+from miniclaw_sessions.protocol.entries import MessageEntry
+from tests.channels.rooms import Doors, Room
+
+pytestmark = pytest.mark.anyio
+
+
+async def said_in(manager: SessionManager) -> list[str]:
+    return [message.text for message in (await manager.get_or_create("room", 1)).messages()]
+
+
+async def everything(manager: SessionManager) -> list[str]:
+    transcript = await (await manager.get_or_create("room", 1)).tree.get_transcript()
+    return [entry.message.text for entry in transcript.entries if isinstance(entry, MessageEntry)]
+
+
+# --- /new ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_new_begins_anew_and_nothing_is_lost(room: Room, manager: SessionManager) -> None:
+    _, obeyed, after = await room.ended(room.say("one"), room.say("/new"), room.say("two"))
+    assert isinstance(obeyed, Obeyed)
+    assert [obeyed.text, after.text] == ["We begin anew.", "echo: two"]
+    assert await said_in(manager) == ["two", "echo: two"]
+    assert await everything(manager) == ["one", "echo: one", "two", "echo: two"]
+
+
+async def test_new_that_is_delivered_again_does_not_leave_what_was_said_since(
+    dispatcher: Dispatcher, room: Room, manager: SessionManager
+) -> None:
+    await room.ended(room.say("one"), room.say("/new", message_id="7"), room.say("two"))
+    await dispatcher.finished()
+    (again,) = await room.ended(room.say("/new", message_id="7"))
+    assert await said_in(manager) == ["two", "echo: two"]
+    assert isinstance(again, NotAnswered)
+    assert again.reason is Reason.DUPLICATE
+    assert await said_in(manager) == ["two", "echo: two"]
+
+
+async def test_new_empties_the_chat_where_no_transcript_is_kept(tmp_path: Path, room: Room) -> None:
+    async with (
+        SessionManager(tmp_path, settings=SessionSettings(store="none:")) as manager,
+        Dispatcher(manager, Assistant(Agent(Doors()))) as dispatcher,
+    ):
+        dispatcher.serve(room)
+        ended = await room.ended(room.say("one"), room.say("/new"), room.say("two"))
+        assert [one.text for one in ended] == ["echo: one", "We begin anew.", "echo: two"]
+        assert await said_in(manager) == ["two", "echo: two"]
+        dispatcher.cut_off(anyio.current_time())
+
+
+# --- /retry ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_retry_answers_the_last_message_anew_and_the_former_answer_stays(
+    room: Room, manager: SessionManager, model: Doors
+) -> None:
+    *_, again = await room.ended(room.say("one"), room.say("two"), room.say("/retry"))
+    assert isinstance(again, Answered)
+    assert again.text == "echo: two"
+    assert model.asked == ["one", "two", "two"]
+    assert await said_in(manager) == ["one", "echo: one", "two", "echo: two"]
+    assert await everything(manager) == ["one", "echo: one", *2 * ["two", "echo: two"]]
+
+
+async def test_retry_is_answered_once_and_taken_up_when_it_failed(
+    dispatcher: Dispatcher, room: Room, manager: SessionManager, model: Doors
+) -> None:
+    await room.ended(room.say("one"))
+
+    def fails() -> None:
+        raise ModelError("overloaded")
+
+    model.on_asked = fails
+    (failed,) = await room.ended(room.say("/retry", message_id="9"))
+    assert isinstance(failed, NotAnswered)
+    model.on_asked = lambda: None
+    await dispatcher.finished()
+    (answered,) = await room.ended(room.say("/retry", message_id="9"))  # as a network that was not told does
+    assert answered.text == "echo: one"
+    await dispatcher.finished()
+    (duplicate,) = await room.ended(room.say("/retry", message_id="9"))
+    assert isinstance(duplicate, NotAnswered)
+    assert duplicate.reason is Reason.DUPLICATE
+    assert await everything(manager) == ["one", "echo: one", "one", "echo: one"]
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_retry_says_so_where_nothing_was_said(room: Room) -> None:
+    (failed,) = await room.ended(room.say("/retry"))
+    assert isinstance(failed, NotAnswered)
+    assert isinstance(failed.error, NothingToResume)
+    assert failed.text
+
+
+async def test_something_else_is_said_in_the_place_of_an_earlier_message(manager: SessionManager) -> None:
+    session = await manager.get_or_create("room", 1)
+    assistant = Assistant(Agent(Doors()))
+    for number in range(3):
+        await assistant.answer(session, Message.user(f"{number}"), idempotency_key=f"m{number}")
+    await assistant.answer(session, SaidAgain(session, Message.user("one"), key="m1"), idempotency_key="edit")
+    assert await said_in(manager) == ["0", "echo: 0", "one", "echo: one"]
+
+
+# --- the others ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_help_has_a_line_for_every_command(room: Room, manager: SessionManager) -> None:
+    (told, started) = await room.ended(room.say("/help"), room.say("/start"))
+    shown = [word for word, command in COMMANDS.items() if command.help]
+    assert [line.partition(" - ")[0] for line in told.text.splitlines()] == shown
+    assert {"/stop", "/new", "/retry", "/help"} <= set(shown)
+    assert started.text == told.text
+    assert await said_in(manager) == []
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_a_command_of_ones_own_is_one_row(room: Room, monkeypatch: pytest.MonkeyPatch, model: Doors) -> None:
+    async def shout(said: Said) -> str:
+        return f"{said.session.session_id} {said.arguments.upper()}"
+
+    monkeypatch.setitem(COMMANDS, "/shout", Command("say it loud", shout))
+    model.close("slow")
+    slow, loud = room.say("slow"), room.say("/Shout@bot  a b\nc ")
+    await model.was_asked("slow")
+    assert room.last(loud) is None  # in its turn
+    model.open("slow")
+    _, told = await room.ended(slow, loud)
+    assert told.text == "room_1 A B\nC"
+
+
+@pytest.mark.usefixtures("dispatcher")
+@pytest.mark.parametrize("text", ["/etc/hosts", "/unknown", "say /new", "/new/", "// /new", "/"])
+async def test_what_is_no_command_goes_to_the_model(room: Room, text: str) -> None:
+    assert command_in(Message.user(text)) is None
+    assert (await room.ended(room.say(text)))[0].text == f"echo: {text}"
+
+
+async def test_by_http_only_stop_is_obeyed_for_all_else_has_operations(dispatcher: Dispatcher) -> None:
+    asked = dispatcher.ask(Incoming("1", Message.user("/new"), channel="room"))
+    assert [one async for one in asked][-1].text == "echo: /new"
+    stop = dispatcher.ask(Incoming("1", Message.user("/stop"), channel="room"))
+    assert isinstance([one async for one in stop][-1], Obeyed)
+
+
+# --- who may speak ---------------------------------------------------------------------------------------------------
+
+
+def test_nobody_may_speak_until_he_is_named_and_the_log_says_whom_to_name() -> None:
+    allowed = Allowed("bot", AllowSettings())
+    with capture_logs() as logs:
+        assert not any(allowed.admits(user_id="17", chat_id="4") for _ in range(3))
+    (refused,) = logs
+    assert (refused["action"], refused["user_id"], refused["chat_id"]) == ("channel.refused", "17", "4")
+
+
+@pytest.mark.parametrize("allow", [("17",), (17,), ("-4",), (-4,), ("*",), ("Ada@Example.org",)])
+def test_a_user_or_a_chat_that_is_named_may_speak(allow: tuple[str | int, ...]) -> None:
+    allowed = Allowed("bot", AllowSettings(allow=allow))
+    user_id = "ada@example.ORG" if "Ada@Example.org" in allow else "17"
+    assert allowed.admits(user_id=user_id, chat_id="-4")
+    assert allowed.admits(user_id="1", chat_id="2") is ("*" in allow)
+
+
+@pytest.mark.parametrize(
+    ("groups", "answered"), [("addressed", [True, False]), ("all", [True, True]), ("none", [False, False])]
+)
+def test_in_a_group_a_bot_speaks_when_it_is_spoken_to(groups: str, answered: list[bool]) -> None:
+    allowed = Allowed("bot", AllowSettings(allow=("*",), groups=groups))  # type: ignore[arg-type]
+    with capture_logs() as logs:
+        said = [allowed.admits(user_id="1", chat_id="2", is_group=True, is_addressed=it) for it in (True, False)]
+    assert said == answered
+    assert logs == []
+    assert allowed.admits(user_id="1", chat_id="1")
+
+
+def test_a_flood_of_strangers_fills_no_memory() -> None:
+    allowed = Allowed("bot", AllowSettings())
+    with capture_logs():
+        for number in range(2_500):
+            allowed.admits(user_id=f"{number}", chat_id="2")
+    assert len(allowed._refused) <= 1_000
