@@ -96,6 +96,7 @@ NOT_LOADED = {
         "tiktoken",
         "httpx",
         "httpx2",
+        "mcp",
         "prometheus_client",
         "pydantic",
     ),

@@ -196,6 +196,38 @@ class ChannelSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_messages: Count = 1_000
 
 
+class MCPSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """An MCP server, whose tools models may call as `NAME_tool`, where `model.tools` lets them.
+
+    Attributes:
+        command: the program that is started; it speaks MCP on its standard input and output.
+        args: its arguments.
+        env: environment variables for it, beside `PATH`, `HOME` and the like; no others are passed on.
+        env_files: environment variables that are secrets: for each the file that has it.
+        url: where the server is, if it is reached by HTTP, in place of a command.
+        token_file: file with the bearer token that the URL asks for; empty: the systemd credential `mcp_NAME_token`.
+        allow: the tools that may be used, by the server's names for them; `*` stands for anything.
+        deny: those that may not, although `allow` has them.
+        approve: those for which a person must agree to each call, in the chat.
+        timeout_s: seconds for one call.
+        start_timeout_s: seconds until it must have told its tools.
+        max_result_bytes: how much of a result's text the model is told.
+    """
+
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    env_files: dict[str, str] = {}
+    url: str = ""
+    token_file: str = ""
+    allow: tuple[str, ...] = ("*",)
+    deny: tuple[str, ...] = ()
+    approve: tuple[str, ...] = ()
+    timeout_s: Seconds = 30.0
+    start_timeout_s: Seconds = 60.0
+    max_result_bytes: Bytes = 100_000
+
+
 class EncryptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether what is written is encrypted.
 
@@ -280,6 +312,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         workspace: the directory that holds all files; or the URL of a shared store (`postgresql:`), which is as if that
             was `sessions.store`. Beside a shared store a directory holds nothing but the daemon's socket.
         sessions, listen, model, channels, encryption, telemetry, log: the sections.
+        mcp: MCP servers, by name: `[mcp.NAME]`.
         plugins: the tables of plug-ins, by kind and name: `[channels.NAME]`, `[tools.NAME]` and so on.
     """
 
@@ -291,6 +324,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     encryption: EncryptionSettings = EncryptionSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()
+    mcp: dict[str, MCPSettings] = {}
     plugins: dict[str, dict[str, Table]] = {}
 
 

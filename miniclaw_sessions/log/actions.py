@@ -37,6 +37,8 @@ ACTIONS = {
     "library": "a record of another library's own logger",
     "listener.exposed": "other machines can connect by TCP, which is not encrypted",
     "listener.unlink_failed": "the socket file could not be removed",
+    "mcp.failed": "an MCP server is not there; it is tried again after a while",
+    "mcp.tools": "some of an MCP server's tools cannot be offered, or are others than before",
     "model.no_tools": "a model takes no tools, and is asked without them from now on",
     "model.reasoning_refused": "a model refused the reasoning in the history, and was asked again without it",
     "notify.failed": "systemd could not be notified",

@@ -6,7 +6,7 @@ What it may call, and who takes part in its turns, are plug-ins; so are the prov
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -45,6 +45,7 @@ class _Parts(NamedTuple):
 
     provider: AbstractAsyncContextManager[Provider]
     tools: list[Tool]
+    changing_tools: AbstractAsyncContextManager[Callable[[], Iterable[Tool]]]
     hooks: Hooks
 
 
@@ -64,15 +65,17 @@ async def open_agent(
     Raises:
         ConfigError: the key cannot be read, the model's library is not installed, a provider other than the
             default is named without a model; or there is no such provider, tool or hook, or its settings are wrong.
-            A tool that cannot be loaded is left out, with a line in the log; without a hook, nothing is answered.
+            A tool that cannot be loaded is left out, with a line in the log, and so are those of an MCP server that
+            is not there; without a hook, nothing is answered.
     """
     model = settings.model
     everywhere = manager if model.search_all_chats else None
     parts = await to_thread.run_sync(_parts, settings, everywhere)
-    async with parts.provider as provider:
+    async with parts.changing_tools as changing_tools, parts.provider as provider:
         yield Agent(
             provider if observer is None else observer.model(provider),
             tools=parts.tools,
+            changing_tools=changing_tools,
             hooks=parts.hooks,
             system_prompt=model.system_prompt,
             max_iterations=model.max_iterations,
@@ -86,7 +89,8 @@ async def open_agent(
 def _parts(settings: Settings, manager: SessionReader | None) -> _Parts:
     """Load and make them; it blocks."""
     hooks = [load(table).made(*_HOOKS) for table in settings.plugins.get("hooks", {}).values()]
-    return _Parts(_provider(settings), _tools(settings, manager), InTurn(hooks) if hooks else Hooks())
+    tools, changing_tools = _tools(settings, manager), _mcp_tools(settings)
+    return _Parts(_provider(settings), tools, changing_tools, InTurn(hooks) if hooks else Hooks())
 
 
 _HOOKS = ("before_generation", "after_generation", "before_tool", "after_tool")
@@ -99,7 +103,7 @@ def _tools(settings: Settings, manager: SessionReader | None) -> list[Tool]:
     chosen: dict[str, None] = {}
     for pattern in settings.model.tools:
         found = [name for name in known if fnmatchcase(name, pattern)]
-        if not found and "*" not in pattern:
+        if not found and "*" not in pattern and not pattern.startswith(tuple(f"{name}_" for name in settings.mcp)):
             near = get_close_matches(pattern, known, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"model.tools names {pattern!r}, and there is no such tool ({', '.join(known)}){meant}")
@@ -115,6 +119,16 @@ def _tools(settings: Settings, manager: SessionReader | None) -> list[Tool]:
         except PluginFailed as error:
             log.error(str(error), action="plugin.failed")
     return tools
+
+
+def _mcp_tools(settings: Settings) -> AbstractAsyncContextManager[Callable[[], Iterable[Tool]]]:
+    if not settings.mcp:
+        return nullcontext(tuple)
+    try:
+        from miniclaw_sessions.agent.mcp.servers import open_servers  # noqa: PLC0415 - loads what takes a second
+    except ImportError:
+        raise ConfigError("[mcp.NAME] needs the package mcp: pip install 'miniclaw-sessions[mcp]'") from None
+    return open_servers(settings.mcp, chosen=settings.model.tools)
 
 
 def _provider(settings: Settings) -> AbstractAsyncContextManager[Provider]:

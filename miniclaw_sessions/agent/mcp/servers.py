@@ -1,0 +1,286 @@
+"""The MCP servers of the settings: each is connected to, listed, called, and connected to again when it is gone.
+
+A server that does what it must not, or nothing at all, ends in a sentence that the log and the model are told; the
+others, and the chats, go on. Its tools are those that it listed last, also while it is away.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx2
+import mcp.types
+from mcp import Client, MCPError
+from pydantic import ValidationError
+
+from miniclaw_sessions.agent.mcp.tools import Offer, content_of, offer
+from miniclaw_sessions.agent.mcp.transport import Program, ReplyRefused, ServerEnded, Streams, at_address
+from miniclaw_sessions.agent.tools import Content, Tool
+from miniclaw_sessions.config import MCPSettings
+from miniclaw_sessions.errors import AgentError, ConfigError, first_cause
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.protocol.printable import printable
+from miniclaw_sessions.secret import Secret, read_secret
+
+log = get_logger(__name__)
+
+BACKOFF_S = (1.0, 60.0)
+"""How long it takes until a server that failed is started again: at first, doubled each time, and at most."""
+
+SETTLE_S = 10.0
+"""So long the servers are waited for at the start; who takes longer is there later."""
+
+MAX_PAGES = 50
+"""So many pages of a list of tools are read."""
+
+_LOOK_PAUSE_S = 0.5  # however often a server says that its tools have changed
+_MAX_SENTENCE = 300
+_MEANT = {
+    mcp.types.CONNECTION_CLOSED: "the connection is closed",
+    mcp.types.PARSE_ERROR: "what it sends is not JSON-RPC",
+}
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+
+for _library in ("mcp", "client"):  # their records quote what was sent
+    logging.getLogger(_library).setLevel(logging.CRITICAL)
+
+
+class MCPServer:
+    """One server, while `run` runs.
+
+    Args:
+        name: its name in the settings.
+        settings: where it is, and what of it may be used.
+        chosen: which of its tools are offered, by their names here; `*` stands for anything.
+        backoff_s: how long it is left alone when it failed, at first and at most.
+
+    Attributes:
+        tools: what it offers.
+        problem: why it is not there; empty while it is.
+        settled: set when it is known for the first time whether it is there.
+
+    Raises:
+        ConfigError: the settings are wrong, or a secret cannot be read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: MCPSettings,
+        *,
+        chosen: Sequence[str] = ("*",),
+        backoff_s: tuple[float, float] = BACKOFF_S,
+    ) -> None:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"[mcp.{name}]: the name must be 1 to 32 small letters, digits, '_' and '-'")
+        if bool(settings.command) == bool(settings.url):
+            raise ConfigError(f"[mcp.{name}] must have either command, to start a server, or url, where one is")
+        if settings.url and not settings.url.startswith(("http://", "https://")):
+            raise ConfigError(f"mcp.{name}.url is no address: it begins with http:// or https://")
+        self.name = name
+        self.tools: tuple[Tool, ...] = ()
+        self.problem = "it is being started"
+        self.settled = anyio.Event()
+        self._settings = settings
+        self._chosen = chosen
+        self._backoff_s = backoff_s
+        self._token: Secret | None = read_secret(settings.token_file, f"mcp_{name}_token", os.environ)
+        files = {one: read_secret(path, "", {}) for one, path in settings.env_files.items()}
+        secrets = {one: secret.reveal() for one, secret in files.items() if secret is not None}
+        self._environment = {**settings.env, **secrets}
+        self._client: Client | None = None
+        self._look = anyio.Event()
+        self._told: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        return f"<MCPServer {self.name}, {len(self.tools)} tools>"
+
+    async def run(self) -> None:
+        """Connect, and connect again, until cancelled."""
+        delay, longest = self._backoff_s
+        while True:
+            try:
+                await self._live()
+            except Exception as error:  # noqa: BLE001 - whatever a server does, it is one sentence
+                was_there = self._client is not None
+                self.problem = _sentence(first_cause(error))
+                delay = self._backoff_s[0] if was_there else delay
+                log.warning(
+                    "an MCP server is not there; it is tried again",
+                    action="mcp.failed",
+                    server=self.name,
+                    detail=self.problem,
+                    retry_in_s=delay,
+                )
+            finally:
+                self._client = None
+            self.settled.set()
+            await anyio.sleep(delay)
+            delay = min(2 * delay, longest)
+
+    async def _live(self) -> None:
+        """One connection, from its beginning to its end."""
+        program = None
+        if self._settings.command:
+            program = Program(self._settings.command, self._settings.args, self._environment)
+        way: AbstractAsyncContextManager[Streams]
+        way = at_address(self._settings.url, self._token) if program is None else program.running()
+        timeout_s = self._settings.start_timeout_s
+        with anyio.CancelScope(deadline=anyio.current_time() + timeout_s) as patience:
+            try:
+                async with Client(way, cache=None, message_handler=self._heard) as client:
+                    while True:
+                        self._look = anyio.Event()
+                        self._offer(await _list(client))
+                        self._client, self.problem = client, ""
+                        self.settled.set()
+                        patience.deadline = math.inf
+                        await self._look.wait()
+                        await anyio.sleep(_LOOK_PAUSE_S)
+                        patience.deadline = anyio.current_time() + timeout_s
+            except Exception as error:
+                raise ServerEnded(_why(program, first_cause(error))) from error
+        raise ServerEnded(f"it did not answer within {timeout_s:g} seconds; is it an MCP server?")
+
+    async def _heard(self, message: object) -> None:
+        if isinstance(message, mcp.types.ToolListChangedNotification):
+            self._look.set()
+
+    def _offer(self, listed: list[mcp.types.Tool]) -> None:
+        found: Offer = offer(self.name, self._settings, listed, self._call, chosen=self._chosen)
+        former = {tool.name: tool.fingerprint for tool in self.tools}
+        changed = [tool.name for tool in found.tools if former.get(tool.name, tool.fingerprint) != tool.fingerprint]
+        self.tools = found.tools
+        problems = (*found.problems, *(f"its tool {name} is another one than before" for name in changed))
+        for sentence in (one for one in problems if one not in self._told):
+            log.warning(
+                "an MCP server's tools are not all right", action="mcp.tools", server=self.name, detail=sentence
+            )
+        self._told = frozenset(problems)
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> Content:
+        """Call a tool by the name that the server has for it.
+
+        Raises:
+            AgentError: it failed, or the server did; the text is for the model.
+        """
+        client = self._client
+        if client is None:
+            raise AgentError(f"the MCP server {self.name} is not there; it is tried again. {self.problem}")
+        asked = mcp.types.CallToolRequest(params=mcp.types.CallToolRequestParams(name=name, arguments=arguments))
+        try:
+            # not `call_tool`: that checks the result against a schema of the server, whose patterns may take for ever
+            result = await client.session.send_request(asked, mcp.types.CallToolResult)
+        except Exception as error:
+            self._look.set()  # is it still there?
+            raise AgentError(f"the MCP server {self.name} gave no result: {_sentence(error)}") from error
+        except anyio.get_cancelled_exc_class():
+            self._look.set()
+            raise
+        return content_of(result, self._settings.max_result_bytes)
+
+
+async def _list(client: Client) -> list[mcp.types.Tool]:
+    """All that a server lists, as far as it comes to an end."""
+    found: list[mcp.types.Tool] = []
+    cursor: str | None = None
+    for _ in range(MAX_PAGES):
+        page = await client.session.list_tools(params=mcp.types.PaginatedRequestParams(cursor=cursor))
+        found += page.tools
+        if page.next_cursor is None:
+            return found
+        cursor = page.next_cursor
+    raise ServerEnded(f"its list of tools has more than {MAX_PAGES} pages; it does not end")
+
+
+def _why(program: Program | None, error: Exception) -> str:
+    """Why a connection is over, by what is known best."""
+    if program is None:
+        return _sentence(error)
+    said = f"; it last wrote: {printable(program.last_words)}" if program.last_words else ""
+    gone = "the program has ended" if isinstance(error, MCPError) and _is_closed(error) else _sentence(error)
+    return f"{program.ended or gone}{said}"[:_MAX_SENTENCE]
+
+
+def _is_closed(error: MCPError) -> bool:
+    return error.error.code == mcp.types.CONNECTION_CLOSED
+
+
+def _sentence(error: Exception) -> str:
+    """What a log and a model may be told: nothing that a person has said."""
+    match error:
+        case AgentError() | ReplyRefused():
+            text = str(error)
+        case MCPError() if error.error.code in _MEANT:
+            text = _MEANT[error.error.code]
+        case MCPError():
+            text = f"it says: {error.error.message}"
+        case httpx2.HTTPError():
+            text = f"it cannot be reached ({type(error).__name__})"
+        case ValidationError():
+            first = error.errors(include_input=False, include_url=False)[0]
+            text = f"what it sends is not as MCP has it: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        case _:
+            text = f"what it sends is not MCP ({type(error).__name__})"
+    return printable(text[:_MAX_SENTENCE])
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+
+class MCPServers:
+    """All servers of the settings; see `open_servers`."""
+
+    def __init__(self, servers: list[MCPServer]) -> None:
+        self.servers = servers
+
+    def __call__(self) -> tuple[Tool, ...]:
+        """What they offer now; where two have a tool of one name, it is the first one's."""
+        found: dict[str, Tool] = {}
+        for server in self.servers:
+            for tool in server.tools:
+                found.setdefault(tool.name, tool)
+        return tuple(found.values())
+
+
+@asynccontextmanager
+async def open_servers(
+    settings: Mapping[str, MCPSettings],
+    *,
+    chosen: Sequence[str] = ("*",),
+    settle_s: float = SETTLE_S,
+    backoff_s: tuple[float, float] = BACKOFF_S,
+) -> AsyncGenerator[MCPServers, None]:
+    """Connect to all servers; at the end of the block they are let go, and programs have ended.
+
+    Args:
+        settings: by name.
+        chosen: which of their tools are offered, by the names that these have here; `*` stands for anything.
+        settle_s: how long they are waited for.
+        backoff_s: how long one that failed is left alone, at first and at most.
+
+    Raises:
+        ConfigError: the settings of one are wrong.
+    """
+    servers = [MCPServer(name, one, chosen=chosen, backoff_s=backoff_s) for name, one in settings.items()]
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        for server in servers:
+            tasks.start_soon(server.run, name=f"mcp {server.name}")
+        with anyio.move_on_after(settle_s):
+            for server in servers:
+                await server.settled.wait()
+        try:
+            yield MCPServers(servers)
+        except Exception as error:  # noqa: BLE001 - raised below: within the group it would become a group
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
