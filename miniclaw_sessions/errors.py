@@ -222,6 +222,16 @@ class SessionDeleted(SessionsError):
     """The session was deleted or expired while it was held; get_or_create makes a new one."""
 
 
+class SessionHeld(SessionsError):
+    """The session is under legal hold: nothing deletes it while that stands."""
+
+    def __init__(self, session_id: str, reason: str) -> None:
+        self.session_id = session_id
+        super().__init__(
+            f"session {session_id} is under legal hold ({reason}); it was not deleted: `hold --release` ends that"
+        )
+
+
 class ReadOnlyWorkspace(SessionsError):
     """The workspace was opened without its lock, to be read only; nothing was changed."""
 

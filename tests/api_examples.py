@@ -127,6 +127,8 @@ class Recorder:
                     break
         media_type = reply.headers.get("content-type", "").partition(";")[0]
         exchange = {"about": about, "request": request, "status": reply.status_code, "media_type": media_type}
+        if media_type == "application/zip":
+            received = b""
         parsed: Any = received.decode()
         if media_type == "application/json" and received:
             parsed = orjson.loads(received)
@@ -327,6 +329,13 @@ async def _service(recorder: Recorder, directory: Path) -> None:
     await ask("list_quarantine", "nothing was damaged")
     await ask("sweep", "what would expire", dry_run="true")
     await ask("acknowledge_losses", "nothing was lost")
+    await ask("hold_session", "it is needed", session_id="web_7", body={"reason": "case 12"})
+    await ask("delete_session", "it is under legal hold", session_id="web_7")
+    await ask("forget_sessions", "what would go", body={"channel": "web", "dry_run": True})
+    await ask("release_session", "it may go again", session_id="web_7")
+    await ask("forget_sessions", "a person", body={"user": "9"})
+    await ask("forget_sessions", "nothing is said", body={})
+    await ask("export_person", "everything about one person", body={"user": "nobody"})
     await ask("delete_session", "forget it", session_id="web_8", headers={"Idempotency-Key": "delete-1"})
     await ask("unarchive_session", "the archive has none", session_id="web_8")
     await ask("show_openapi", "the document")

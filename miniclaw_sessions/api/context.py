@@ -97,6 +97,7 @@ class Context:
         caller: who asks.
         about: the session that the request is about, as it is written down; None: none, or none yet.
         made: the session that was made of that one, for the same purpose.
+        also_about: further sessions that it is about; each is written down for itself.
         summarizer: who summarizes where nobody brings a summary; None: nobody.
         chats: who answers; None: nobody.
         responses: who makes responses; None: nobody.
@@ -119,6 +120,7 @@ class Context:
         self.caller = OWNER
         self.about: str | None = None
         self.made: str | None = None
+        self.also_about: list[str] = []
         self.summarizer = summarizer
         self.chats = chats
         self.responses = responses
@@ -137,6 +139,7 @@ class Context:
         context = object.__new__(type(self))  # for each request, so without what `copy` costs
         context.__dict__.update(self.__dict__)
         context.caller = caller
+        context.also_about = []
         if caller.bounds is not None:
             from miniclaw_sessions.manager.bounded import BoundedSessions  # noqa: PLC0415 - a client has no manager
 

@@ -49,6 +49,7 @@ STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.InvalidSearch: (422, None),
     errors.ImportRefused: (422, None),
     errors.SessionExists: (409, None),
+    errors.SessionHeld: (409, None),
     errors.DuplicateMessage: (409, None),
     errors.TurnInProgress: (409, None),
     errors.LeafMoved: (409, None),

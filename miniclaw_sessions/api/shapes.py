@@ -143,7 +143,12 @@ class BackupReply(Reply, kw_only=True):
 
 
 class SweepReply(Reply, kw_only=True):
-    """What a sweep did, or in a dry run would do; `postponed` says why nothing was done: the clock is in doubt."""
+    """What a sweep did, or in a dry run would do; `postponed` says why nothing was done: the clock is in doubt.
+
+    Attributes:
+        held: those that were idle for too long and stay, because they are under legal hold.
+        forgotten: the archived files that were kept for long enough, and are gone for good.
+    """
 
     scanned: int
     expired: int
@@ -151,6 +156,8 @@ class SweepReply(Reply, kw_only=True):
     sessions: list[str]
     dry_run: bool
     postponed: str | None
+    held: list[str] = []
+    forgotten: list[str] = []
 
 
 class AcknowledgedReply(Reply, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Any
 from miniclaw_sessions.api import (
     chat,
     description,
+    forgetting,
     fragments,
     live,
     messages,
@@ -33,6 +34,7 @@ OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *fragments.OPERATIONS,
     *transfer.OPERATIONS,
     *upkeep.OPERATIONS,
+    *forgetting.OPERATIONS,
     *conversations.OPERATIONS,
     *responses.OPERATIONS,
     *description.OPERATIONS,

@@ -23,7 +23,14 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "search": ("search", "Search everything that was said."),
     "usage": ("usage", "Show what models were sent and what they said, in tokens, and what it cost."),
     "rename": ("sessions", "Give a session another title."),
-    "delete": ("sessions", "Delete a session with its transcript, its archived and its quarantined copies, for good."),
+    "delete": (
+        "forgetting",
+        "Delete a session with its transcript, its archived and its quarantined copies, for good; or all by a rule.",
+    ),
+    "hold": (
+        "forgetting",
+        "Put a session under legal hold: no command, rule or expiry deletes it while that stands.",
+    ),
     "stats": ("sessions", "Show the numbers of the daemon, or of the files if no daemon runs."),
     "check": ("sessions", "Compare every snapshot with the store."),
     "stop": ("upkeep", "End the answer that is under way in a session, whoever asked for it."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +47,8 @@ _STAGES = {
 }
 _IN_BYTES = frozenset({"importing", "exporting"})
 _ROLES = {"user": ("you", "bold cyan"), "assistant": ("assistant", "bold green"), "system": ("system", "bold magenta")}
+_AGE = re.compile(r"(\d{1,6})\s*(min|h|d|w|y)")
+_UNITS = {"min": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 _AGES = ((86_400 * 365, "y"), (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
@@ -83,6 +86,12 @@ def age(moment: datetime, now: datetime) -> str:
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
     return "now"
+
+
+def seconds_in(text: str) -> int | None:
+    """How long an age is that a person has written, such as `90d` or `12 h`; None: it is none."""
+    found = _AGE.fullmatch(text.strip())
+    return None if found is None else int(found[1]) * _UNITS[found[2]]
 
 
 def local_time(moment: datetime | str | None) -> str:

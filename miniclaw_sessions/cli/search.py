@@ -11,7 +11,7 @@ import typer
 
 from miniclaw_sessions.cli.invocation import Invocation, command
 from miniclaw_sessions.cli.names import complete_session, find_session
-from miniclaw_sessions.cli.output import counted, local_time, one_line, plain_table
+from miniclaw_sessions.cli.output import counted, local_time, one_line, plain_table, seconds_in
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import SessionsError
 
@@ -34,8 +34,6 @@ _SPEAKERS = {
     "branchSummary": "summary",
     "compactionSummary": "summary",
 }
-_AGO = re.compile(r"(\d{1,6})\s*(min|h|d|w|y)")
-_UNITS = {"min": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 _DAYS = {"today": 0, "yesterday": 1}
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -131,8 +129,8 @@ def moment(text: str, now: datetime, *, ends: bool = False) -> datetime:
         SessionsError: it is none.
     """
     try:
-        if (ago := _AGO.fullmatch(text.strip())) is not None:
-            return now - timedelta(seconds=int(ago[1]) * _UNITS[ago[2]])
+        if (seconds := seconds_in(text)) is not None:
+            return now - timedelta(seconds=seconds)
         if text in _DAYS:
             day = now.astimezone().replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=_DAYS[text])
             return (day + timedelta(days=ends)).astimezone(UTC)

@@ -16,7 +16,7 @@ from miniclaw_sessions.cli.invocation import Invocation, command
 from miniclaw_sessions.cli.names import SessionId, find_session
 from miniclaw_sessions.cli.output import age, counted, local_time, message_block, one_line, plain_table
 from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.errors import AmbiguousName, EntryNotFound, SessionNotFound, SessionsError
+from miniclaw_sessions.errors import EntryNotFound, SessionsError
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.shapes import CheckReply, SessionReply
@@ -262,88 +262,6 @@ async def rename(
     else:
         done = f"{info.session_id} is called {info.title}" if info.title else f"{info.session_id} has no title any more"
         invocation.errors.print(one_line(done), style="dim", soft_wrap=True)
-
-
-@command(
-    app,
-    examples={
-        "delete telegram_123": "asks first",
-        "delete telegram_123 --yes": "does not",
-        "delete telegram_123 --everywhere": "and leaves its words in no file: tells where they may still be",
-    },
-)
-async def delete(
-    invocation: Invocation,
-    session_id: SessionId,
-    *,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    everywhere: Annotated[
-        bool, typer.Option("--everywhere", help="Empty the store's log too, and tell what may still hold its words.")
-    ] = False,
-) -> None:
-    """Delete a session with its transcript, its archived and its quarantined copies, for good.
-
-    An expired session, which only the archive has, is named by its whole id.
-    """
-    async with invocation.sessions() as client:
-        remains = await _deleted(client, session_id, everywhere=everywhere) if yes and session_id else None
-        if remains is None:  # it was no id, or nobody has confirmed it yet
-            session_id = await _meant(client, session_id, yes=yes)
-            remains = await _deleted(client, session_id, everywhere=everywhere)
-        if remains is None:
-            raise SessionNotFound(session_id)
-    if everywhere:
-        remains += _typed()
-    if invocation.as_json:
-        invocation.print_json({"deleted": True, "session_id": session_id, "remains": remains})
-        return
-    invocation.errors.print(f"deleted {one_line(session_id)}", style="dim")
-    for sentence in remains:
-        invocation.errors.print(f"remains: {one_line(sentence)}", style="yellow", soft_wrap=True)
-
-
-async def _deleted(client: Client, session_id: str, *, everywhere: bool) -> list[str] | None:
-    """Delete what has this very id, in use or in the archive; what remains of it, or None if there is nothing."""
-    if not everywhere:
-        return [] if await client.delete(session_id, everywhere=False) else None
-    try:
-        return await client.erase(session_id)
-    except SessionNotFound:
-        return None
-
-
-async def _meant(client: Client, name: str, *, yes: bool) -> str:
-    """The id of the session that is to be deleted; nothing is that was not named by it or confirmed by a person."""
-    try:
-        session = await (await find_session(client, name)).info()
-    except AmbiguousName:
-        raise
-    except SessionNotFound:
-        if yes:
-            raise
-        _ask(name, f"No session {one_line(name)} is in use. Delete what the archive has of it, for good?")
-        return name
-    if not yes:
-        told = session.session_id if session.session_id == name or not session.title else f"{session.title!r}"
-        entries = counted(session.entries, "entry", "entries")
-        _ask(session.session_id, f"Delete {one_line(session.title or told)} with its {entries}, for good?")
-    return session.session_id
-
-
-def _ask(session_id: str, question: str) -> None:
-    if not sys.stdin.isatty():
-        raise SessionsError(f"nobody can be asked whether to delete {session_id}; add --yes")
-    typer.confirm(question, abort=True, err=True)
-
-
-def _typed() -> list[str]:
-    """Where this user's own lines may be, whatever chat they were typed in."""
-    from miniclaw_sessions.cli.keyboard import HISTORY  # noqa: PLC0415 - loads the line editor
-
-    path = HISTORY.expanduser()
-    if not path.is_file() or not path.stat().st_size:
-        return []
-    return [f"{path} has the lines that were typed in `chat`, of all sessions; remove it"]
 
 
 @command(app, examples={"stats": "of the daemon, or of the files", "stats --json": "for a script"})

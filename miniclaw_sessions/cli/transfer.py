@@ -157,10 +157,11 @@ def _tell_findings(invocation: Invocation, report: dict[str, Any], *, verbose: b
         "export telegram_123 --format markdown": "to read",
         "export telegram_123 --format html --output chat.html": "to look at, with its tree",
         "export telegram_123 --output chat.jsonl": "everything, for `import`",
+        "export --user 4711 --output anna.zip": "everything about one person, with a page that says what is in it",
         "export --all --output chats": "every session, a file each in the directory `chats`; cut off, it goes on",
     },
 )
-async def export(
+async def export(  # noqa: PLR0913 - one for each option
     invocation: Invocation,
     *,
     session_id: AnySessionId = None,
@@ -172,11 +173,21 @@ async def export(
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every session, into the directory --output.")] = False,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            help="All in which this person is the chat, or an author, expired ones too: a ZIP archive.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write out a session: its whole tree, or its current branch where the format has no tree.
 
     Exit status 1 if some of it is damaged, which is left out and named.
     """
+    if user is not None:
+        await _export_person(invocation, user, output, alone=not everything and session_id is None)
+        return
     if everything == (session_id is not None):
         raise typer.BadParameter("name a session, or give --all", param_hint="'SESSION'")
     if everything and output is None:
@@ -239,6 +250,25 @@ def _suffix(form: ExportFormat) -> str:
     from miniclaw_sessions.api.transfer import format_rows  # noqa: PLC0415 - help does not need it
 
     return next(row.suffix for row in format_rows() if row.name == form)
+
+
+async def _export_person(invocation: Invocation, user: str, output: Path | None, *, alone: bool) -> None:
+    if not alone or output is None:
+        raise typer.BadParameter("--user is for itself, and needs a file to write to", param_hint="'--output'")
+    written = 0
+    async with (
+        invocation.sessions(reads=True) as client,
+        _sink(output) as write,
+        aclosing(client.export_person(user)) as chunks,
+    ):
+        async for chunk in chunks:
+            await write(chunk)
+            written += len(chunk)
+            invocation.report("exporting", written, None)
+    if invocation.as_json:
+        invocation.print_json({"user": user, "output": str(output), "bytes": written})
+    else:
+        invocation.errors.print(f"{one_line(output)} has everything about {one_line(user)}", style="dim")
 
 
 async def _write_session(

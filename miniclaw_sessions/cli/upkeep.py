@@ -226,6 +226,12 @@ async def sweep(
         return
     for session_id in done.sessions:
         invocation.console.print(one_line(session_id), soft_wrap=True)
+    for session_id in done.held:
+        told = f"{session_id} is under legal hold and stays"
+        invocation.errors.print(one_line(told), style="yellow", soft_wrap=True)
+    for name in done.forgotten:
+        told = f"the archive {'would forget' if dry_run else 'has forgotten'} {name}"
+        invocation.errors.print(one_line(told), style="dim", soft_wrap=True)
     expired = counted(len(done.sessions), "session", "sessions")
     told = f"{expired} would expire" if dry_run else f"{expired} expired, {done.archived:,} of them archived"
     invocation.errors.print(told, style="dim")

@@ -10,7 +10,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from miniclaw_sessions.api import search, service, sessions, transfer, upkeep, usage
+from miniclaw_sessions.api import forgetting, search, service, sessions, transfer, upkeep, usage
 from miniclaw_sessions.api.shapes import (
     BackUp,
     BackupReply,
@@ -284,6 +284,32 @@ class Client:
         wanted = sessions.DeleteSession(session_id, everywhere=True, idempotency_key=new_key())
         return (await self.transport.call(sessions.delete_session, wanted)).remains
 
+    async def forget(
+        self,
+        *,
+        channel: str | None = None,
+        older_than_s: float | None = None,
+        user: str | None = None,
+        only: builtins.list[str] | None = None,
+        dry_run: bool = False,
+    ) -> forgetting.ForgetReply:
+        """Delete all sessions of which all is true that is said here; something must be. Expired ones are among them.
+
+        What is under legal hold stays, and is told.
+
+        Args:
+            channel: of this channel.
+            older_than_s: nobody has used them for longer than so many seconds.
+            user: this person is their chat, or the author of a message in them.
+            only: of these, only those with these ids.
+            dry_run: delete nothing, and tell what would go.
+
+        Raises:
+            InvalidSearch: nothing says which sessions are meant.
+        """
+        body = forgetting.Forget(channel=channel, older_than_s=older_than_s, user=user, only=only, dry_run=dry_run)
+        return await self.transport.call(forgetting.forget_sessions, forgetting.ForgetRequest(body))
+
     # --- files -------------------------------------------------------------------------------------------------------
 
     async def formats(self) -> builtins.list[FormatRow]:
@@ -351,6 +377,13 @@ class Client:
     def export(self, session_id: str, form: str = transfer.DEFAULT_FORMAT) -> AsyncGenerator[bytes, None]:
         """A session in the format of this name, piece by piece."""
         return self.session(session_id).export(form)
+
+    async def export_person(self, user: str, *, channel: str | None = None) -> AsyncGenerator[bytes, None]:
+        """Everything about one person as a ZIP archive, piece by piece: `SessionManager` keeps nothing else of him."""
+        wanted = forgetting.ExportPerson(forgetting.Person(user=user, channel=channel))
+        async with self.transport.stream(forgetting.export_person, wanted) as pieces:
+            async for piece in pieces:
+                yield piece
 
     # --- the service -------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from miniclaw_sessions.api import chat, live, messages, sessions, transfer, tree
+from miniclaw_sessions.api import chat, forgetting, live, messages, sessions, transfer, tree
 from miniclaw_sessions.api.events import PendingCallRow
 from miniclaw_sessions.api.messages import MAX_PAGE
 from miniclaw_sessions.api.shapes import (
@@ -162,6 +162,17 @@ class ClientSession:
         wanted = sessions.UpdateSessionRequest(self.session_id, UpdateSession(**named, metadata=free), if_match)
         info = await self._transport.call(sessions.update_session, wanted)
         self._info = info
+        return info
+
+    async def hold(self, reason: str) -> SessionReply:
+        """Put it under legal hold: nothing deletes it, and it does not expire, until `release`."""
+        wanted = forgetting.HoldRequest(self.session_id, forgetting.Hold(reason=reason))
+        self._info = info = await self._transport.call(forgetting.hold_session, wanted)
+        return info
+
+    async def release(self) -> SessionReply:
+        """End its legal hold, if there is one."""
+        self._info = info = await self._transport.call(forgetting.release_session, sessions.OneSession(self.session_id))
         return info
 
     # --- appending ---------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ PLUGINS = ("channels", "tools", "hooks", "providers")
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_BYTES)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+Days = Annotated[float, msgspec.Meta(ge=0, le=36_500)]
 
 
 class PostgreSQLSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +57,20 @@ class PostgreSQLSettings(msgspec.Struct, frozen=True, kw_only=True):
     allow_unsafe_commits: bool = False
 
 
+class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the conversations of one channel are kept; what is not said here is as in `sessions`.
+
+    Attributes:
+        ttl_days: days without access after which a session expires; 0: never.
+        archive_expired: keep an expired session's transcript rather than delete it.
+        archive_days: days after which the archive forgets it; 0: never.
+    """
+
+    ttl_days: Days | None = None
+    archive_expired: bool | None = None
+    archive_days: Days | None = None
+
+
 class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How conversations are kept.
 
@@ -67,6 +82,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
         ttl_days: days without access after which a session expires; 0: never.
         sweep_interval_s: seconds between two searches for expired sessions.
         archive_expired: keep an expired session's transcript rather than delete it.
+        archive_days: days after which the archive forgets a session for good; 0: never.
         restore_archived: a chat that speaks again after its session has expired goes on with what the archive has.
         max_unsaved_bytes: accepted but uncommitted bytes beyond which appending is refused.
         max_message_bytes: the largest message, encoded.
@@ -84,14 +100,16 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
         turn_lease_s: seconds for which a turn belongs to the process that answers it, where several write one store;
             it is prolonged while the turn runs.
         postgresql: how a `postgresql:` store is reached.
+        retention: by the name of a channel, how long its conversations are kept.
     """
 
     store: Annotated[str, msgspec.Meta(min_length=1)] = "sqlite:"
     window: Annotated[int, msgspec.Meta(ge=2, le=100_000)] = 50
     flush_interval_s: Seconds = 30.0
-    ttl_days: Annotated[float, msgspec.Meta(ge=0, le=36_500)] = 30.0
+    ttl_days: Days = 30.0
     sweep_interval_s: Seconds = 86_400.0
     archive_expired: bool = True
+    archive_days: Days = 0.0
     restore_archived: bool = True
     max_unsaved_bytes: Bytes = 67_108_864
     max_message_bytes: Bytes = 1_048_576
@@ -105,6 +123,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     lock_wait_s: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)] = 10.0
     turn_lease_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 30.0
     postgresql: PostgreSQLSettings = PostgreSQLSettings()
+    retention: dict[str, RetentionSettings] = {}
 
 
 class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -123,6 +123,7 @@ async def _live(
                 summarizer = summarizer_of(agent.provider, limits=agent.limits)
                 app = make_app(manager, dispatcher, settings, policy, summarizer, telemetry)
                 app.audit = sockets.enter_context(AuditLog(settings.log, SystemClock()))
+                manager.on_expired = app.expired
                 telemetry.knows([channel.name for channel in channels], [tool.name for tool in agent.tools])
                 async with dispatcher:
                     for channel in channels:

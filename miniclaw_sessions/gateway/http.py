@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
+import msgspec
 from anyio import sleep
 from msgspec import UNSET
 
@@ -196,6 +197,14 @@ class Gateway:
                 status=status,
             )
             self.audit.note(deed, exchange.scope)
+            for session_id in context.also_about:
+                self.audit.note(msgspec.structs.replace(deed, session_id=session_id), exchange.scope)
+
+    def expired(self, session_id: str) -> None:
+        """Write down that a session went by the rules of the settings."""
+        if self.audit is not None:
+            deed = Deed(who="retention", token=None, operation="sweep", session_id=session_id, status=200)
+            self.audit.note(deed, "admin")
 
     def _metrics(self, exchange: Exchange, caller: Caller) -> Reply:
         """Numbers for Prometheus."""

@@ -62,6 +62,7 @@ ACTIONS = {
     "server.no_room": "clients wait, because there is no file descriptor to accept them",
     "session.deleted": "a session was deleted by request",
     "session.gone": "another process deleted a session, so it is gone here too",
+    "session.held": "a session was put under legal hold, or that ended",
     "session.imported": "a file became a session",
     "session.not_counted": "the sessions of a shared store could not be counted; it is tried again",
     "session.not_restored": "an archived session is damaged, so that its chat began anew",

@@ -34,7 +34,7 @@ class Deed(msgspec.Struct, frozen=True, kw_only=True):
     """Something that somebody did, or tried to do.
 
     Attributes:
-        who: the token's name; `owner`: whoever may open the Unix socket.
+        who: the token's name; `owner`: whoever may open the Unix socket; `retention`: the rules of the settings.
         token: the first digits of the token's SHA-256; None: there was none.
         operation: what, by its name in the table of operations.
         session_id: to which session; None: to none, or to all.

@@ -178,8 +178,9 @@ class BoundedSessions(SessionReader):
         self._deleted.add(session_id)
         return await self._manager.delete(session_id, if_sequence=if_sequence)
 
-    async def purge(self, session_id: str) -> list[str]:
+    async def purge(self, *session_ids: str) -> list[str]:
         """`SessionManager.purge`, of what `delete` has just removed."""
-        if not self._owns(session_id) and session_id not in self._deleted:
-            raise SessionNotFound(session_id)
-        return await self._manager.purge(session_id)
+        for session_id in session_ids:
+            if not self._owns(session_id) and session_id not in self._deleted:
+                raise SessionNotFound(session_id)
+        return await self._manager.purge(*session_ids)

@@ -12,7 +12,7 @@ back.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -25,7 +25,8 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionsError
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.registry import SessionRegistry
-from miniclaw_sessions.persistence.archive import ArchiveDirectory
+from miniclaw_sessions.manager.retention import Retention
+from miniclaw_sessions.persistence.archive import Archive, ArchiveDirectory, session_of
 from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.session import Journal
 from miniclaw_sessions.stores.reading import read_all
@@ -50,6 +51,8 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
         expired: how many were removed; in a dry run none.
         archived: how many of these went to the archive.
         sessions: the ids of those that were removed; in a dry run, of those that would be.
+        held: the ids of those that were idle for too long and stay, because they are under legal hold.
+        forgotten: the archived files that had been kept for long enough, and went for good; in a dry run, would go.
         dry_run: nothing was changed.
         postponed: why nothing was done, if the clock is not to be believed.
     """
@@ -58,20 +61,29 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     expired: int = 0
     archived: int = 0
     sessions: list[str] = []
+    held: list[str] = []
+    forgotten: list[str] = []
     dry_run: bool = False
     postponed: str | None = None
 
 
 class Expiry(ABC):
-    """Expires the idle ones among a manager's sessions."""
+    """Expires the idle ones among a manager's sessions.
 
-    def __init__(self, registry: SessionRegistry, *, settings: SessionSettings, clock: Clock) -> None:
+    Attributes:
+        expired: how many it has expired.
+        on_gone: called with each session that has expired, and each that the archive has forgotten.
+    """
+
+    def __init__(self, registry: SessionRegistry, archive: Archive, *, settings: SessionSettings, clock: Clock) -> None:
         self.expired = 0
+        self.on_gone: Callable[[str], object] = _ignore
         self._registry = registry
         self._cache = registry.cache
         self._store = registry.store
+        self._archive = archive
         self._settings = settings
-        self._ttl = timedelta(days=settings.ttl_days)
+        self._retention = Retention(settings)
         self._clock = clock
         self._stop = anyio.Event()
         self._sweeping = anyio.Lock()
@@ -86,12 +98,12 @@ class Expiry(ABC):
         """Sweep now and then until `close`; never raises for what store or disk do."""
         wait = min(FIRST_SWEEP_S, self._settings.sweep_interval_s)
         while True:
-            if self._ttl:
+            if self._retention.expires:
                 await self._tried(partial(self._foretell, wait))
             if await sleep_unless(self._clock, wait, self._stop):
                 return
             wait = self._settings.sweep_interval_s
-            if self._ttl:
+            if self._retention.expires:
                 await self._tried(self.sweep)
 
     def close(self) -> None:
@@ -125,20 +137,36 @@ class Expiry(ABC):
 
     async def _sweep(self, *, dry_run: bool) -> SweepReport:
         self.forgive_jump()
-        scanned, idle = await self._idle(self._clock.now())
+        scanned, idle, held = await self._that_may_go(self._clock.now())
+        outdated = await self._retention.outdated(self._archive, self._clock.now())
         if doubt := await self._doubt():
             if not dry_run:
                 log.warning("expiry is put off", action="sweep.postponed", reason=doubt)
-            return SweepReport(dry_run=dry_run, sessions=idle if dry_run else [], postponed=doubt)
+                return SweepReport(postponed=doubt)
+            return SweepReport(dry_run=True, sessions=idle, held=held, forgotten=outdated, postponed=doubt)
         if dry_run:
-            return SweepReport(scanned=scanned, sessions=idle, dry_run=True)
+            return SweepReport(scanned=scanned, sessions=idle, held=held, forgotten=outdated, dry_run=True)
         gone = await self._remove(idle)
         self.expired += len(gone)
-        archived = len(gone) if self._settings.archive_expired else 0
+        archived = sum(self._retention.of_id(session_id).archives for session_id in gone)
+        for name in outdated:
+            await self._archive.delete(name)
+        for session_id in [*gone, *map(session_of, outdated)]:
+            self.on_gone(session_id)
         if len(gone) > archived or self._is_to_be_purged:
             await self._purge()
-        log.info("swept", action="sweep.done", scanned=scanned, expired=len(gone), archived=archived)
-        return SweepReport(scanned=scanned, expired=len(gone), archived=archived, sessions=gone)
+        numbers = {"expired": len(gone), "archived": archived, "held": len(held), "forgotten": len(outdated)}
+        log.info("swept", action="sweep.done", scanned=scanned, **numbers)
+        return SweepReport(
+            scanned=scanned, expired=len(gone), archived=archived, sessions=gone, held=held, forgotten=outdated
+        )
+
+    async def _that_may_go(self, at: datetime) -> tuple[int, list[str], list[str]]:
+        """How many were looked at; which will be idle for too long at that moment; and which of these are held."""
+        scanned, idle = await self._idle(at)
+        held = await self._held(idle)
+        kept = frozenset(held)
+        return scanned, [session_id for session_id in idle if session_id not in kept], held
 
     async def _purge(self) -> None:
         """Leave nothing of what is gone for good in the store's log; the next sweep does what cannot be done now."""
@@ -158,7 +186,7 @@ class Expiry(ABC):
         """Log what the sweep will take that comes in this many seconds, unless it is used until then."""
         async with self._sweeping:  # what the first look finds decides about the first sweep
             at = self._clock.now() + timedelta(seconds=seconds)
-            _, idle = await self._idle(at)
+            _, idle, _ = await self._that_may_go(at)
         if idle:
             log.info(
                 "the next sweep will take these",
@@ -172,12 +200,16 @@ class Expiry(ABC):
         """Why nothing should expire now, or None."""
         return self._clock_guard.doubt()
 
-    async def renewed(self, used_before: datetime) -> None:  # noqa: B027 - where nobody else expires anything
+    async def renewed(self, session_id: str, used_before: datetime) -> None:  # noqa: B027 - where nobody else expires anything
         """A session is used that was last used at a moment; whoever else may expire it must know."""
 
     @abstractmethod
     async def _idle(self, at: datetime) -> tuple[int, list[str]]:
         """How many sessions were looked at, and which of them will be idle for too long at that moment."""
+
+    @abstractmethod
+    async def _held(self, session_ids: Sequence[str]) -> list[str]:
+        """Those of these sessions that are under legal hold."""
 
     @abstractmethod
     async def _remove(self, idle: list[str]) -> list[str]:
@@ -190,17 +222,32 @@ class DirectoryExpiry(Expiry):
     def __init__(
         self, registry: SessionRegistry, archive: ArchiveDirectory, *, settings: SessionSettings, clock: Clock
     ) -> None:
-        super().__init__(registry, settings=settings, clock=clock)
-        self._archive = archive
+        super().__init__(registry, archive, settings=settings, clock=clock)
+        self._directory = archive
 
     async def _idle(self, at: datetime) -> tuple[int, list[str]]:
         listing = await self._registry.listing()
         if self._cache.newest_on_disk is not None:
             self._clock_guard.consider(self._cache.newest_on_disk)
         in_memory = list(self._cache.in_memory())
-        idle = [one.session_id for one in in_memory if not one.in_turn and is_idle(one.last_accessed, at, self._ttl)]
-        on_disk = listing.on_disk_since(at - self._ttl) if self._ttl else []
+        idle = [one.session_id for one in in_memory if not one.in_turn and self._is_idle(one, at)]
+        on_disk = [
+            session_id
+            for rule in self._retention.rules
+            if rule.ttl
+            for session_id in listing.on_disk_since(at - rule.ttl)
+            if self._retention.of_id(session_id) is rule
+        ]
         return len(in_memory) + len(on_disk), [*idle, *on_disk]
+
+    async def _held(self, session_ids: Sequence[str]) -> list[str]:
+        held = []
+        for session_id in session_ids:
+            with suppress(SessionsError):  # `_expire` tells of it
+                journal = await self._registry.load(session_id)
+                if journal is not None and journal.legal_hold is not None:
+                    held.append(session_id)
+        return held
 
     async def _remove(self, idle: list[str]) -> list[str]:
         return [session_id for session_id in idle if await self._expire(session_id)]
@@ -215,15 +262,15 @@ class DirectoryExpiry(Expiry):
         if journal is None or journal.in_turn:
             return False
         async with journal.turn_lock:
-            if journal.is_deleted or not self._is_idle(journal):
+            if journal.is_deleted or journal.legal_hold is not None or not self._is_idle(journal, self._clock.now()):
                 return False
             copy: str | None = None
             try:
-                if self._settings.archive_expired:
-                    copy = await self._archive.write(
+                if self._retention.of(journal.key.channel).archives:
+                    copy = await self._directory.write(
                         journal.log.head, self._encoded_entries(journal), self._clock.now()
                     )
-                if self._is_idle(journal):  # it may have been used while it was archived
+                if self._is_idle(journal, self._clock.now()):  # it may have been used while it was archived
                     await self._registry.remove(journal, kind="expired")
             except (SessionsError, OSError) as error:
                 _log_failure(session_id, error)
@@ -232,8 +279,8 @@ class DirectoryExpiry(Expiry):
                     await self._archive.delete(copy)
             return journal.is_deleted
 
-    def _is_idle(self, journal: Journal) -> bool:
-        return is_idle(journal.last_accessed, self._clock.now(), self._ttl)
+    def _is_idle(self, journal: Journal, at: datetime) -> bool:
+        return self._retention.of(journal.key.channel).is_idle(journal.last_accessed, at)
 
     async def _encoded_entries(self, journal: Journal) -> AsyncIterator[bytes]:
         """The transcript as it is stored, so that a damaged entry does not keep its session for ever."""
@@ -285,9 +332,8 @@ class ClockGuard:
         return None
 
 
-def is_idle(last_accessed: datetime, at: datetime, ttl: timedelta) -> bool:
-    """True if it was idle for strictly longer than `ttl` (0: never) by then; a use in the future counts as now."""
-    return ttl > timedelta(0) and at - last_accessed > ttl
+def _ignore(_: object) -> None:
+    """Nobody wants to know."""
 
 
 def _log_failure(session_id: str, error: Exception) -> None:

@@ -1,20 +1,23 @@
-"""Sessions that are made of something else: another program's file, our own export, the archive."""
+"""Sessions that are made of something else: another program's file, our own export, the archive; and legal holds."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from miniclaw_sessions.clock import Clock
-from miniclaw_sessions.errors import InvalidKey, NotArchived, SessionExists
+from miniclaw_sessions.encryption import DamagedSeal
+from miniclaw_sessions.errors import ImportRefused, InvalidKey, NotArchived, SessionExists
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.manager.registry import SessionRegistry
 from miniclaw_sessions.manager.source_file import source_file
 from miniclaw_sessions.persistence.archive import Archive
 from miniclaw_sessions.persistence.recovery import Progress
+from miniclaw_sessions.protocol.entries import LEGAL_HOLD
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Session
 
@@ -142,3 +145,37 @@ class SessionMaker(SessionReader):
         await self._archive.delete(file)
         log.info("restored from the archive", action="session.restored", session_id=report.session_id)
         return await self.find(report.session_id)
+
+    async def _restore_if_archived(self, key: SessionKey) -> None:
+        """A chat that speaks again after it has expired goes on where it ended."""
+        if await self._archive.has(key.session_id):
+            with suppress(SessionExists, NotArchived):  # somebody else is at it
+                try:
+                    await self.restore(key.session_id)
+                except (ImportRefused, DamagedSeal) as error:
+                    sentence = "an archived session is damaged; it stays in the archive, and the chat begins anew"
+                    log.error(sentence, action="session.not_restored", session_id=key.session_id, error=str(error))
+
+    @property
+    def archive(self) -> Archive:
+        """What has expired.
+
+        Raises:
+            ManagerClosed: the manager is not open.
+        """
+        self._require_open()
+        return self._archive
+
+    async def hold(self, session_id: str, reason: str | None) -> Session:
+        """Put a session under legal hold: nothing deletes it, and it does not expire, until that ends with None.
+
+        Raises:
+            SessionNotFound: there is none; an expired one can be held after `restore`.
+            StoreUnavailable: it could not be written down.
+        """
+        self._require_open()
+        session = await self.find(session_id)
+        session.journal.note({LEGAL_HOLD: reason})
+        await session.saved()
+        log.info("legal hold", action="session.held", session_id=session_id, held=reason is not None)
+        return session

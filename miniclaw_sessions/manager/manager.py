@@ -17,7 +17,7 @@ On a database that several gateways share (`postgresql:`) all is in there, and n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -28,15 +28,13 @@ import anyio
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.encryption import DamagedSeal, KeyRing
+from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import (
-    ImportRefused,
     LeafMoved,
     ManagerClosed,
-    NotArchived,
     SessionDeleted,
-    SessionExists,
     SessionExpired,
+    SessionHeld,
     SessionNotFound,
     StoreError,
     StoreUnavailable,
@@ -87,6 +85,7 @@ class SessionManager(SessionMaker, SessionFollower):
     Attributes:
         workspace: the directory; None where there is none.
         on_saved: called after each commit and each flush, on the event loop; to be set before it is opened.
+        on_expired: called with the id of each session that has expired, or that the archive has forgotten.
     """
 
     _storage: Workspace | Database
@@ -132,6 +131,7 @@ class SessionManager(SessionMaker, SessionFollower):
         self.workspace = None if is_shared else directory.expanduser().resolve()
         self.on_progress = on_progress or _ignore
         self.on_saved: Callable[[Saved], object] = _ignore
+        self.on_expired: Callable[[str], object] = _ignore
         self.recovery = RecoveryReport()
         self._encryption = encryption
         self._create = create
@@ -277,6 +277,7 @@ class SessionManager(SessionMaker, SessionFollower):
             if isinstance(storage, Database)
             else DirectoryExpiry(self._registry, storage.archive, settings=settings, clock=clock)
         )
+        self._expiry.on_gone = lambda session_id: self.on_expired(session_id)  # noqa: PLW0108 - may be set later
         self.recovery = report = storage.report
         log.info(
             "recovered",
@@ -477,21 +478,11 @@ class SessionManager(SessionMaker, SessionFollower):
             journal = await self._registry.get_or_create(key, given)
         used_before = journal.last_accessed
         journal.touch()
-        await self._expiry.renewed(used_before)
+        await self._expiry.renewed(key.session_id, used_before)
         return Session.of(journal)
 
     async def _missing(self, session_id: str) -> SessionNotFound:
         return (SessionExpired if await self._archive.has(session_id) else SessionNotFound)(session_id)
-
-    async def _restore_if_archived(self, key: SessionKey) -> None:
-        """A chat that speaks again after it has expired goes on where it ended."""
-        if await self._archive.has(key.session_id):
-            with suppress(SessionExists, NotArchived):  # somebody else is at it
-                try:
-                    await self.restore(key.session_id)
-                except (ImportRefused, DamagedSeal) as error:
-                    sentence = "an archived session is damaged; it stays in the archive, and the chat begins anew"
-                    log.error(sentence, action="session.not_restored", session_id=key.session_id, error=str(error))
 
     async def open(self, session_id: str) -> Session:
         """`get_or_create` by session id, in the words of document 001.
@@ -556,6 +547,7 @@ class SessionManager(SessionMaker, SessionFollower):
 
         Raises:
             LeafMoved: its last sequence number is not `if_sequence` (None: whatever it is); nothing was changed.
+            SessionHeld: it is under legal hold; nothing was changed.
             StoreUnavailable: it could not be deleted and is as it was.
             TurnInProgress: this very task holds the session's turn.
         """
@@ -572,13 +564,15 @@ class SessionManager(SessionMaker, SessionFollower):
                 return False
             if if_sequence not in (None, journal.last_sequence):
                 raise LeafMoved(f"session {session_id} went on meanwhile; it was not deleted, look at it and try again")
+            if journal.legal_hold is not None:
+                raise SessionHeld(session_id, journal.legal_hold)
             await self._archive.forget(session_id)
             await self._registry.remove(journal)
         log.info("deleted", action="session.deleted", session_id=session_id)
         return True
 
-    async def purge(self, session_id: str) -> list[str]:
-        """After `delete`: leave its words in no file that is in use, and return what may still hold them.
+    async def purge(self, *session_ids: str) -> list[str]:
+        """After `delete`: leave their words in no file that is in use, and return what may still hold them.
 
         The store's log is emptied; archived copies, and damaged ones that were set aside, go. Backups are named where
         they are known; forks and exports are others' business. To be called again where something remains.
@@ -587,11 +581,13 @@ class SessionManager(SessionMaker, SessionFollower):
             StoreUnavailable: it could not be done.
         """
         self._require_open()
-        await self._archive.forget(session_id, anew=True)
-        remains = await self._storage.purge(session_id)
+        remains: dict[str, None] = {}
+        for place, session_id in enumerate(session_ids):
+            await self._archive.forget(session_id, anew=place == 0)
+            remains.update(dict.fromkeys(await self._storage.purge(session_id)))
         if not await self._store.purge():
-            remains.append(self._storage.log_remains)
-        return remains
+            remains[self._storage.log_remains] = None
+        return list(remains)
 
 
 def _ignore(_: object) -> None:

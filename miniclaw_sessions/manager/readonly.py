@@ -23,10 +23,12 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import ConfigError, NotAWorkspace, ReadOnlyWorkspace
 from miniclaw_sessions.manager.cache import Listing, SessionCache
-from miniclaw_sessions.manager.database_expiry import FORETOLD, doubt_of
+from miniclaw_sessions.manager.database_expiry import FORETOLD, doubt_of, held_in, idle_in
 from miniclaw_sessions.manager.database_lists import newest_in, sessions_in
-from miniclaw_sessions.manager.expiry import ClockGuard, SweepReport, is_idle
+from miniclaw_sessions.manager.expiry import ClockGuard, SweepReport
 from miniclaw_sessions.manager.reader import SessionReader
+from miniclaw_sessions.manager.retention import Retention
+from miniclaw_sessions.persistence.archive import Archive, ArchiveDirectory
 from miniclaw_sessions.persistence.checking import Check, CheckReport
 from miniclaw_sessions.persistence.committer import SessionLog
 from miniclaw_sessions.persistence.database import Database
@@ -110,6 +112,11 @@ class ReadOnlySessions(SessionReader, ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._where}>"
+
+    @property
+    @abstractmethod
+    def archive(self) -> Archive:
+        """What has expired."""
 
     @abstractmethod
     async def _open(self, stack: AsyncExitStack) -> None:
@@ -225,6 +232,11 @@ class ReadOnlyDirectory(ReadOnlySessions):
     def _where(self) -> str:
         return f"the workspace {self.workspace}"
 
+    @property
+    def archive(self) -> Archive:
+        """What has expired."""
+        return ArchiveDirectory(self.workspace / "archive", self._encryption)
+
     async def _open(self, stack: AsyncExitStack) -> None:
         self._snapshots = stack.enter_context(closing(await to_thread.run_sync(self._open_files)))
         place = store_place(self.settings.store, self.workspace)
@@ -246,15 +258,27 @@ class ReadOnlyDirectory(ReadOnlySessions):
 
     async def _dry_sweep(self) -> SweepReport:
         names = [*await self.store.session_ids(), *(session_id for session_id, _ in await self._snapshots.modified())]
+        retention, now = Retention(self.settings), self.clock.now()
         used: dict[str, datetime] = {}
+        idle, held = list[str](), list[str]()
         for session_id in dict.fromkeys(names):  # each is loaded, as `sweep` will: in a copy, the files' times are new
             if (session := await self._load(session_id)) is not None:
                 used[session_id] = session.last_accessed
-        newest, now = max(used.values(), default=None), self.clock.now()
-        guard = ClockGuard(self.clock, newest_access=newest, patience_s=self.settings.sweep_interval_s)
-        ttl = timedelta(days=self.settings.ttl_days)
-        idle = [session_id for session_id, last_accessed in used.items() if is_idle(last_accessed, now, ttl)]
-        return SweepReport(scanned=len(used), sessions=idle, dry_run=True, postponed=guard.doubt())
+                if retention.of(session.key.channel).is_idle(session.last_accessed, now):
+                    (idle if session.journal.legal_hold is None else held).append(session_id)
+        guard = ClockGuard(
+            self.clock,
+            newest_access=max(used.values(), default=None),
+            patience_s=self.settings.sweep_interval_s,
+        )
+        return SweepReport(
+            scanned=len(used),
+            sessions=idle,
+            held=held,
+            forgotten=await retention.outdated(self.archive, now),
+            dry_run=True,
+            postponed=guard.doubt(),
+        )
 
     async def _journal(self, session_id: str) -> Journal | None:
         stored = await self.store.head(session_id)  # first: a snapshot that is newer has all of it
@@ -314,6 +338,11 @@ class ReadOnlyDatabase(ReadOnlySessions):
     def _where(self) -> str:
         return f"the store {self._database.where}"
 
+    @property
+    def archive(self) -> Archive:
+        """What has expired."""
+        return self._database.archive
+
     async def _open(self, stack: AsyncExitStack) -> None:
         store = open_shared(self.settings.store, self.settings.postgresql, read_only=True)
         self._database = Database(store, self.settings, clock=self.clock, encryption=self._encryption, read_only=True)
@@ -337,10 +366,17 @@ class ReadOnlyDatabase(ReadOnlySessions):
             newest_access=None if newest is None else newest.last_accessed,
             patience_s=self.settings.sweep_interval_s,
         )
-        idle_s = self.settings.ttl_days * 86_400
-        idle = await self._database.shared.idle(idle_s, limit=FORETOLD) if idle_s else []
-        doubt = guard.doubt() or await doubt_of(self._database.shared, self.clock)
-        return SweepReport(scanned=await self.store.count(), sessions=idle, dry_run=True, postponed=doubt)
+        retention = Retention(self.settings)
+        idle = await idle_in(self._database.shared, retention, timedelta(0), limit=FORETOLD)
+        held = await held_in(self._database, idle, self)
+        return SweepReport(
+            scanned=await self.store.count(),
+            sessions=[one for one in idle if one not in frozenset(held)],
+            held=held,
+            forgotten=await retention.outdated(self.archive, self.clock.now()),
+            dry_run=True,
+            postponed=guard.doubt() or await doubt_of(self._database.shared, self.clock),
+        )
 
     async def _journal(self, session_id: str) -> Journal | None:
         found = await sessions_in(self._database, [session_id], self)

@@ -34,6 +34,7 @@ from miniclaw_sessions.disk import is_no_space
 from miniclaw_sessions.errors import (
     ManagerClosed,
     SessionExists,
+    SessionHeld,
     SessionLimit,
     StoreConflict,
     StoreFull,
@@ -567,6 +568,8 @@ class SessionRegistry:
         journal.retire()
         if journal.log.rejected is None:
             await self.committer.wait(journal.log, journal.last_sequence)
+        if journal.legal_hold is not None and not of_this_incarnation:  # it was put there since somebody looked
+            raise SessionHeld(session_id, journal.legal_hold)
         self.flusher.remove(journal)
         async with self.flusher.lock:
             if of_this_incarnation:

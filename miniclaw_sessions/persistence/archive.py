@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Collection, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -30,6 +30,7 @@ from miniclaw_sessions.stores.shared import Archiving, SharedStore
 
 SUFFIX = ".jsonl"
 _PIECE_BYTES = 1 << 18
+_TIME = "%Y%m%dT%H%M%S.%fZ"
 
 
 class Archive(Protocol):
@@ -81,7 +82,7 @@ class ArchiveTable:
         keys = self._encryption
 
         def archive(head: SessionHead, entries: AsyncIterator[StoredEntry]) -> tuple[str, AsyncIterator[bytes]]:
-            name = f"{at:%Y%m%dT%H%M%S.%fZ}-{head.session_id}{SUFFIX}"
+            name = _name_of(head, at)
             return name, _in_pieces(_sealed(keys, name, _lines(head, _opened_entries(keys, head, entries))))
 
         return archive
@@ -165,7 +166,7 @@ class ArchiveDirectory:
         Raises:
             OSError: it could not be written; no file is left.
         """
-        name = f"{at:%Y%m%dT%H%M%S.%fZ}-{head.session_id}{SUFFIX}"
+        name = _name_of(head, at)
         await write_archived_file(self.path, name, _sealed(self._encryption, name, _lines(head, entries)))
         if self._known is not None:
             self._known.setdefault(head.session_id, set()).add(name)
@@ -257,6 +258,18 @@ class ArchiveDirectory:
         if self._encryption is not None:
             return _opened(self._encryption, file)
         return _plain(file)
+
+
+def _name_of(head: SessionHead, at: datetime) -> str:
+    return f"{at:{_TIME}}-{head.session_id}{SUFFIX}"
+
+
+def time_of(name: str) -> datetime | None:
+    """When an archived file was made, from its name; None where that does not say it."""
+    try:
+        return datetime.strptime(name.partition("-")[0], _TIME).replace(tzinfo=UTC)
+    except ValueError:
+        return None
 
 
 def session_of(name: str) -> str:

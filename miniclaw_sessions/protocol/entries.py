@@ -30,6 +30,9 @@ FORK = "fork"
 SOURCE = OWN_METADATA + "source"
 """Where an imported session comes from: format, id and header of the file."""
 
+LEGAL_HOLD = OWN_METADATA + "legal_hold"
+"""Set while nothing deletes the session, to why that is so."""
+
 SUSPENDED = "agent.suspended"
 FINGERPRINT = "tool_fingerprint"
 """In the data of a call that waits for a person's yes: the tool that he is asked about (`Tool.fingerprint`)."""

@@ -36,7 +36,16 @@ from miniclaw_sessions.protocol.encoding import (
     encode_message,
     encoded_once,
 )
-from miniclaw_sessions.protocol.entries import METADATA, Custom, Entry, EntryBase, LeafMove, MessageEntry, moves_leaf
+from miniclaw_sessions.protocol.entries import (
+    LEGAL_HOLD,
+    METADATA,
+    Custom,
+    Entry,
+    EntryBase,
+    LeafMove,
+    MessageEntry,
+    moves_leaf,
+)
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.home import Home, OpenTurn
@@ -174,6 +183,11 @@ class Journal:
     def reader(self) -> TreeReader:
         """Its tree."""
         return TreeReader(self.home.store, self.log, self.conversation)
+
+    @property
+    def legal_hold(self) -> str | None:
+        """Why nothing may delete it; None: it may be deleted."""
+        return self.conversation.state.metadata.get(LEGAL_HOLD)
 
     def now(self) -> datetime:
         """The wall clock of its home."""

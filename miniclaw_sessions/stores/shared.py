@@ -114,8 +114,17 @@ class SharedStore(Store):
     # --- expiry ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    async def idle(self, idle_s: float, *, limit: int) -> list[str]:
-        """Sessions that nobody has used for so many seconds, and whose turn nobody has, the idlest first."""
+    async def idle(
+        self, idle_s: float, *, limit: int, channel: str | None = None, but_channels: Sequence[str] = ()
+    ) -> list[str]:
+        """Sessions that nobody has used for so many seconds, and whose turn nobody has, the idlest first.
+
+        Args:
+            idle_s: for how long.
+            limit: at most this many.
+            channel: only this channel's.
+            but_channels: none of these channels'.
+        """
 
     @abstractmethod
     async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> list[str]:

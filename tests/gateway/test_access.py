@@ -46,6 +46,9 @@ BODIES: dict[str, Any] = {
     "create_conversation": {"metadata": {"topic": "birds"}},
     "update_conversation": {"metadata": {"topic": "birds"}},
     "create_response": {"model": "any", "input": "hello", "conversation": FOREIGN},
+    "forget_sessions": {"user": "1", "dry_run": True},
+    "export_person": {"user": "1"},
+    "hold_session": {"reason": "case 12"},
     "create_items": {"items": [{"role": "user", "content": "hello"}]},
 }
 NOT_HERE = {"unarchive_session": 404, "acknowledge_losses": 200}
@@ -104,7 +107,7 @@ async def answer(client: httpx2.AsyncClient, request: dict[str, Any]) -> tuple[i
     async with client.stream(**request) as reply:
         if reply.headers.get("content-type", "").startswith("text/event-stream"):
             return reply.status_code, ""
-        return reply.status_code, (await reply.aread()).decode()
+        return reply.status_code, (await reply.aread()).decode(errors="replace")
 
 
 def make_token(file: Path, name: str, scope: Any, **bounds: Any) -> str:
@@ -203,7 +206,8 @@ def test_what_needs_no_token_and_what_needs_the_greatest_is_written_down() -> No
     assert by_scope == {
         "probe": {"health", "probe_live", "probe_ready"},
         "open": {"show_openapi", "show_docs"},
-        "admin": {"flush", "check", "repair", "back_up", "sweep", "acknowledge_losses"},
+        "admin": {"flush", "check", "repair", "back_up", "sweep", "acknowledge_losses"}
+        | {"forget_sessions", "export_person", "hold_session", "release_session"},
     }
     for one in OPERATIONS:
         assert one.scope in ("read", "probe", "open") or one.method != "GET", f"{one.name}: looking needs only read"

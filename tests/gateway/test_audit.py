@@ -17,6 +17,7 @@ from miniclaw_sessions.config import LogSettings
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.log.audit import AuditLog
 from miniclaw_sessions.log.records import configure_logging
+from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.testing import FakeClock
 from tests.gateway import test_access
 from tests.gateway.test_access import FOREIGN, SECRET, Foreign, answer, client_with, make_token
@@ -164,3 +165,29 @@ async def test_without_a_file_it_goes_where_the_log_goes(served: Any) -> None:
 def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"log\.audit_file"):
         AuditLog(LogSettings(audit_file=str(tmp_path / "nowhere/audit")), FakeClock())
+
+
+async def test_each_session_that_a_rule_deletes_or_a_person_gets_has_a_line_of_its_own(
+    served: Any, audit: AuditLog, kept: Path
+) -> None:
+    for channel, chat_id in (("telegram", "7"), ("web", "7"), ("web", "8")):
+        session = await served.manager.get_or_create(channel, chat_id)
+        await session.add_message(Message.user(SECRET))
+    await served.unix.put("/v1/sessions/web_8/hold", json={"reason": SECRET})
+    await served.unix.post("/v1/export", json={"user": "7"})
+    await served.unix.post("/v1/forget", json={"user": "7", "dry_run": True})
+    done = await served.unix.post("/v1/forget", json={"older_than_s": 0})
+    assert [row["session_id"] for row in done.json()["held"]] == ["web_8"]
+    served.app.expired("web_9")
+    assert [(one["who"], one["operation"], one["session_id"]) for one in deeds(audit, kept)] == [
+        ("owner", "hold_session", "web_8"),
+        ("owner", "export_person", None),
+        ("owner", "export_person", "web_7"),
+        ("owner", "export_person", "telegram_7"),
+        ("owner", "forget_sessions", None),
+        ("owner", "forget_sessions", None),
+        ("owner", "forget_sessions", "web_7"),
+        ("owner", "forget_sessions", "telegram_7"),
+        ("retention", "sweep", "web_9"),
+    ]
+    assert SECRET not in written(audit, kept)

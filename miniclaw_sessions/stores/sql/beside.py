@@ -17,6 +17,7 @@ from sqlalchemy import (
     Float,
     LargeBinary,
     Text,
+    all_,
     and_,
     any_,
     bindparam,
@@ -254,7 +255,16 @@ _IS_IDLE = and_(
     _SESSION.used_at < _BEGUN - bindparam("idle_s", type_=Float()) * _SECOND,
     or_(_SESSION.turn_until.is_(None), _SESSION.turn_until < _BEGUN),
 )
-IDLE = keyed.compiled(select(_SESSION.session_id).where(_IS_IDLE).order_by(_SESSION.used_at).limit(_LIMIT))
+IDLE = keyed.compiled(
+    select(_SESSION.session_id)
+    .where(
+        _IS_IDLE,
+        or_(_CHANNEL.is_(None), _SESSION.channel == _CHANNEL),
+        _SESSION.channel != all_(bindparam("but_channels", type_=ARRAY(_TEXT))),
+    )
+    .order_by(_SESSION.used_at)
+    .limit(_LIMIT)
+)
 
 LOCKED_IDLE_HEADS = keyed.compiled(
     select(*keyed.HEAD_COLUMNS)

@@ -82,9 +82,12 @@ class BesideTranscripts(SharedStore):
         ((now,),) = await self._fetch(beside.CLOCK)
         return cast("datetime", now)
 
-    async def idle(self, idle_s: float, *, limit: int) -> list[str]:
+    async def idle(
+        self, idle_s: float, *, limit: int, channel: str | None = None, but_channels: Sequence[str] = ()
+    ) -> list[str]:
         """Sessions that nobody has used for so long, the idlest first."""
-        return [session_id for (session_id,) in await self._fetch(beside.IDLE, idle_s=idle_s, limit=limit)]
+        asked = {"idle_s": idle_s, "limit": limit, "channel": channel, "but_channels": list(but_channels)}
+        return [session_id for (session_id,) in await self._fetch(beside.IDLE, **asked)]
 
     async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> list[str]:
         """Remove those that are still idle in one transaction; rows that somebody else has locked are left to him."""

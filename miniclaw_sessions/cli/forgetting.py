@@ -1,0 +1,221 @@
+"""Commands that forget: one session, or all by a rule; and the hold that keeps them from it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from miniclaw_sessions.cli.invocation import Invocation, command
+from miniclaw_sessions.cli.names import AnySessionId, SessionId, find_session
+from miniclaw_sessions.cli.output import age, counted, one_line, seconds_in
+from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.errors import AmbiguousName, SessionNotFound, SessionsError
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.api.forgetting import ForgetReply
+    from miniclaw_sessions.client import Client
+
+app = typer.Typer()
+
+
+@command(
+    app,
+    examples={
+        "delete telegram_123": "asks first",
+        "delete telegram_123 --yes": "does not",
+        "delete telegram_123 --everywhere": "and leaves its words in no file: tells where they may still be",
+        "delete --channel telegram --older-than 90d --dry-run": "what nobody has used there for 90 days",
+        "delete --user 4711": "whatever a person has said, or was told, anywhere; shows it, and asks first",
+    },
+)
+async def delete(  # noqa: PLR0913 - one for each option
+    invocation: Invocation,
+    session_id: AnySessionId = None,
+    *,
+    channel: Annotated[str | None, typer.Option(help="All of this channel.", show_default=False)] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(metavar="AGE", help="All that nobody has used for so long: 12h, 90d, 1y.", show_default=False),
+    ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(help="All in which this person is the chat, or an author, by that very name.", show_default=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing: list what these options mean.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    everywhere: Annotated[
+        bool, typer.Option("--everywhere", help="Empty the store's log too, and tell what may still hold its words.")
+    ] = False,
+) -> None:
+    """Delete a session with its transcript, its archived and its quarantined copies, for good; or all by a rule.
+
+    An expired session, which only the archive has, is named by its whole id. Of --channel, --older-than and --user all
+    that are given must be true; expired sessions are among them, and nothing is left in any file but what is told.
+    What is under legal hold (`hold`) stays.
+    """
+    rule: dict[str, Any] = {"channel": channel, "user": user, "older_than_s": _seconds(older_than)}
+    is_rule = any(value is not None for value in rule.values())
+    if is_rule == (session_id is not None):
+        raise typer.BadParameter("name a session, or say which by --channel, --older-than or --user")
+    if dry_run and not is_rule:
+        raise typer.BadParameter("one session is deleted or not; `show` tells what it has", param_hint="'--dry-run'")
+    if is_rule or session_id is None:
+        await _delete_by_rule(invocation, rule, dry_run=dry_run, yes=yes)
+        return
+    async with invocation.sessions() as client:
+        remains = await _deleted(client, session_id, everywhere=everywhere) if yes and session_id else None
+        if remains is None:  # it was no id, or nobody has confirmed it yet
+            session_id = await _meant(client, session_id, yes=yes)
+            remains = await _deleted(client, session_id, everywhere=everywhere)
+        if remains is None:
+            raise SessionNotFound(session_id)
+    if everywhere:
+        remains += _typed()
+    if invocation.as_json:
+        invocation.print_json({"deleted": True, "session_id": session_id, "remains": remains})
+        return
+    invocation.errors.print(f"deleted {one_line(session_id)}", style="dim")
+    for sentence in remains:
+        invocation.errors.print(f"remains: {one_line(sentence)}", style="yellow", soft_wrap=True)
+
+
+async def _deleted(client: Client, session_id: str, *, everywhere: bool) -> list[str] | None:
+    """Delete what has this very id, in use or in the archive; what remains of it, or None if there is nothing."""
+    if not everywhere:
+        return [] if await client.delete(session_id, everywhere=False) else None
+    try:
+        return await client.erase(session_id)
+    except SessionNotFound:
+        return None
+
+
+async def _meant(client: Client, name: str, *, yes: bool) -> str:
+    """The id of the session that is to be deleted; nothing is that was not named by it or confirmed by a person."""
+    try:
+        session = await (await find_session(client, name)).info()
+    except AmbiguousName:
+        raise
+    except SessionNotFound:
+        if yes:
+            raise
+        _ask(name, f"No session {one_line(name)} is in use. Delete what the archive has of it, for good?")
+        return name
+    if not yes:
+        told = session.session_id if session.session_id == name or not session.title else f"{session.title!r}"
+        entries = counted(session.entries, "entry", "entries")
+        _ask(session.session_id, f"Delete {one_line(session.title or told)} with its {entries}, for good?")
+    return session.session_id
+
+
+def _ask(session_id: str, question: str) -> None:
+    if not sys.stdin.isatty():
+        raise SessionsError(f"nobody can be asked whether to delete {session_id}; add --yes")
+    typer.confirm(question, abort=True, err=True)
+
+
+async def _delete_by_rule(invocation: Invocation, rule: dict[str, Any], *, dry_run: bool, yes: bool) -> None:
+    """Show what a rule means, and delete what was shown once a person agrees."""
+    async with invocation.sessions(reads=dry_run) as client:
+        invocation.report("looking for sessions", 0, None)
+        done = await client.forget(**rule, dry_run=True)
+        if not dry_run and done.sessions:
+            if not yes:
+                _show_meant(invocation, done)
+                sessions = counted(len(done.sessions), "session", "sessions")
+                entries = counted(sum(row.entries for row in done.sessions), "entry", "entries")
+                _ask("them", f"Delete {sessions} with {entries}, for good?")
+            invocation.report("deleting", 0, None)
+            only = [row.session_id for row in (*done.sessions, *done.held)]
+            done = await client.forget(**rule, only=only)
+    remains = done.remains + (_typed() if done.sessions and not dry_run else [])
+    if invocation.as_json:
+        invocation.print_json(msgspec.structs.replace(done, remains=remains))
+        return
+    if dry_run:
+        _show_meant(invocation, done)
+    else:
+        invocation.errors.print(f"deleted {counted(len(done.sessions), 'session', 'sessions')}", style="dim")
+        _tell_kept(invocation, done)
+    for sentence in remains:
+        invocation.errors.print(f"remains: {one_line(sentence)}", style="yellow", soft_wrap=True)
+
+
+def _show_meant(invocation: Invocation, found: ForgetReply) -> None:
+    now = SystemClock().now()
+    if found.sessions:
+        rows = [
+            (
+                one_line(row.session_id),
+                one_line(row.title),
+                f"{row.entries:,}",
+                age(row.last_used, now),
+                "expired" if row.archived else "",
+            )
+            for row in found.sessions
+        ]
+        headings = ("SESSION", "TITLE", "ENTRIES", "LAST USED", "")
+        invocation.print_table(headings, rows, numeric=frozenset({"ENTRIES"}))
+    else:
+        invocation.errors.print("this means no session", style="dim")
+    _tell_kept(invocation, found)
+
+
+def _tell_kept(invocation: Invocation, found: ForgetReply) -> None:
+    for row in found.held:
+        told = f"{row.session_id} is under legal hold ({row.held or 'since just now'}) and stays"
+        invocation.errors.print(one_line(told), style="yellow", soft_wrap=True)
+    for row in found.changed:
+        told = f"{row.session_id} was used meanwhile and stays"
+        invocation.errors.print(one_line(told), style="yellow", soft_wrap=True)
+
+
+def _seconds(text: str | None) -> float | None:
+    seconds = None if text is None else seconds_in(text)
+    if seconds is None and text is not None:
+        raise typer.BadParameter("an age is a number of h, d, w or y, such as 90d", param_hint="'--older-than'")
+    return seconds
+
+
+def _typed() -> list[str]:
+    """Where this user's own lines may be, whatever chat they were typed in."""
+    from miniclaw_sessions.cli.keyboard import HISTORY  # noqa: PLC0415 - loads the line editor
+
+    path = HISTORY.expanduser()
+    if not path.is_file() or not path.stat().st_size:
+        return []
+    return [f"{path} has the lines that were typed in `chat`, of all sessions; remove it"]
+
+
+@command(
+    app,
+    examples={
+        "hold telegram_123 'case 12'": "nothing deletes it, and it does not expire",
+        "hold telegram_123 --release": "it may go again",
+    },
+)
+async def hold(
+    invocation: Invocation,
+    session_id: SessionId,
+    reason: Annotated[
+        str | None, typer.Argument(metavar="REASON", help="Why, such as the number of a case.", show_default=False)
+    ] = None,
+    *,
+    release: Annotated[bool, typer.Option("--release", help="End it.")] = False,
+) -> None:
+    """Put a session under legal hold: no command, rule or expiry deletes it while that stands. `show` has the reason.
+
+    An expired one is brought back first, by `unarchive`. A fork of it is held too: it has its words.
+    """
+    if release == (reason is not None):
+        raise typer.BadParameter("say why, or give --release", param_hint="'REASON'")
+    async with invocation.sessions() as client:
+        session = await find_session(client, session_id)
+        info = await (session.hold(reason) if reason is not None else session.release())
+    if invocation.as_json:
+        invocation.print_json({"session_id": info.session_id, "held": reason})
+    else:
+        told = f"{info.session_id} is under legal hold: {reason}" if reason else f"{info.session_id} is not held"
+        invocation.errors.print(one_line(told), style="dim", soft_wrap=True)
