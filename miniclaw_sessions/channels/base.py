@@ -6,7 +6,7 @@ duplicates and failures are the dispatcher's business.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Protocol
@@ -178,11 +178,42 @@ _FAILURES: list[tuple[type[Exception], str]] = [
 ]
 
 
+# --- the channel -----------------------------------------------------------------------------------------------------
+
+
+class WebhookRequest(msgspec.Struct, frozen=True, eq=False):
+    """What a network's server sends to the daemon, below `/channels/NAME`. Nothing was asked of it yet.
+
+    Attributes:
+        method: in capitals.
+        path: what follows the channel's name, with its slash; empty: nothing.
+        query: the parameters; of one that comes twice the last.
+        headers: by their names in lower case; of one that comes twice the first.
+        body: reads it; raises an error that is the reply (413, 408) where it is longer than `listen.max_body_bytes`, or
+            does not come in time.
+    """
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: Callable[[], Awaitable[bytes]]
+
+
+class WebhookReply(msgspec.Struct, frozen=True):
+    """What goes back."""
+
+    status: int = 200
+    body: bytes = b""
+    media_type: str = "text/plain"
+
+
 class Channel(Protocol):
     """One way to talk to the agent.
 
-    It may have `send_timeout_s`, how long its `send` may take, where that is not 30 seconds; and `async def aclose()`,
-    called when nothing more will be sent.
+    It may have `send_timeout_s`, how long its `send` may take, where that is not 30 seconds; `async def aclose()`,
+    called when nothing more will be sent; and `async def webhook(request: WebhookRequest) -> WebhookReply`, which is
+    given whatever comes to `/channels/NAME`, from anybody: it asks for the network's secret before it reads the body.
 
     Attributes:
         name: names its sessions: `{name}_{chat_id}`.

@@ -65,35 +65,29 @@ def command_in(message: Message | None) -> tuple[str, str] | None:
 
 
 class SaidAgain(Opening):
-    """What a user said, said once more from where it was said, so that it is answered anew; the former answer stays.
+    """What the user said last, said once more from where it was said: it is answered anew, and the former answer stays.
 
     Args:
         session: whose conversation it is.
-        message: what is said in its place; None: the same.
-        key: the idempotency key of what was said; None: it is what the user said last.
     """
 
-    __slots__ = ("_key", "_message", "_newest", "_session")
+    __slots__ = ("_newest", "_session")
 
-    def __init__(self, session: Session, message: Message | None = None, *, key: str | None = None) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__(self._said, at=self._look)
         self._session = session
-        self._key = key
-        self._message = message
-        self._newest: Message | None = None
+        self._newest: list[Message] = []
 
     async def _look(self) -> Place:
         """Where it was said, found while nobody else has the turn."""
         async for entry in self._session.tree.walk():
-            is_meant = self._key is None or (isinstance(entry, MessageEntry) and entry.idempotency_key == self._key)
-            if is_meant and isinstance(entry, MessageEntry) and entry.message.is_user:
-                self._newest = entry.message
+            if isinstance(entry, MessageEntry) and entry.message.is_user:
+                self._newest = [msgspec.structs.replace(entry.message, timestamp=None)]
                 return entry.parent_id
         raise NothingToResume(f"nothing was said in session {self._session.session_id} that could be said again")
 
     def _said(self, _: Sequence[Message], __: Collection[str]) -> list[Message]:
-        said = self._message or self._newest
-        return [] if said is None else [msgspec.structs.replace(said, timestamp=None)]
+        return self._newest
 
 
 async def begin_anew(said: Said) -> str:

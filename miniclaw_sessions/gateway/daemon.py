@@ -124,6 +124,7 @@ async def _live(
                 app = make_app(manager, dispatcher, settings, policy, summarizer, telemetry)
                 app.audit = sockets.enter_context(AuditLog(settings.log, SystemClock()))
                 manager.on_expired = app.expired
+                app.webhooks = {one.name: one.webhook for one in channels if hasattr(one, "webhook")}
                 telemetry.knows([channel.name for channel in channels], [tool.name for tool in agent.tools])
                 async with dispatcher:
                     for channel in channels:

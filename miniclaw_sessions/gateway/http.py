@@ -6,6 +6,7 @@ of 500, and whatever else goes wrong is answered with an opaque id that the log 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import unquote
 
 import msgspec
@@ -30,6 +31,7 @@ from miniclaw_sessions.gateway.responding import DispatchedResponses
 from miniclaw_sessions.gateway.sampling import sample
 from miniclaw_sessions.gateway.security import AccessPolicy
 from miniclaw_sessions.gateway.telemetry import Telemetry
+from miniclaw_sessions.gateway.webhooks import Webhook, webhook_of, webhook_reply
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.log.audit import AuditLog, Deed
 from miniclaw_sessions.manager import SessionManager
@@ -76,6 +78,7 @@ class Gateway:
         policy: what requests by TCP must show; None refuses all of them. It may be replaced at any time.
         audit: where it is written down who did what; None: nowhere.
         delay: the event loop's delay, measured while its `watch` runs.
+        webhooks: what takes the requests of networks, by the names of their channels.
     """
 
     def __init__(
@@ -87,6 +90,8 @@ class Gateway:
         self.telemetry = telemetry or Telemetry(context.manager.statistics, settings)
         self.delay = LoopDelay(self.telemetry.metrics)
         self._binding = Binding(OPERATIONS, settings.listen)
+        self.webhooks: Mapping[str, Webhook] = {}
+        self._limits = settings.listen
         self._metrics_scope = _METRICS_SCOPE.get(settings.listen.metrics)
         self._admitted: dict[Exchange, Caller] = {}
 
@@ -125,6 +130,8 @@ class Gateway:
             if (refused := method_refusal(exchange, ("GET", "HEAD"))) is not None:
                 raise refused
             return content_reply(file, exchange)
+        if (webhook := webhook_of(exchange, self.webhooks)) is not None:
+            return await webhook_reply(exchange, webhook, self._limits)
         asked = self._binding.find(exchange)
         if isinstance(asked, RequestError):
             self._admit(exchange, "read")  # strangers do not learn what there is

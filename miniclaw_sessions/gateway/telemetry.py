@@ -161,7 +161,7 @@ class Telemetry(Watch):
             case NotAnswered(reason=reason):
                 outcome = reason.value
             case _:
-                outcome = "stop"
+                outcome = "command"
         self.metrics.ended.labels(self.channel(channel), outcome).inc()
 
     # --- turns -------------------------------------------------------------------------------------------------------

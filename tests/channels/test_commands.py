@@ -13,7 +13,7 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Answered, Incoming, NotAnswered, Obeyed, Reason
-from miniclaw_sessions.channels.commands import COMMANDS, Command, Said, SaidAgain, command_in
+from miniclaw_sessions.channels.commands import COMMANDS, Command, Said, command_in
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.errors import ModelError, NothingToResume
 from miniclaw_sessions.protocol.entries import MessageEntry
@@ -110,15 +110,6 @@ async def test_retry_says_so_where_nothing_was_said(room: Room) -> None:
     assert isinstance(failed, NotAnswered)
     assert isinstance(failed.error, NothingToResume)
     assert failed.text
-
-
-async def test_something_else_is_said_in_the_place_of_an_earlier_message(manager: SessionManager) -> None:
-    session = await manager.get_or_create("room", 1)
-    assistant = Assistant(Agent(Doors()))
-    for number in range(3):
-        await assistant.answer(session, Message.user(f"{number}"), idempotency_key=f"m{number}")
-    await assistant.answer(session, SaidAgain(session, Message.user("one"), key="m1"), idempotency_key="edit")
-    assert await said_in(manager) == ["0", "echo: 0", "one", "echo: one"]
 
 
 # --- the others ------------------------------------------------------------------------------------------------------
