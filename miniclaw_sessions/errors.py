@@ -19,7 +19,8 @@
     │                  ├── StoreConflict ── TurnTaken
     │                  ├── StoreCorrupt
     │                  └── SchemaTooNew
-    ├── answering      AgentError, ModelError ── ContextOverflow, IterationLimit
+    ├── answering      AgentError, ModelError ── ContextOverflow, ModelOverloaded
+    │                  IterationLimit, BudgetSpent
     ├── dispatching    Busy ── ChatBusy, TooManyTurns
     │                  MessageUnderWay, MessageStopped, TurnCutOff
     └── talking        Unreachable
@@ -360,8 +361,16 @@ class ContextOverflow(ModelError):
     """The conversation is larger than the model takes; compact the session and ask again."""
 
 
+class ModelOverloaded(ModelError):
+    """The model's service takes no more at the moment, also after retries; another model may answer."""
+
+
 class IterationLimit(AgentError):
     """The model went on calling tools until the limit of iterations was reached."""
+
+
+class BudgetSpent(AgentError):
+    """What may be spent in this chat or channel is spent; the model was not asked. The text says until when."""
 
 
 # --- dispatching -----------------------------------------------------------------------------------------------------

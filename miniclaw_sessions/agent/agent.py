@@ -23,6 +23,7 @@ import anyio
 
 from miniclaw_sessions.agent.approving import Approval
 from miniclaw_sessions.agent.asking import ReplyLimits
+from miniclaw_sessions.agent.budgets import Budgets
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import (
     AgentEvent,
@@ -95,6 +96,8 @@ class Agent:
         limits: how much one reply may be, in size and time.
         clock: makes ids for calls that a model left without one; the machine's by default.
         observer: who counts and measures its turns.
+        choices: other models, by the names that a session may have chosen (`Session.chosen_model`).
+        budgets: what may be spent; by default whatever it costs.
 
     Raises:
         ConfigError: two tools have one name, or a limit is not positive.
@@ -116,11 +119,15 @@ class Agent:
         limits: ReplyLimits | None = None,
         clock: Clock | None = None,
         observer: Observer | None = None,
+        choices: Mapping[str, Provider] | None = None,
+        budgets: Budgets | None = None,
     ) -> None:
         if max_iterations < 1 or tool_timeout_s <= 0:
             raise ConfigError("max_iterations and tool_timeout_s must be positive")
         self.provider = provider
         self.observer = observer
+        self.choices = choices or {}
+        self.budgets = budgets
         self.session = session
         self.system_prompt = system_prompt
         self.max_iterations = max_iterations
@@ -157,6 +164,7 @@ class Agent:
             limits=self.limits,
             clock=self._clock,
             observer=self.observer,
+            budgets=self.budgets,
         )
 
     def run(
@@ -180,6 +188,7 @@ class Agent:
 
         Raises, while iterating over the events:
             ModelError: the model failed, or answered nothing.
+            BudgetSpent: nothing more may be spent here; the model was not asked.
             IterationLimit: it went on calling tools.
             AgentError: a hook failed. These errors carry what was produced.
             TurnInProgress, DuplicateMessage, StoreError, ...: as for `Session.turn`.
@@ -255,9 +264,9 @@ class Agent:
                 tell(event)
 
             approval = message if isinstance(message, Approval) else None
-            runs_on = message is None or approval is not None
             job = Job(
-                provider=self.provider,
+                provider=self.choices.get(chosen.chosen_model or "", self.provider),
+                budgets=self.budgets,
                 tools=self._tools,
                 hooks=self._hooks,
                 context=self._context,
@@ -268,7 +277,7 @@ class Agent:
                 session=chosen,
                 keeper=keeper,
                 results=results or {},
-                unanswered=unanswered or (Unanswered.RUN if runs_on else Unanswered.CLOSE),
+                unanswered=unanswered or (Unanswered.RUN if message is None or approval else Unanswered.CLOSE),
                 approved={} if approval is None else approval.approved,
                 tell=told,
             )

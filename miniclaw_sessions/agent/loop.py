@@ -18,6 +18,7 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.agent.asking import ReplyLimits, answerable, ask, full_name
+from miniclaw_sessions.agent.budgets import Budgets
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import (
     MessageAccepted,
@@ -85,6 +86,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         provider: the model.
+        budgets: what may be spent, asked before each request; None: whatever it costs.
         tools: what it may call.
         hooks: who takes part.
         context: what the model is sent, unless a keeper decides.
@@ -101,6 +103,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     provider: Provider
+    budgets: Budgets | None
     tools: ToolRunner
     hooks: Hooks
     context: ContextBuilder
@@ -219,7 +222,9 @@ class _Running:
 
     async def _next_reply(self) -> Message:
         """Ask the model once; once more where its context had to be made smaller first."""
-        keeper, tell = self._job.keeper, self._job.tell
+        keeper, tell, budgets, session = self._job.keeper, self._job.tell, self._job.budgets, self._job.session
+        if budgets is not None:
+            await budgets.check(session)
         if keeper is not None and (outcome := await keeper.before_request(self._turn)) is not None:
             tell(SessionCompacted(outcome))
         try:
@@ -234,6 +239,8 @@ class _Running:
             answer = await self._ask()
         reply = answerable(answer, self._job.provider, self._job.clock)
         self.generation.usage += reply.usage or Usage()
+        if budgets is not None:
+            budgets.note(session, reply.usage or Usage())
         tell(ReplyFinished(reply))
         return reply
 

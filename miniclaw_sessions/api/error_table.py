@@ -70,6 +70,7 @@ STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
     errors.StoreCorrupt: (500, _DAMAGED),
     errors.StoreError: (500, "the message store failed; the daemon's log has the details"),
     errors.SnapshotUnreadable: (503, _NOT_NOW),
+    errors.BudgetSpent: (429, None),
     errors.AgentError: (MODELS_FAULT, None),
     errors.SessionsError: (500, "the request failed; the daemon's log has the details"),
 }
@@ -78,6 +79,7 @@ STATUS: dict[type[errors.SessionsError], tuple[int, str | None]] = {
 ANSWERING = (
     *("duplicate_message", "message_under_way", "message_stopped", "chat_busy", "too_many_turns", "turn_cut_off"),
     *("nothing_to_resume", "agent_error", "model_error", "context_overflow", "iteration_limit"),
+    *("model_overloaded", "budget_spent"),
 )
 """What may become of a message that a model is to answer."""
 

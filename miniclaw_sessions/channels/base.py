@@ -151,6 +151,8 @@ class NotAnswered(msgspec.Struct, frozen=True, eq=False):
     def text(self) -> str:
         """What a person is told: one sentence, with what the model's service itself says; nothing of a duplicate."""
         if self.reason is Reason.FAILED:
+            if isinstance(self.error, errors.BudgetSpent):
+                return f"{str(self.error)[:1].upper()}{str(self.error)[1:]}. Your message is kept."
             sentence = next(sentence for kind, sentence in _FAILURES if isinstance(self.error, kind))
             said = self.error.provider_message if isinstance(self.error, errors.ModelError) else None
             return f"{sentence} The model's service says: {said}" if said else sentence

@@ -15,6 +15,7 @@ from miniclaw_sessions.config.loading import (
 )
 from miniclaw_sessions.config.settings import (
     PLUGINS,
+    BudgetSettings,
     ChannelSettings,
     EncryptionSettings,
     ListenSettings,
@@ -23,6 +24,7 @@ from miniclaw_sessions.config.settings import (
     MCPSettings,
     ModelSettings,
     PostgreSQLSettings,
+    PriceSettings,
     RetentionSettings,
     SessionSettings,
     Settings,
@@ -36,6 +38,7 @@ from miniclaw_sessions.config.settings import (
 
 __all__ = [
     "PLUGINS",
+    "BudgetSettings",
     "ChannelSettings",
     "EncryptionSettings",
     "ListenSettings",
@@ -44,6 +47,7 @@ __all__ = [
     "MCPSettings",
     "ModelSettings",
     "PostgreSQLSettings",
+    "PriceSettings",
     "RetentionSettings",
     "SessionSettings",
     "Settings",

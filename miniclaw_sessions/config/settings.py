@@ -22,6 +22,7 @@ PLUGINS = ("channels", "tools", "hooks", "providers")
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_BYTES)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 Days = Annotated[float, msgspec.Meta(ge=0, le=36_500)]
 
@@ -165,10 +166,16 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         provider: whose interface it has: `openai` (chat completions), `openai-responses`, `anthropic`, `google`, or
-            what an installed package declares.
+            `pydantic-ai`, whose models are named `SERVICE:MODEL`; or what an installed package declares.
         base_url: the provider's address; empty: the provider library's own default.
         model: the model's name; empty: the built-in responder, which needs no network.
-        api_key_file: file with the key; empty: the systemd credential `model_api_key`.
+        fallback: the model that answers while this one's service is overloaded, also after retries; `PROVIDER:MODEL`
+            where it is another provider's. Empty: none does.
+        choices: other models that a chat may change to with `/model`, written as `fallback` is.
+        thinking: how much the model thinks before it answers: `low`, `medium`, `high`, ... where it knows efforts; so
+            many tokens, or 0, or `adaptive`, where it has a budget. Empty: as it does by itself.
+        api_key_file: file with the key; empty: the systemd credential `model_api_key`; without that, and without a
+            `base_url`, the environment variable that the provider itself names, such as OPENAI_API_KEY.
         api_key_env: environment variable with the key, where a file is not possible.
         system_prompt: what the model is told first.
         max_iterations: rounds of tool calls in one turn.
@@ -188,6 +195,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     provider: Annotated[str, msgspec.Meta(min_length=1)] = "openai"
     base_url: str = ""
     model: str = ""
+    fallback: str = ""
+    choices: tuple[str, ...] = ()
+    thinking: str = ""
     api_key_file: str = ""
     api_key_env: str = ""
     system_prompt: str = "You are a helpful assistant."
@@ -245,6 +255,47 @@ class MCPSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: Seconds = 30.0
     start_timeout_s: Seconds = 60.0
     max_result_bytes: Bytes = 100_000
+
+
+class PriceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model costs: `[prices."gpt-5"]`. What its service reports itself wins.
+
+    Attributes:
+        input: a million tokens that it is sent.
+        output: a million tokens that it says, its thoughts included.
+        cache_read: a million tokens that its service had kept; -1: as `input`.
+        cache_write: a million tokens that its service keeps; -1: as `input`.
+        currency: of all these; one for all models.
+    """
+
+    input: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    output: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    cache_read: Annotated[float, msgspec.Meta(ge=-1, le=1e9)] = -1.0
+    cache_write: Annotated[float, msgspec.Meta(ge=-1, le=1e9)] = -1.0
+    currency: str = "USD"
+
+
+class BudgetSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How much may be spent before chats are answered no more, until the next day or month (UTC). 0: without bounds.
+
+    Attributes:
+        unit: what the amounts are in: `cost` (as `prices` say, in their currency) or `tokens`.
+        chat_day: in one chat, a day.
+        chat_month: in one chat, a month.
+        channel_day: in all chats of a channel together, a day.
+        channel_month: in all chats of a channel together, a month.
+    """
+
+    unit: Literal["cost", "tokens"] = "cost"
+    chat_day: Amount = 0.0
+    chat_month: Amount = 0.0
+    channel_day: Amount = 0.0
+    channel_month: Amount = 0.0
+
+    @property
+    def has_any(self) -> bool:
+        """Whether anything has a bound."""
+        return any((self.chat_day, self.chat_month, self.channel_day, self.channel_month))
 
 
 class EncryptionSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -330,8 +381,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         workspace: the directory that holds all files; or the URL of a shared store (`postgresql:`), which is as if that
             was `sessions.store`. Beside a shared store a directory holds nothing but the daemon's socket.
-        sessions, listen, model, channels, encryption, telemetry, log: the sections.
+        sessions, listen, model, budgets, channels, encryption, telemetry, log: the sections.
         mcp: MCP servers, by name: `[mcp.NAME]`.
+        prices: what models cost, by their names.
         plugins: the tables of plug-ins, by kind and name: `[channels.NAME]`, `[tools.NAME]` and so on.
     """
 
@@ -339,11 +391,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sessions: SessionSettings = SessionSettings()
     listen: ListenSettings = ListenSettings()
     model: ModelSettings = ModelSettings()
+    budgets: BudgetSettings = BudgetSettings()
     channels: ChannelSettings = ChannelSettings()
     encryption: EncryptionSettings = EncryptionSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()
     mcp: dict[str, MCPSettings] = {}
+    prices: dict[str, PriceSettings] = {}
     plugins: dict[str, dict[str, Table]] = {}
 
 

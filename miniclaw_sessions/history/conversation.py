@@ -157,6 +157,8 @@ class Conversation:
         if isinstance(entry, BranchSummary):
             told = as_message_entry(entry)
             return 0 if told is None else self.window.push(told)
+        if isinstance(entry, ModelChange):
+            self.state.chosen_model = entry.model_id or None
         if isinstance(entry, Compaction):
             self._compact(entry, encoded)
         else:
@@ -209,6 +211,7 @@ class Conversation:
             self.window.newest_evicted = max(self.window.newest_evicted, branch.entries[0].sequence - 1)
         if self.lacks_branch:
             self.state.compaction = branch.compaction
+            self.state.chosen_model = branch.chosen_model
             self._set_metadata(
                 {"provider": branch.provider, "model": branch.model, "thinking_level": branch.thinking_level}
             )

@@ -39,6 +39,7 @@ ACTIONS = {
     "listener.unlink_failed": "the socket file could not be removed",
     "mcp.failed": "an MCP server is not there; it is tried again after a while",
     "mcp.tools": "some of an MCP server's tools cannot be offered, or are others than before",
+    "model.fallback": "a model was overloaded, and another one answered",
     "model.no_tools": "a model takes no tools, and is asked without them from now on",
     "model.reasoning_refused": "a model refused the reasoning in the history, and was asked again without it",
     "notify.failed": "systemd could not be notified",

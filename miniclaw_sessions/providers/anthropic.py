@@ -42,7 +42,7 @@ class AnthropicProvider(ServiceProvider):
         model: the model's name.
         max_tokens: how long an answer may be; what the model thinks within a budget is not counted.
         thinking: how many tokens the model may think before it answers, at least 1024; "adaptive": as it sees fit,
-            where the model can; None: not at all.
+            where the model can; None or 0: not at all.
         cache: whether the service is told to keep what it has read, so that the next request costs a tenth for it.
         service: see `ServiceOptions`.
 
@@ -68,6 +68,7 @@ class AnthropicProvider(ServiceProvider):
         **service: Unpack[ServiceOptions],
     ) -> None:
         super().__init__(model, **service)
+        thinking = thinking or None
         if max_tokens < 1 or (isinstance(thinking, int) and thinking < LEAST_THINKING):
             raise ConfigError(f"max_tokens must be positive, and thinking at least {LEAST_THINKING} tokens")
         try:

@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast
 
 import anyio
 import msgspec
@@ -40,8 +40,8 @@ class GoogleProvider(ServiceProvider):
     Args:
         model: the model's name.
         max_output_tokens: how long a reply may be, thoughts included; None: as long as the model can.
-        thinking: how many tokens the model may think, -1: as it sees fit, 0: not at all. Its thoughts are asked for
-            then. None: as it does by itself, without telling.
+        thinking: how many tokens the model may think, -1 or "adaptive": as it sees fit, 0: not at all. Its
+            thoughts are asked for then. None: as it does by itself, without telling.
         service: see `ServiceOptions`.
 
     Raises:
@@ -61,7 +61,7 @@ class GoogleProvider(ServiceProvider):
         model: str,
         *,
         max_output_tokens: int | None = None,
-        thinking: int | None = None,
+        thinking: int | Literal["adaptive"] | None = None,
         **service: Unpack[ServiceOptions],
     ) -> None:
         super().__init__(model, **service)
@@ -74,7 +74,7 @@ class GoogleProvider(ServiceProvider):
             raise missing("google-genai", "google") from None
         self.failures = (errors.APIError, httpx2.HTTPError, ValueError)
         self._max_output_tokens = max_output_tokens
-        self._thinking = thinking
+        self._thinking = -1 if thinking == "adaptive" else thinking
         self._connections = bounded_client(self._max_reply_bytes, hooks=[_note])
         self._client = _make_client(self._url, self._key_to_send, self.timeout_s, self._max_retries, self._connections)
 

@@ -1,8 +1,8 @@
 """What the providers of remote models have in common: their settings, their connections, and errors in our words.
 
 A service's own error may quote the conversation, or the key, and errors go into logs; so only what it is about is taken
-from it. Its own sentence goes to the person who asked, as `ModelError.provider_message`. Keys and addresses never come
-from the environment, where the services' packages would look for them.
+from it. Its own sentence goes to the person who asked, as `ModelError.provider_message`. Keys and addresses are not
+looked for here in the environment, where the services' packages would: `configured` says when a key is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 
 from miniclaw_sessions.agent.provider import ModelEvent, refuse_but
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.errors import ConfigError, ContextOverflow, ModelError
+from miniclaw_sessions.errors import ConfigError, ContextOverflow, ModelError, ModelOverloaded
 from miniclaw_sessions.formats.codec import plain
 from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.log import get_logger
@@ -46,6 +46,7 @@ _ADVICE = {
 }
 _FIRST_ERROR = _BAD_REQUEST = 400
 _TOO_LARGE = 413
+_OVERLOADED = frozenset({429, 503, 529})
 _BEGINNING = 200  # characters of a service's error that say what it is about; further on it may quote what was said
 _ABOUT_REASONING = re.compile(
     r"signature|encrypted content|thinking`? blocks|expected `thinking`|required following item|reasoning item"
@@ -110,7 +111,7 @@ class ServiceProvider(ABC):
         base_url, api_key = service.get("base_url", ""), service.get("api_key")
         if not model:
             raise ConfigError(f"the provider {self.name!r} needs the name of a model")
-        if api_key is None and not base_url:
+        if api_key is None and not base_url and self.service_url:
             raise ConfigError(f"{self.service_url} needs an API key; give one, or the base_url of another service")
         self.model = model
         self.timeout_s = service.get("timeout_s", 120.0)
@@ -149,7 +150,7 @@ class ServiceProvider(ABC):
         """
         refuse_but(self.name, options, self.known_options)
         other = copy(self)
-        other._options = options  # noqa: SLF001 - its own class
+        other._options = msgspec.structs.replace(self._options, **options.given())  # noqa: SLF001 - its own class
         return other
 
     async def close(self) -> None:
@@ -221,9 +222,12 @@ class ServiceProvider(ABC):
             return self._overflowed()
         if status is not None and status >= _FIRST_ERROR:
             advice = _ADVICE.get(status, "try again later")
-            return ModelError(f"{self._host} refused to run {self.model} with status {status}: {advice}")
+            kind = ModelOverloaded if status in _OVERLOADED else ModelError
+            return kind(f"{self._host} refused to run {self.model} with status {status}: {advice}")
         if isinstance(transport, httpx2.TransportError):
             return ModelError(self._about_connection(transport))
+        if _fields_of(error).get("type") == "overloaded_error":  # within a stream that had begun
+            return ModelOverloaded(f"{self._host} is overloaded: try again later")
         if _fields_of(error):
             return self._broken_off()
         return ModelError(f"{self._host} sent a reply that cannot be read ({type(error).__name__})")

@@ -433,6 +433,11 @@ class Session:
     # --- what is known about it --------------------------------------------------------------------------------------
 
     @property
+    def chosen_model(self) -> str | None:
+        """The model that was chosen for it on this branch (`update(model=...)`), whichever has answered since."""
+        return self.journal.conversation.state.chosen_model
+
+    @property
     def title(self) -> str | None:
         """The display name; `update(title=...)` sets it."""
         return self.journal.conversation.state.metadata.get("title")

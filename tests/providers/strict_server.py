@@ -172,7 +172,10 @@ class StrictServer:
                 Route("/v1/chat/completions", self._endpoint("openai"), methods=["POST"]),
                 Route("/v1/responses", self._endpoint("openai-responses"), methods=["POST"]),
                 Route("/v1/messages", self._endpoint("anthropic"), methods=["POST"]),
-                Route("/v1beta/models/{method}", self._endpoint("google"), methods=["POST"]),
+                *(
+                    Route(f"/{v}/models/{{method}}", self._endpoint("google"), methods=["POST"])
+                    for v in ("v1", "v1beta")
+                ),
                 Route("/report", self._report),
             ]
         )

@@ -1,0 +1,137 @@
+"""Around a provider of a model: what its replies cost by a table of prices, and who answers while it is overloaded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from miniclaw_sessions.agent.provider import ModelEvent, Provider, Reply, adjusted
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.config import PriceSettings
+from miniclaw_sessions.errors import ModelOverloaded
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.protocol.messages import Message, Usage
+from miniclaw_sessions.protocol.options import Options
+
+_MILLION = 1_000_000
+
+log = get_logger(__name__)
+
+
+def priced(usage: Usage, price: PriceSettings) -> Usage:
+    """The usage with its cost; what the service reports wins."""
+    if usage.cost is not None:
+        return usage
+    read, written = (price.input if one < 0 else one for one in (price.cache_read, price.cache_write))
+    cost = usage.input_tokens * price.input + usage.output_tokens * price.output
+    cost += usage.cache_read_tokens * read + usage.cache_write_tokens * written
+    return msgspec.structs.replace(usage, cost=cost / _MILLION)
+
+
+class Priced:
+    """A provider whose replies say what they cost, by the prices of this moment, so that later ones change no past.
+
+    Args:
+        provider: who answers.
+        prices: by the model's name, as the provider or the reply has it.
+    """
+
+    def __init__(self, provider: Provider, prices: Mapping[str, PriceSettings]) -> None:
+        self._provider = provider
+        self._prices = prices
+
+    def __repr__(self) -> str:
+        return repr(self._provider)
+
+    @property
+    def name(self) -> str:
+        """The provider's."""
+        return self._provider.name
+
+    @property
+    def model(self) -> str:
+        """The provider's."""
+        return self._provider.model
+
+    def with_options(self, options: Options) -> Provider:
+        """The same, asked with these options.
+
+        Raises:
+            OptionRefused: the provider cannot do what one of them asks for.
+        """
+        return Priced(adjusted(self._provider, options), self._prices)
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        """Ask the provider."""
+        async with aclosing(self._provider.generate(messages, tools)) as answer:
+            async for event in answer:
+                yield Reply(self._priced(event.message)) if isinstance(event, Reply) else event
+
+    def _priced(self, reply: Message) -> Message:
+        price = self._prices.get(self.model) or self._prices.get(reply.model or "")
+        if price is None or reply.usage is None:
+            return reply
+        return msgspec.structs.replace(reply, usage=priced(reply.usage, price))
+
+
+class WithFallback:
+    """A provider in whose place another one answers while it is overloaded; the reply names the model that gave it.
+
+    Args:
+        first: who answers.
+        second: who answers what the first one refuses for its load, before it has said anything.
+    """
+
+    def __init__(self, first: Provider, second: Provider) -> None:
+        self._first = first
+        self._second = second
+
+    def __repr__(self) -> str:
+        return f"<{self._first!r}, else {self._second!r}>"
+
+    @property
+    def name(self) -> str:
+        """The first one's."""
+        return self._first.name
+
+    @property
+    def model(self) -> str:
+        """The first one's."""
+        return self._first.model
+
+    def with_options(self, options: Options) -> Provider:
+        """The same, asked with these options.
+
+        Raises:
+            OptionRefused: one of them cannot do what one of them asks for.
+        """
+        return WithFallback(adjusted(self._first, options), adjusted(self._second, options))
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        """Ask the first one, and where it is overloaded the second one."""
+        has_begun = False
+        try:
+            async with aclosing(self._first.generate(messages, tools)) as answer:
+                async for event in answer:
+                    has_begun = True
+                    yield event
+        except ModelOverloaded:
+            if has_begun:
+                raise
+        else:
+            return
+        log.warning(
+            "the model is overloaded; another one answers",
+            action="model.fallback",
+            model=self.model,
+            fallback=self._second.model,
+        )
+        async with aclosing(self._second.generate(messages, tools)) as answer:
+            async for event in answer:
+                if isinstance(event, Reply):
+                    named = event.message.model or self._second.model
+                    yield Reply(msgspec.structs.replace(event.message, model=named))
+                else:
+                    yield event

@@ -1,0 +1,100 @@
+"""Budgets: what may be spent in a chat and a channel is not gone beyond, and who speaks then is told so."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.budgets import FRESH_S, Budgets
+from miniclaw_sessions.agent.provider import ModelEvent, Reply
+from miniclaw_sessions.agent.tools import Tool, calculator_tool
+from miniclaw_sessions.channels.base import Incoming, NotAnswered, Reason
+from miniclaw_sessions.config import BudgetSettings
+from miniclaw_sessions.errors import BudgetSpent
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
+from miniclaw_sessions.testing import FakeClock
+
+pytestmark = pytest.mark.anyio
+
+HELLO = Message.user("hello")
+
+
+class Costly:
+    """Each reply costs one, and a hundred tokens."""
+
+    name, model = "test", "costly"
+
+    def __init__(self, *, calls: bool = False) -> None:
+        self.asked = 0
+        self._calls = calls
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        del messages, tools
+        self.asked += 1
+        calls = (ToolCall(f"c{self.asked}", "calculator", '{"expression": "1"}'),) if self._calls else None
+        yield Reply(Message(Role.ASSISTANT, "well", tool_calls=calls, usage=Usage(90, 10, cost=1.0)))
+
+
+def agent_with(model: Costly, manager: SessionManager, **settings: Any) -> Agent:
+    budgets = Budgets(BudgetSettings(**settings), manager, currency="EUR", clock=manager.clock)
+    return Agent(model, tools=[calculator_tool()], budgets=budgets)
+
+
+async def test_a_chat_is_answered_until_its_budget_is_spent_and_again_the_next_day(tmp_path: Path) -> None:
+    clock, model = FakeClock(), Costly()
+    async with SessionManager(tmp_path, clock=clock) as manager:
+        agent = agent_with(model, manager, chat_day=2.0)
+        session, other = await manager.get_or_create("telegram", 1), await manager.get_or_create("telegram", 2)
+        for _ in range(2):
+            await agent.reply(HELLO, session=session)
+        with pytest.raises(BudgetSpent, match=r"this chat for today is spent, 2.0000 EUR of 2.0000 EUR; .* 00:00 UTC"):
+            await agent.reply(Message.user("and now?"), session=session)
+        assert model.asked == 2
+        assert session.messages()[-1].text == "and now?", "it is kept"
+        await agent.reply(HELLO, session=other)
+        await clock.advance(timedelta(days=1).total_seconds())
+        await agent.reply(HELLO, session=session)
+    async with SessionManager(tmp_path, clock=clock) as manager:
+        session = await manager.get_or_create("telegram", 1)
+        agent = agent_with(model, manager, chat_month=3.0)
+        with pytest.raises(BudgetSpent, match=r"this chat for this month is spent, 3\.0000"):
+            await agent.reply(HELLO, session=session)
+
+
+async def test_a_channel_has_a_budget_over_all_its_chats(tmp_path: Path) -> None:
+    clock, model = FakeClock(), Costly()
+    async with SessionManager(tmp_path, clock=clock) as manager:
+        agent = agent_with(model, manager, unit="tokens", channel_day=300)
+        for chat in range(3):
+            await agent.reply(HELLO, session=await manager.get_or_create("telegram", chat))
+        last = await manager.get_or_create("telegram", 9)
+        for _ in range(2):
+            with pytest.raises(BudgetSpent, match="the channel telegram for today is spent, 300 tokens of 300 tokens"):
+                await agent.reply(HELLO, session=last)
+            await clock.advance(FRESH_S + 1)
+        await agent.reply(HELLO, session=await manager.get_or_create("slack", 1))
+        assert model.asked == 4
+
+
+async def test_a_turn_that_goes_on_and_on_ends_with_its_budget(tmp_path: Path) -> None:
+    model = Costly(calls=True)
+    async with SessionManager(tmp_path) as manager:
+        agent = agent_with(model, manager, chat_day=3.0)
+        session = await manager.get_or_create("telegram", 1)
+        with pytest.raises(BudgetSpent):
+            await agent.reply(HELLO, session=session)
+        assert (model.asked, session.messages()[-1].is_tool_result) == (3, True)
+
+
+def test_whoever_speaks_is_told_until_when() -> None:
+    error = BudgetSpent("the budget of this chat for today is spent; it goes on at 2026-03-02 00:00 UTC")
+    told = NotAnswered(Incoming("1", HELLO), Reason.FAILED, error).text
+    assert told == (
+        "The budget of this chat for today is spent; it goes on at 2026-03-02 00:00 UTC. Your message is kept."
+    )
