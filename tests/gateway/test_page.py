@@ -29,7 +29,7 @@ async def test_every_file_is_served_without_a_token_and_with_the_policy(
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert ("immutable" in answer.headers["cache-control"]) == (path != "/")
             policy = answer.headers["content-security-policy"]
-            assert policy.startswith("default-src 'none'; script-src 'self';")
+            assert policy.startswith("default-src 'none'; script-src 'self' 'sha256-")
             assert "unsafe" not in policy
         assert (await stranger.get("/v1/sessions")).status_code == 401
         assert (await stranger.post("/")).status_code == 405

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from base64 import b64encode
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -53,7 +54,9 @@ def test_what_is_sent_has_every_script_behind_those_that_it_imports_and_all_that
 def test_nothing_in_the_page_is_inline_where_the_policy_would_refuse_it() -> None:
     index = FILES["/"].body.decode()
     assert not re.search(r"\son\w+=|\sstyle=|<style|javascript:", index)
-    assert not re.search(r"<script(?![^>]*\bsrc=)", index)
+    for script in re.findall(r"<script>(.*?)</script>", index, re.DOTALL):
+        assert f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" in page.POLICY
+    assert index.count("<script>") == 1
 
 
 def test_text_becomes_markup_in_one_place() -> None:

@@ -1,13 +1,15 @@
 """The page that the daemon serves at `/`: plain files, which hold nothing secret, so that they need no token.
 
 What the page shows it asks the API for, with the token that its reader gave it. Its policy lets no other script run
-than its own files, and no text become markup but through one function of theirs (`fragments.js`). A browser asks for
-files one after the other, so its modules are sent as one file, and its style sheets as another one.
+than its own, and no text become markup but through one function of theirs (`fragments.js`). A browser asks for
+files one after the other, so its modules are sent as one file, its style sheets as another one, and what asks the first
+questions (`early.js`) with the page itself.
 """
 
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from importlib.resources import files
@@ -16,9 +18,14 @@ from importlib.resources.abc import Traversable
 from miniclaw_sessions.api.operation import Content
 from miniclaw_sessions.formats.html.sources import SHARED_STYLES, source
 
+_FOLDER: Traversable = files(__package__)
+_EARLY = _FOLDER.joinpath("early.js").read_text(encoding="utf-8")
+
+_HASH = b64encode(sha256(_EARLY.encode()).digest()).decode()
+
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    f"default-src 'none'; script-src 'self' 'sha256-{_HASH}'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types fragments"
 )
 """What the page may load and run; see `docs/page.md`."""
@@ -33,11 +40,9 @@ HEADERS = {
 _ASKS_AGAIN, _FOR_EVER = "no-cache", "public, max-age=31536000, immutable"
 """How long a browser keeps a file: those that the page names lie at another path whenever one of them changes."""
 
-_FOLDER: Traversable = files(__package__)
 _MAIN = "app.js"
 _STYLES = ("layout.css", "controls.css", "vendor/uPlot.min.css")
 _AS_THEY_ARE = {  # the rest is part of what is joined
-    "early.js": "text/javascript",
     "vendor/uPlot.esm.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
@@ -51,7 +56,7 @@ def _page_files() -> dict[str, Content]:
     found = {name: (_text(name), media_type) for name, media_type in _AS_THEY_ARE.items()}
     found |= {"page.js": (_joined(_MAIN), "text/javascript"), "page.css": (styles, "text/css")}
     version = sha256(repr(found).encode()).hexdigest()[:16]
-    index = _text("index.html").replace('"page/', f'"page/{version}/')
+    index = _text("index.html").replace('"page/', f'"page/{version}/').replace("<script>", f"<script>{_EARLY}")
     kept = {f"/page/{version}/{name}": _content(*one, _FOR_EVER) for name, one in found.items()}
     return {"/": _content(index, "text/html", _ASKS_AGAIN), **kept}
 

@@ -1,6 +1,6 @@
 "use strict";
 // Before anything is drawn: the colours that the reader chose, the token out of the address, and the first questions to
-// the daemon, which are under way while the modules are loaded; `request` of api.js takes their answers.
+// the daemon, which are under way while the page's script is loaded; `request` of api.js takes their answers.
 (() => {
   const theme = localStorage.getItem("theme");
   if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
@@ -21,7 +21,9 @@
   ask("v1/access");
   ask("v1/sessions?limit=60&last_words=true");
   const [, kind, id, place] = location.hash.split("/");
-  if (kind !== "session" || !id) return;
-  ask(`v1/sessions/${id}`);
-  if (!place) ask(`v1/sessions/${id}/articles?limit=16`);
+  if (kind === "session" && id) {
+    ask(`v1/sessions/${id}`);
+    if (!place) ask(`v1/sessions/${id}/articles?limit=16`);
+  }
+  setTimeout(() => new Intl.DateTimeFormat()); // the first one takes a while, in which there is nothing else to do
 })();
