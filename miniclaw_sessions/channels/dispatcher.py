@@ -41,6 +41,7 @@ from miniclaw_sessions.channels.base import (
 )
 from miniclaw_sessions.channels.commands import COMMANDS, Said, command_in
 from miniclaw_sessions.channels.documents import Overheard
+from miniclaw_sessions.channels.rewording import go_back
 from miniclaw_sessions.channels.watch import Watch
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.errors import (
@@ -354,6 +355,8 @@ class Dispatcher:
             if word and (run := COMMANDS[word].run) is not None:
                 end = await run(Said(asked.session, incoming, arguments, answer))
             else:
+                if incoming.replaces is not None:
+                    await go_back(asked.session, incoming.replaces, incoming.message_id)
                 end = await answer(await what_is_said(asked.session, incoming))
         except DuplicateMessage as error:
             return NotAnswered(incoming, Reason.DUPLICATE, error)

@@ -163,7 +163,7 @@ class StrictServer:
         print(self._socket.getsockname()[1], flush=True)  # noqa: T201 - whoever started it waits for this
         server.run([self._socket])
 
-    def _bind(self) -> _Server:
+    def _bind(self) -> SuddenServer:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind(("127.0.0.1", self._port))
         self._socket.listen()
@@ -179,7 +179,7 @@ class StrictServer:
                 Route("/report", self._report),
             ]
         )
-        self._server = _Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        self._server = SuddenServer(uvicorn.Config(app, log_config=None, lifespan="off"))
         return self._server
 
     async def _report(self, _: Request) -> Response:
@@ -255,7 +255,7 @@ class StrictServer:
                 await anyio.sleep_forever()
 
 
-class _Server(uvicorn.Server):
+class SuddenServer(uvicorn.Server):
     """Ends at once: uvicorn looks each tenth of a second whether it should, and waits as long for its connections."""
 
     def __init__(self, config: uvicorn.Config) -> None:

@@ -82,7 +82,7 @@ def test_there_are_descriptors_for_as_many_connections_as_are_let_in() -> None:
 
 def test_secrets_are_credentials_and_never_in_the_environment() -> None:
     credentials = {value.partition(":")[0] for value in directives(SERVICE)["LoadCredential"]}
-    assert credentials == {"token", "model_api_key", "otlp_headers", CREDENTIAL, PASSWORD}
+    assert credentials == {"token", "model_api_key", "otlp_headers", "telegram_token", CREDENTIAL, PASSWORD}
     variables = [value.partition("=")[0] for value in directives(SERVICE)["Environment"]]
     assert sorted(variables) == ["MINICLAW_WORKSPACE", "PYTHONFAULTHANDLER"]
 

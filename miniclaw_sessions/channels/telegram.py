@@ -1,0 +1,533 @@
+"""Telegram: a bot, by long polling or by webhook, over python-telegram-bot's `Bot`.
+
+Telegram keeps a message until it is confirmed, so Telegram is the queue: what waits here in memory is unconfirmed
+there, and comes again after a crash. By long polling that holds until the answer was sent: a killed turn is taken up.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import logging
+import math
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from datetime import timedelta
+from enum import IntEnum
+from functools import partial
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import anyio
+import msgspec
+
+from miniclaw_sessions.agent.events import ReplyFinished, TurnFinished
+from miniclaw_sessions.agent.provider import TextDelta
+from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
+from miniclaw_sessions.channels.base import (
+    Accepted,
+    Answered,
+    Incoming,
+    Last,
+    NotAnswered,
+    Outgoing,
+    Progress,
+    Reason,
+    WebhookReply,
+    WebhookRequest,
+)
+from miniclaw_sessions.channels.commands import COMMANDS
+from miniclaw_sessions.channels.splitting import split, utf16_units
+from miniclaw_sessions.channels.telegram_html import telegram_html
+from miniclaw_sessions.clock import Clock, SystemClock, sleep_unless
+from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, Role, TextPart
+from miniclaw_sessions.secret import read_secret
+
+if TYPE_CHECKING:
+    import telegram
+
+log = get_logger(__name__)
+
+MAX_TEXT = 4096
+"""UTF-16 units of one message."""
+
+MAX_UPDATES = 100
+"""How many updates Telegram hands over before the first of them is confirmed."""
+
+_POLL_S = 50
+_LOOK_AGAIN_S = 1.0  # while something is unconfirmed, Telegram does not wait for what is new
+_WEBHOOK_PATIENCE_S = 25.0
+_EDIT_EVERY_S = 1.0
+_EDIT_EVERY_S_IN_GROUPS = 3.0  # a group takes 20 messages a minute
+_DOWNLOAD_S = 30.0  # then the others' messages have waited long enough
+_TYPING_EVERY_S = 4.0  # it is shown for five seconds
+_BACKOFF_S = (1.0, 60.0)
+_KINDS = ["message", "edited_message"]
+_IMAGE_TYPES = {"image/jpeg", "image/png", "image/gif", "image/webp"}
+
+Fields = dict[str, Any]
+T = TypeVar("T")
+
+
+class TelegramSettings(AllowSettings, frozen=True, kw_only=True):
+    """A Telegram bot.
+
+    Attributes:
+        token_file: file with the token that @BotFather gives. Empty: the systemd credential `NAME_token`, else the
+            environment variable `NAME_BOT_TOKEN` (for the channel `telegram`, `TELEGRAM_BOT_TOKEN`).
+        webhook_url: the https URL under which Telegram reaches `/channels/NAME` of this daemon; empty: long polling.
+        stream: show an answer while it is written.
+        max_image_bytes: a larger image is left out, and the model is told so.
+        api_url: where the Bot API is served.
+    """
+
+    token_file: str = ""
+    webhook_url: str = ""
+    stream: bool = True
+    max_image_bytes: int = 5 * 2**20
+    api_url: str = "https://api.telegram.org"
+
+
+class Place(NamedTuple):
+    """A chat, and in a forum one of its topics."""
+
+    chat_id: int
+    topic_id: int | None = None
+
+    @classmethod
+    def of(cls, chat_id: str) -> Place:
+        """From its text: `-100123`, with a topic `-100123.45`."""
+        chat, _, topic = chat_id.partition(".")
+        return cls(int(chat), int(topic) if topic else None)
+
+    def __str__(self) -> str:
+        return str(self.chat_id) if self.topic_id is None else f"{self.chat_id}.{self.topic_id}"
+
+
+class State(IntEnum):
+    """How far the answer to an update is."""
+
+    HEARD = 0
+    KEPT = 1
+    """The store has the message."""
+    OVER = 2
+    """The person was told what there is to tell, or nothing is to be told."""
+
+
+class Exchange:
+    """An update that Telegram still has, as far as is known, and the messages that show its answer.
+
+    Attributes:
+        update_id: Telegram's number of it.
+        state: how far it is.
+        settled: set when that is more than heard, or when it is to be delivered again.
+        message: what was said; None: it was not handed over yet.
+        text: what the model has said of its reply so far.
+        shown: the messages that show the answer, each with its part of the text.
+        shown_at: when that was brought up to date.
+    """
+
+    def __init__(self, update_id: int = 0) -> None:
+        self.update_id = update_id
+        self.state = State.HEARD
+        self.settled = anyio.Event()
+        self.message: telegram.Message | None = None
+        self.text = ""
+        self.shown: list[tuple[int, str]] = []
+        self.shown_at = -math.inf
+
+
+class TelegramChannel:
+    """See `channels.base.Channel`.
+
+    Args:
+        name: names its sessions.
+        settings: the bot's.
+        environ: where the token may be.
+        clock: for waiting and pacing.
+
+    Raises:
+        ConfigError: there is no token, or python-telegram-bot is not installed.
+    """
+
+    Settings = TelegramSettings
+    send_timeout_s = 600.0
+
+    def __init__(
+        self,
+        name: str,
+        settings: TelegramSettings,
+        environ: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        os.environ.setdefault("PTB_TIMEDELTA", "true")  # the library's own switch; else it warns of each "retry after"
+        logging.getLogger("telegram").setLevel(
+            logging.CRITICAL + 1
+        )  # it would log what Telegram sends, if that is damaged
+        try:
+            import telegram  # noqa: PLC0415 - an extra
+        except ImportError:
+            sentence = "the channel telegram needs python-telegram-bot: pip install 'miniclaw-sessions[telegram]'"
+            raise ConfigError(sentence) from None
+        self.name = name
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._allowed = Allowed(name, settings)
+        token = _token(name, settings, os.environ if environ is None else environ)
+        url = settings.api_url.rstrip("/")
+        self._bot = telegram.Bot(token, base_url=f"{url}/bot", base_file_url=f"{url}/file/bot")
+        self._webhook_secret = hmac.new(token.encode(), b"webhook", hashlib.sha256).hexdigest()
+        self._exchanges: dict[int, Exchange] = {}
+        self._of: dict[Incoming, Exchange] = {}
+        self._changed = anyio.Event()
+        self._posted: list[dict[str, Any]] = []
+
+    def __repr__(self) -> str:
+        return f"<TelegramChannel {self.name}, {len(self._exchanges)} unconfirmed>"
+
+    async def aclose(self) -> None:
+        """Close its connections."""
+        await self._bot.shutdown()
+
+    # --- hearing -----------------------------------------------------------------------------------------------------
+
+    async def receive(self) -> AsyncGenerator[Incoming, None]:
+        """As `channels.base.Channel`.
+
+        Raises:
+            ConfigError: the token is none, or another program listens to the same bot.
+        """
+        from telegram import error  # noqa: PLC0415 - an extra
+
+        try:
+            await self._asked(self._bot.initialize)
+            menu = [(word.removeprefix("/"), one.help) for word, one in COMMANDS.items() if one.help]
+            await self._asked(partial(self._bot.set_my_commands, menu))
+            async with aclosing(self._posts() if self._settings.webhook_url else self._polls()) as updates:
+                async for fields in updates:
+                    if (incoming := await self._heard(fields)) is not None:
+                        yield incoming
+        except (error.InvalidToken, error.EndPointNotFound):
+            sentence = f"Telegram knows no bot with the token of the channel {self.name}; ask @BotFather for a new one"
+            raise ConfigError(sentence) from None  # the library's own sentence shows the token
+        except error.Conflict:
+            raise ConfigError(
+                f"another program asks for the messages of the bot @{self._bot.username}, and Telegram lets only one; "
+                f"stop that one, or give the channel {self.name} a bot of its own"
+            ) from None
+
+    async def _polls(self) -> AsyncGenerator[Fields, None]:
+        """Ask for updates, and by that confirm the first ones, as far as each of them is over."""
+        await self._asked(self._bot.delete_webhook)
+        while True:
+            self._changed = anyio.Event()
+            confirmed = list(takewhile(self._is_confirmed, self._exchanges))
+            seconds = 0 if len(confirmed) < len(self._exchanges) else _POLL_S
+            wanted = {"limit": MAX_UPDATES, "timeout": seconds, "allowed_updates": _KINDS}
+            if confirmed:
+                wanted["offset"] = confirmed[-1] + 1
+            # in capitals, which are all the same to Telegram: the library would read them all, or none
+            ask = partial(self._bot.do_api_request, "GetUpdates", api_kwargs=wanted, read_timeout=seconds + 10)
+            for fields in await self._asked(ask):
+                yield fields
+            for update_id in confirmed:
+                del self._exchanges[update_id]
+            if self._exchanges:
+                await sleep_unless(self._clock, _LOOK_AGAIN_S, self._changed)
+
+    def _is_confirmed(self, update_id: int) -> bool:
+        is_crowded = len(self._exchanges) >= MAX_UPDATES  # a slow answer must not keep all others from being heard
+        return self._exchanges[update_id].state >= (State.KEPT if is_crowded else State.OVER)
+
+    async def _posts(self) -> AsyncGenerator[Fields, None]:
+        """Have updates posted to `webhook`."""
+        post = partial(
+            self._bot.set_webhook,
+            self._settings.webhook_url,
+            secret_token=self._webhook_secret,
+            allowed_updates=_KINDS,
+            max_connections=MAX_UPDATES,
+        )
+        await self._asked(post)
+        while True:
+            self._changed = anyio.Event()
+            while self._posted:
+                yield self._posted.pop(0)
+            for update_id in [*takewhile(self._is_confirmed, self._exchanges)][:-MAX_UPDATES]:
+                del self._exchanges[update_id]  # those of the last minutes may come twice
+            await self._changed.wait()
+
+    async def webhook(self, request: WebhookRequest) -> WebhookReply:
+        """Take an update from Telegram, and confirm it when the store has it; till then it is delivered again."""
+        given = request.headers.get("x-telegram-bot-api-secret-token", "")
+        if not hmac.compare_digest(given.encode(), self._webhook_secret.encode()):
+            return WebhookReply(403, b"the secret token is missing or wrong")
+        try:
+            fields = msgspec.json.decode(await request.body(), type=dict[str, Any])
+            update_id = int(fields["update_id"])
+        except (ValueError, TypeError, KeyError):
+            return WebhookReply(400, b"this is not an update")
+        exchange = self._exchanges.setdefault(update_id, Exchange(update_id))
+        if exchange.message is None:
+            self._posted.append(fields)
+            self._changed.set()
+        with anyio.move_on_after(_WEBHOOK_PATIENCE_S):
+            await exchange.settled.wait()
+        return WebhookReply(503 if exchange.state is State.HEARD else 200)
+
+    async def _heard(self, fields: Fields) -> Incoming | None:
+        """What an update says to the bot; None: nothing, or it is under way already."""
+        from telegram import Update  # noqa: PLC0415 - an extra
+
+        update_id = int(fields["update_id"])
+        exchange = self._exchanges.setdefault(update_id, Exchange(update_id))
+        if exchange.message is not None or exchange.state is State.OVER:
+            return None
+        try:
+            message = Update.de_json(dict(fields), self._bot).effective_message
+            if message is not None and not self._is_admitted(message):
+                message = None
+        except Exception as error:  # noqa: BLE001 - whatever a new Telegram sends that the library does not know
+            kind, message = type(error).__name__, None
+            log.warning("an update cannot be read", action="channel.unreadable", channel=self.name, error_type=kind)
+        incoming = None if message is None else await self._incoming(message)
+        if incoming is None:
+            self._settle(exchange, State.OVER)
+        else:
+            exchange.message = message
+            self._of[incoming] = exchange
+        return incoming
+
+    def _settle(self, exchange: Exchange, state: State) -> None:
+        exchange.state = state
+        exchange.settled.set()
+        self._changed.set()
+
+    # --- what is heard -----------------------------------------------------------------------------------------------
+
+    def _is_admitted(self, message: telegram.Message) -> bool:
+        sender = message.sender_chat or message.from_user
+        return (
+            sender is not None
+            and not (message.from_user is sender and message.from_user.is_bot)
+            and self._allowed.admits(
+                user_id=str(sender.id),
+                chat_id=str(message.chat.id),
+                is_group=message.chat.type != "private",
+                is_addressed=self._is_addressed(message),
+            )
+        )
+
+    def _is_addressed(self, message: telegram.Message) -> bool:
+        """Whether a group's message mentions the bot, answers it, or is a command that is not another bot's."""
+        to = message.reply_to_message
+        if to is not None and to.from_user == self._bot.bot and to.forum_topic_created is None:
+            return True
+        entities = message.parse_entities() or message.parse_caption_entities()
+        name = f"@{self._bot.username}".lower()
+        for entity, text in entities.items():
+            named = entity.type == "mention" and text.lower() == name
+            commanded = entity.type == "bot_command" and text.lower().partition("@")[2] in ("", name[1:])
+            if named or commanded or (entity.user is not None and entity.user.id == self._bot.id):
+                return True
+        return False
+
+    async def _incoming(self, message: telegram.Message) -> Incoming | None:
+        text, images = self._text(message), await self._images(message)
+        if not text and not images:
+            return None  # somebody has joined, a message was pinned
+        content = tuple(part for part in (TextPart(text) if text else None, *images) if part is not None)
+        sender = message.from_user
+        said = Message(
+            Role.USER,
+            content if images else text,
+            author=None if sender is None else sender.full_name,
+            name=sender.username if sender is not None and message.chat.type != "private" else None,
+        )
+        topic = message.message_thread_id if message.is_topic_message else None
+        chat_id, message_id = str(Place(message.chat.id, topic)), str(message.message_id)
+        if message.edit_date is None:
+            return Incoming(chat_id, said, message_id=message_id)
+        edited = f"{message_id}.{message.edit_date.timestamp():.0f}"
+        return Incoming(chat_id, said, message_id=edited, replaces=message_id)
+
+    def _text(self, message: telegram.Message) -> str:
+        text = message.text or message.caption or ""
+        if message.chat.type != "private":
+            text = re.sub(rf"^\s*@{self._bot.username}\b[,:]?\s*", "", text, flags=re.IGNORECASE)
+        attachment = message.effective_attachment
+        if attachment is not None and not _image_of(message):
+            text = f"({type(attachment).__name__} that cannot be shown here)\n{text}".rstrip()
+        quoted = None if text.startswith("/") else message.reply_to_message
+        if quoted is not None and quoted.from_user != self._bot.bot and (said := quoted.text or quoted.caption):
+            text = "".join(f"> {line}\n" for line in said.splitlines()) + text
+        return text
+
+    async def _images(self, message: telegram.Message) -> list[Part]:
+        from telegram import error  # noqa: PLC0415 - an extra
+
+        if (image := _image_of(message)) is None:
+            return []
+
+        async def download() -> bytes:
+            return bytes(await (await self._bot.get_file(image)).download_as_bytearray())
+
+        if (image.file_size or 0) <= self._settings.max_image_bytes:
+            with anyio.move_on_after(_DOWNLOAD_S), suppress(error.TelegramError):
+                data = base64.b64encode(await self._asked(download, insist=True)).decode()
+                return [ImagePart(getattr(image, "mime_type", None) or "image/jpeg", data)]
+        return [TextPart("(an image that is too large or cannot be had)")]
+
+    # --- telling -----------------------------------------------------------------------------------------------------
+
+    async def send(self, chat_id: str, outgoing: Outgoing) -> None:
+        """As `channels.base.Channel`."""
+        exchange = self._of.setdefault(outgoing.incoming, Exchange())
+        match outgoing:
+            case Accepted():
+                self._settle(exchange, State.KEPT)
+            case Progress(event=TextDelta(text=text)) if self._settings.stream:
+                exchange.text += text
+                every = _EDIT_EVERY_S_IN_GROUPS if chat_id.startswith("-") else _EDIT_EVERY_S
+                if self._clock.monotonic() - exchange.shown_at >= every:
+                    await self._show(Place.of(chat_id), exchange, exchange.text, insist=False)
+            case Progress(event=ReplyFinished(message=message)) if message.tool_calls:
+                exchange.text = ""  # the next reply takes the place of what was said before the tools
+            case Progress():
+                pass
+            case last:
+                del self._of[outgoing.incoming]
+                await self._end(Place.of(chat_id), exchange, last)
+
+    async def _end(self, place: Place, exchange: Exchange, last: Last) -> None:
+        """Tell the last; what is neither kept nor told is to come again, and what is interrupted if it still can."""
+        from telegram.error import BadRequest, Forbidden  # noqa: PLC0415 - an extra
+
+        is_cut_off = isinstance(last, NotAnswered) and last.reason is Reason.CUT_OFF
+        comes_again = exchange.state is State.HEARD or (is_cut_off and not self._settings.webhook_url)
+        try:
+            if not (is_cut_off and comes_again):
+                await self._show(place, exchange, last.text, insist=True)
+                if isinstance(last, Answered) and isinstance(last.event, TurnFinished):
+                    await self._send_images(place, exchange, last.event.message)
+                comes_again = False
+        except (BadRequest, Forbidden):  # nobody will ever read it: the bot was blocked, the chat is gone
+            comes_again = False
+            raise
+        finally:
+            if comes_again:
+                self._exchanges.pop(exchange.update_id, None)
+            self._settle(exchange, State.HEARD if comes_again else State.OVER)
+
+    async def _show(self, place: Place, exchange: Exchange, text: str, *, insist: bool) -> None:
+        """Let the messages that show an answer say this: edit what is there, send what is not, delete what is left."""
+        pieces = split(text, MAX_TEXT, utf16_units)
+        for index, piece in enumerate(pieces):
+            message_id, shown = exchange.shown[index] if index < len(exchange.shown) else (None, "")
+            if piece != shown:
+                put = await self._put(place, exchange, piece, message_id, insist=insist)
+                exchange.shown[index : index + 1] = [(put, piece)]
+        while len(exchange.shown) > len(pieces):
+            message_id, _ = exchange.shown.pop()
+            await self._asked(partial(self._bot.delete_message, place.chat_id, message_id), insist=insist)
+        exchange.shown_at = self._clock.monotonic()
+
+    async def _put(self, place: Place, exchange: Exchange, piece: str, message_id: int | None, *, insist: bool) -> int:
+        """Send or edit a message, with tags, else as it is; its id."""
+        from telegram.error import BadRequest  # noqa: PLC0415 - an extra
+
+        for text, mode in ((telegram_html(piece), "HTML"), (piece, None)):
+            try:
+                if message_id is None:
+                    sent = await self._asked(
+                        partial(self._bot.send_message, text=text, parse_mode=mode, **self._to(place, exchange)),
+                        insist=insist,
+                    )
+                    return sent.message_id
+                edit = partial(self._bot.edit_message_text, text, place.chat_id, message_id, parse_mode=mode)
+                await self._asked(edit, insist=insist)
+            except BadRequest as error:
+                if "not modified" in error.message:
+                    return message_id or 0
+                if mode is None and message_id is None:
+                    raise
+            else:
+                return message_id
+        return await self._put(place, exchange, piece, None, insist=insist)  # somebody has deleted it
+
+    async def _send_images(self, place: Place, exchange: Exchange, message: Message) -> None:
+        from telegram.error import BadRequest  # noqa: PLC0415 - an extra
+
+        for part in message.content if isinstance(message.content, tuple) else ():
+            if isinstance(part, ImagePart) and (image := part.url or base64.b64decode(part.data or "")):
+                to = self._to(place, exchange)
+                try:
+                    await self._asked(partial(self._bot.send_photo, photo=image, **to), insist=True)
+                except BadRequest:  # too large or too long for a photograph
+                    await self._asked(partial(self._bot.send_document, document=image, **to), insist=True)
+
+    @staticmethod
+    def _to(place: Place, exchange: Exchange) -> Fields:
+        """Where a message goes; in a group the first one shows what it answers."""
+        from telegram import ReplyParameters  # noqa: PLC0415 - an extra
+
+        answers = None
+        if exchange.message is not None and exchange.message.chat.type != "private" and not exchange.shown:
+            answers = ReplyParameters(exchange.message.message_id, allow_sending_without_reply=True)
+        return {"chat_id": place.chat_id, "message_thread_id": place.topic_id, "reply_parameters": answers}
+
+    @asynccontextmanager
+    async def typing(self, chat_id: str) -> AsyncIterator[None]:
+        """As `channels.base.Channel`."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._keep_typing, Place.of(chat_id))
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def _keep_typing(self, place: Place) -> None:
+        while True:
+            await self._bot.send_chat_action(place.chat_id, "typing", message_thread_id=place.topic_id)
+            await self._clock.sleep(_TYPING_EVERY_S)
+
+    async def _asked(self, call: Callable[[], Awaitable[T]], *, insist: bool = False) -> T:
+        """Call Telegram, as late as it says; with `insist`, again and again until it can be reached."""
+        from telegram.error import BadRequest, NetworkError, RetryAfter  # noqa: PLC0415 - an extra
+
+        delay, longest = _BACKOFF_S
+        while True:
+            try:
+                return await call()
+            except RetryAfter as error:
+                pause = msgspec.convert(error.retry_after, timedelta).total_seconds()
+            except BadRequest:  # which is a NetworkError to the library
+                raise
+            except NetworkError:
+                if not insist:
+                    raise
+                pause, delay = delay, min(2 * delay, longest)
+            await self._clock.sleep(pause)
+
+
+def _token(name: str, settings: TelegramSettings, environ: Mapping[str, str]) -> str:
+    variable = re.sub(r"\W", "_", f"{name}_BOT_TOKEN").upper()
+    used = variable if variable in environ else ""
+    secret = read_secret(settings.token_file, f"{name}_token", environ, variable=used)
+    if secret is None:
+        raise ConfigError(
+            f"the channel {name} needs the token that @BotFather gives: in the file channels.{name}.token_file, the "
+            f"credential {name}_token, or the environment variable {variable}"
+        )
+    return secret.reveal()
+
+
+def _image_of(message: telegram.Message) -> telegram.PhotoSize | telegram.Document | None:
+    """A photograph in its largest size, or a file that is a picture."""
+    if message.photo:
+        return message.photo[-1]
+    file = message.document
+    return file if file is not None and file.mime_type in _IMAGE_TYPES else None

@@ -1,0 +1,449 @@
+"""The Telegram channel over its library, against a local Bot API that refuses, fails and repeats as Telegram does."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from itertools import count
+from typing import Any
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from miniclaw_sessions import Message, SessionManager
+from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.provider import ModelEvent, Reply
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.channels import telegram
+from miniclaw_sessions.channels.base import WebhookRequest
+from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.channels.splitting import utf16_units
+from miniclaw_sessions.channels.telegram import TelegramChannel, TelegramSettings
+from miniclaw_sessions.channels.telegram_html import telegram_html
+from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.protocol.messages import ImagePart, TextPart
+from tests.channels.rooms import Doors
+from tests.channels.telegram_server import (
+    BAD_GATEWAY,
+    BLOCKED,
+    BOB,
+    BOT,
+    CONFLICT,
+    CUT,
+    GARBAGE,
+    GROUP,
+    PNG,
+    TOKEN,
+    TOO_MANY,
+    BotServer,
+    Refused,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+class HastyClock(SystemClock):
+    """Notes how long it was to sleep, and does not; what paces by it sees the time that the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+        self.time = 0.0
+
+    def monotonic(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        await anyio.sleep(min(seconds, 0.01))
+
+
+class Bots:
+    """Makes bots as the daemon does: each a channel that is served by a dispatcher of its own."""
+
+    def __init__(self, server: BotServer, manager: SessionManager, model: Doors) -> None:
+        self.server, self.manager, self.model = server, manager, model
+        self.clock = HastyClock()
+
+    def channel(self, token: str = TOKEN, **settings: Any) -> TelegramChannel:
+        chosen: dict[str, Any] = {"allow": ("*",), "api_url": self.server.url, "stream": False, **settings}
+        made = TelegramSettings(**chosen)
+        return TelegramChannel("telegram", made, {"TELEGRAM_BOT_TOKEN": token}, self.clock)
+
+    @asynccontextmanager
+    async def serving(self, **settings: Any) -> AsyncIterator[TelegramChannel]:
+        assistant = Assistant(Agent(self.model))
+        async with (
+            aclosing(self.channel(**settings)) as channel,
+            Dispatcher(self.manager, assistant, backoff_s=(0.0, 0.0)) as dispatcher,
+        ):
+            dispatcher.serve(channel)
+            yield channel
+            dispatcher.cut_off(anyio.current_time())
+
+    async def refused(self, channel: TelegramChannel) -> str:
+        """The sentence with which a channel gives up listening."""
+        with pytest.raises(ConfigError) as caught:
+            async for _ in channel.receive():
+                pass
+        await channel.aclose()
+        return str(caught.value)
+
+    async def said(self, chat_id: str = "42") -> list[str]:
+        return [message.text for message in (await self.manager.get_or_create("telegram", chat_id)).messages()]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[BotServer]:
+    async with BotServer() as made:
+        yield made
+    assert made.problems == []
+
+
+@pytest.fixture
+def bots(server: BotServer, manager: SessionManager, model: Doors) -> Bots:
+    return Bots(server, manager, model)
+
+
+# --- answering, and confirming ---------------------------------------------------------------------------------------
+
+
+async def test_what_is_said_is_answered_and_only_then_confirmed(bots: Bots, server: BotServer, model: Doors) -> None:
+    model.close("hello")
+    async with bots.serving():
+        server.say("hello")
+        await model.was_asked("hello")
+        await server.until(lambda: server.deliveries[server.updates[0]["update_id"]] > 2)
+        assert server.updates, "the answer was not told yet"
+        await server.until(lambda: bool(server.typing))
+        model.open("hello")
+        await server.until(lambda: not server.updates)
+    assert server.texts() == ["echo: hello"]
+    assert model.asked == ["hello"]
+    assert await bots.said() == ["hello", "echo: hello"]
+    assert "reply_parameters" not in server.messages[0]
+
+
+async def test_what_waits_is_unconfirmed_and_other_chats_are_answered_meanwhile(
+    bots: Bots, server: BotServer, model: Doors
+) -> None:
+    model.close("slow")
+    async with bots.serving():
+        server.say("slow")
+        server.say("waits")
+        server.say("quick", sender=BOB)
+        await server.until(lambda: server.texts(43) == ["echo: quick"])
+        assert len(server.updates) == 3
+        model.open("slow")
+        await server.until(lambda: not server.updates)
+    assert server.texts() == ["echo: slow", "echo: waits"]
+
+
+async def test_what_waits_is_answered_by_the_next_daemon_and_what_was_answered_is_not(
+    bots: Bots, server: BotServer, model: Doors
+) -> None:
+    model.close("slow")
+    async with bots.serving():
+        server.say("slow")
+        server.say("waits")
+        server.say("quick", sender=BOB)
+        await server.until(lambda: server.texts(43) == ["echo: quick"])
+    assert server.texts() == [], "who is cut off says nothing: the answer comes later"
+    model.open("slow")
+    async with bots.serving():
+        await server.until(lambda: not server.updates)
+    assert server.texts() == ["echo: slow", "echo: waits"]
+    assert server.texts(43) == ["echo: quick"]
+    assert model.asked.count("quick") == 1
+    assert await bots.said() == ["slow", "echo: slow", "waits", "echo: waits"]
+
+
+async def test_stop_is_heard_while_an_answer_is_under_way(bots: Bots, server: BotServer, model: Doors) -> None:
+    model.close("tell me everything")
+    async with bots.serving():
+        server.say("tell me everything")
+        await model.was_asked("tell me everything")
+        server.say("/stop")
+        await server.until(lambda: not server.updates)
+    assert server.texts() == ["echo:  (stopped)"]
+
+
+async def test_a_slow_answer_does_not_keep_all_others_from_being_heard(
+    bots: Bots, server: BotServer, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telegram, "MAX_UPDATES", 5)  # of the hundred that one poll gives
+    model.close("slow")
+    async with bots.serving():
+        server.say("slow")
+        people = [{**BOB, "id": 100 + number} for number in range(12)]
+        for one in people:
+            server.say("quick", sender=one)
+        await server.until(lambda: all(server.texts(one["id"]) for one in people))
+        model.open("slow")
+        await server.until(lambda: not server.updates)
+
+
+async def test_the_newest_message_can_be_edited_and_is_answered_anew(
+    bots: Bots, server: BotServer, model: Doors
+) -> None:
+    async with bots.serving():
+        first = server.say("helo")
+        await server.until(lambda: not server.updates)
+        server.edit(first, "hello")
+        await server.until(lambda: not server.updates)
+        server.edit(first | {"date": first["date"] + 60}, "hello!")
+        await server.until(lambda: not server.updates)
+        assert await bots.said() == ["hello!", "echo: hello!"]
+        server.say("and then?")
+        await server.until(lambda: not server.updates)
+        server.edit(first | {"date": first["date"] + 120}, "never mind")
+        await server.until(lambda: not server.updates)
+    assert await bots.said() == ["hello!", "echo: hello!", "and then?", "echo: and then?"]
+    assert model.asked == ["helo", "hello", "hello!", "and then?"]
+
+
+# --- how it looks ----------------------------------------------------------------------------------------------------
+
+
+def test_markdown_becomes_what_telegram_has() -> None:
+    assert (
+        telegram_html("# A & B\n\n**x** _y_ `z<`")
+        == "<b>A &amp; B</b>\n\n<strong>x</strong> <em>y</em> <code>z&lt;</code>"
+    )
+    assert telegram_html("- a\n  1. b\n- c") == "\N{BULLET} a\n  1. b\n\N{BULLET} c"
+    assert telegram_html("```py\n1 < 2\n```") == '<pre><code class="language-py">1 &lt; 2</code></pre>'
+    assert telegram_html("> a\n> > b") == "<blockquote>a\nb</blockquote>"
+    assert telegram_html("|a|b|\n|-|-|\n|1|**2**|") == "<pre>|a|b|\n|-|-|\n|1|**2**|</pre>"
+    assert telegram_html("![p](http://i/) [l](http://x/?a&b 't')") == (
+        '<a href="http://i/">p</a> <a href="http://x/?a&amp;b">l</a>'
+    )
+
+
+async def test_a_long_answer_is_split_at_4096_units_of_utf_16(bots: Bots, server: BotServer) -> None:
+    async with bots.serving():
+        server.say(said := "\N{GRINNING FACE}" * 3000)
+        await server.until(lambda: not server.updates)
+    assert "".join(server.texts()) in {f"echo:{said}", f"echo: {said}"}
+    assert len(server.texts()) == 2
+    assert all(utf16_units(text) <= 4096 for text in server.texts())
+
+
+async def test_what_telegram_cannot_read_is_sent_as_plain_text(bots: Bots, server: BotServer) -> None:
+    async with bots.serving():
+        server.fail("sendMessage", Refused(400, "Bad Request: can't parse entities: Unsupported start tag"))
+        server.say("**bold**")
+        await server.until(lambda: not server.updates)
+        server.say("**bold**")
+        await server.until(lambda: not server.updates)
+    assert server.texts() == ["echo: **bold**", "echo: bold"]
+
+
+async def test_an_answer_is_shown_while_it_is_written_and_not_too_often(
+    bots: Bots, server: BotServer, model: Doors
+) -> None:
+    model.close("one", "two")
+    async with bots.serving(stream=True):
+        server.say("one")
+        await server.until(lambda: server.texts() == ["echo:"])
+        model.open("one")  # in the same second
+        await server.until(lambda: not server.updates)
+        assert server.texts() == ["echo: one"]
+        assert len(server.called("editMessageText")) == 1, "only the end"
+        assert len(server.called("sendMessage")) == 1
+
+
+# --- who may speak, and where ----------------------------------------------------------------------------------------
+
+
+async def test_strangers_are_not_answered_and_the_log_says_whom_to_allow(
+    bots: Bots, server: BotServer, model: Doors
+) -> None:
+    async with bots.serving(allow=("43",)):
+        server.say("hello")
+        server.say("hi", sender=BOB)
+        await server.until(lambda: not server.updates)
+    assert model.asked == ["hi"]
+    assert server.texts() == []
+
+
+async def test_in_a_group_it_speaks_when_spoken_to(bots: Bots, server: BotServer, model: Doors) -> None:
+    async with bots.serving():
+        server.say("just talking", group=GROUP)
+        server.say("/stop@other_bot", group=GROUP)
+        server.say("who is @claw_botany?", group=GROUP)
+        asked = server.say("@Claw_bot, hi", group=GROUP)
+        await server.until(lambda: not server.updates)
+        server.say("and now?", group=GROUP, reply_to_message=server.say("x", group=GROUP) | {"from": BOT})
+        server.say("what is it, @claw_bot", group=GROUP, reply_to_message=server.say("a stone", group=GROUP))
+        await server.until(lambda: not server.updates)
+    assert model.asked == ["hi", "and now?", "> a stone\nwhat is it, @claw_bot"]
+    assert server.texts(GROUP["id"])[0] == "echo: hi"
+    assert server.messages[0]["reply_parameters"]["message_id"] == asked["message_id"]
+    (said, *_) = (await bots.manager.get_or_create("telegram", str(GROUP["id"]))).messages()
+    assert (said.author, said.name) == ("Ann", "ann")
+
+
+async def test_each_topic_of_a_forum_is_a_chat_of_its_own(bots: Bots, server: BotServer) -> None:
+    async with bots.serving():
+        server.say("/x hi", group=GROUP, message_thread_id=7, is_topic_message=True)
+        await server.until(lambda: not server.updates)
+    assert server.messages[0]["message_thread_id"] == 7
+    assert server.typing[0].get("message_thread_id") == 7
+    assert await bots.said("-100200.7") == ["/x hi", "echo: /x hi"]
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+class Painter(Doors):
+    """Answers with the images that it was shown."""
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        del tools
+        shown = [part for part in messages[-1].content if isinstance(part, ImagePart)]
+        yield Reply(Message.assistant((TextPart("like this?"), *shown)))
+
+
+async def test_images_come_in_and_go_out(bots: Bots, server: BotServer) -> None:
+    bots.model = Painter()
+    async with bots.serving(max_image_bytes=100):
+        server.photograph(caption="look")
+        await server.until(lambda: not server.updates)
+        server.photograph(b"\xff\xd8" + b"x" * 100)
+        await server.until(lambda: not server.updates)
+        server.files.pop(server.photograph()["photo"][0]["file_id"])
+        await server.until(lambda: not server.updates)
+    (said, _, large, _, lost, _) = (await bots.manager.get_or_create("telegram", 42)).messages()
+    assert said.content == (TextPart("look"), ImagePart("image/jpeg", base64.b64encode(PNG).decode()))
+    assert large.text == lost.text == "(an image that is too large or cannot be had)"
+    assert server.texts() == ["like this?", "", "like this?", "like this?"]
+    assert server.messages[1]["photo"] == PNG
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+async def test_telegram_says_how_long_to_wait_and_it_is_obeyed(bots: Bots, server: BotServer) -> None:
+    async with bots.serving():
+        server.fail("sendMessage", TOO_MANY)
+        server.say("hello")
+        await server.until(lambda: not server.updates)
+    assert 30.0 in bots.clock.pauses
+    assert server.texts() == ["echo: hello"]
+
+
+async def test_an_answer_waits_until_telegram_can_be_reached(bots: Bots, server: BotServer) -> None:
+    async with bots.serving():
+        server.fail("sendMessage", BAD_GATEWAY, CUT, BAD_GATEWAY)
+        server.say("hello")
+        await server.until(lambda: not server.updates)
+    assert server.texts() == ["echo: hello"]
+    assert 2.0 in bots.clock.pauses, "each time a longer while"
+
+
+async def test_listening_goes_on_when_the_connection_breaks_and_no_log_tells_what_was_said(
+    bots: Bots, server: BotServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bots.serving():
+        server.fail("getMe", BAD_GATEWAY)
+        server.fail("getUpdates", BAD_GATEWAY, CUT, GARBAGE, TOO_MANY)
+        with capture_logs() as logs:
+            server.say("hello")
+            await server.until(lambda: not server.updates and server.texts() == ["echo: hello"])
+    assert TOKEN not in str(logs) + caplog.text
+    assert "secret" not in str(logs) + caplog.text
+
+
+async def test_an_update_that_nobody_can_read_hides_no_other(bots: Bots, server: BotServer) -> None:
+    async with bots.serving():
+        server.update(message={"message_id": "no number"})
+        server.update(message=[])
+        server.update(something_new={"of": "next year"})
+        server.say("hello")
+        await server.until(lambda: not server.updates)
+    assert server.texts() == ["echo: hello"]
+
+
+async def test_who_has_blocked_the_bot_does_not_hold_up_the_others(bots: Bots, server: BotServer) -> None:
+    async with bots.serving():
+        server.fail("sendMessage", BLOCKED)
+        server.say("hello")
+        await server.until(lambda: not server.updates)
+        server.say("hi", sender=BOB)
+        await server.until(lambda: not server.updates)
+    assert server.texts(43) == ["echo: hi"]
+
+
+async def test_a_wrong_token_is_said_in_a_sentence_that_does_not_show_it(bots: Bots) -> None:
+    sentence = await bots.refused(bots.channel(token="123456:wrong"))
+    assert "Telegram knows no bot with the token of the channel telegram" in sentence
+    assert "123456" not in sentence
+
+
+async def test_a_second_program_with_the_same_bot_is_named(bots: Bots, server: BotServer) -> None:
+    server.fail("getUpdates", CONFLICT)
+    assert "another program asks for the messages of the bot @claw_bot" in await bots.refused(bots.channel())
+
+
+def test_a_token_is_needed() -> None:
+    with pytest.raises(ConfigError, match="TELEGRAM_BOT_TOKEN"):
+        TelegramChannel("telegram", TelegramSettings(), {})
+
+
+# --- by webhook ------------------------------------------------------------------------------------------------------
+
+
+def posted(headers: dict[str, str], body: bytes) -> WebhookRequest:
+    async def read() -> bytes:
+        return body
+
+    return WebhookRequest("POST", "", {}, headers, read)
+
+
+def post_to(channel: TelegramChannel, server: BotServer, *lost: int) -> None:
+    """Let updates be posted to a channel; these of its confirmations get lost on the way."""
+    posts = count()
+
+    async def post(headers: dict[str, str], body: bytes) -> int:
+        status = (await channel.webhook(posted(headers, body))).status
+        return 0 if next(posts) in lost else status
+
+    server.post = post
+
+
+WEBHOOK = "https://bot.example/channels/telegram"
+
+
+async def test_by_webhook_an_update_is_taken_when_the_store_has_it(bots: Bots, server: BotServer, model: Doors) -> None:
+    model.close("slow")
+    async with bots.serving(webhook_url=WEBHOOK) as channel:
+        post_to(channel, server)
+        server.say("slow")
+        server.say("waits")
+        await server.until(lambda: len(server.updates) == 1)
+        assert server.updates[0]["message"]["text"] == "waits"
+        model.open("slow")
+        await server.until(lambda: len(server.texts()) == 2)
+    assert server.texts() == ["echo: slow", "echo: waits"]
+
+
+async def test_by_webhook_what_comes_twice_is_answered_once(bots: Bots, server: BotServer, model: Doors) -> None:
+    async with bots.serving(webhook_url=WEBHOOK) as channel:
+        post_to(channel, server, 0, 1)
+        server.say("hello")
+        await server.until(lambda: not server.updates)
+    assert max(server.deliveries.values()) == 3
+    assert model.asked == ["hello"]
+    assert server.texts() == ["echo: hello"]
+
+
+async def test_only_telegram_can_post_to_the_webhook(bots: Bots, server: BotServer) -> None:
+    async with bots.serving(webhook_url=WEBHOOK) as channel:
+        await server.until(lambda: bool(server.webhook))
+        secret = {"x-telegram-bot-api-secret-token": server.webhook["secret_token"]}
+        for headers, body, status in ({}, b"{}", 403), (secret, b"[]", 400), (secret, b'{"update_id": []}', 400):
+            assert (await channel.webhook(posted(headers, body))).status == status
