@@ -76,7 +76,7 @@ class Budgets:
         self._manager = manager
         self._clock = clock or SystemClock()
         self._channels: dict[str, _Channel] = {}
-        self.unit = "tokens" if settings.unit == "tokens" else currency
+        self.currency = currency
 
     def __repr__(self) -> str:
         return f"<Budgets {self._settings}>"
@@ -122,8 +122,7 @@ class Budgets:
 
     def shown(self, amount: float) -> str:
         """An amount, for people."""
-        number = f"{amount:,.0f}" if self._settings.unit == "tokens" else f"{amount:,.4f}"
-        return f"{number} {self.unit}".rstrip()
+        return f"{amount:,.0f} tokens" if self._settings.unit == "tokens" else f"{amount:,.4f} {self.currency}".rstrip()
 
     async def _channel(self, manager: SessionReader, channel: str, today: date) -> _Channel:
         known, now = self._channels.get(channel), self._clock.monotonic()

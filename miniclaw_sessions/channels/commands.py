@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.events import TurnEnd
 from miniclaw_sessions.channels.base import Incoming
+from miniclaw_sessions.channels.spending import choose_model, tell_usage
 from miniclaw_sessions.errors import DuplicateMessage, NothingToResume, TranscriptNotKept
 from miniclaw_sessions.protocol.entries import Custom, MessageEntry
 from miniclaw_sessions.protocol.messages import Message
@@ -35,12 +37,14 @@ class Said(NamedTuple):
         session: whose conversation it is.
         incoming: the message.
         arguments: what stands behind the word.
+        agent: whose models answer.
         answer: lets the assistant answer something, under the message's own id.
     """
 
     session: Session
     incoming: Incoming
     arguments: str
+    agent: Agent
     answer: Callable[[Message | Opening | None], Awaitable[TurnEnd]]
 
 
@@ -122,6 +126,8 @@ COMMANDS: dict[str, Command] = {
     "/stop": Command("stop the answer, and what waits behind it"),
     "/new": Command("begin anew", begin_anew),
     "/retry": Command("answer my last message once more", answer_again),
+    "/model": Command("which model answers here; /model NAME changes it", choose_model),
+    "/usage": Command("what this chat has used", tell_usage),
     "/approve": Command("agree to what waits for a yes"),
     "/deny": Command("do not agree to it"),
     "/help": Command("show this", tell_commands),

@@ -353,7 +353,7 @@ class Dispatcher:
             )
             word, arguments = (asked.channel is not None and command_in(incoming.message)) or ("", "")
             if word and (run := COMMANDS[word].run) is not None:
-                end = await run(Said(asked.session, incoming, arguments, answer))
+                end = await run(Said(asked.session, incoming, arguments, self._assistant.agent, answer))
             else:
                 if incoming.replaces is not None:
                     await go_back(asked.session, incoming.replaces, incoming.message_id)

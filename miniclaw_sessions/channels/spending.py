@@ -1,0 +1,45 @@
+"""`/model` and `/usage`: which model answers a chat, and what that has cost."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING
+
+from miniclaw_sessions.manager.usage import spent_in
+from miniclaw_sessions.protocol.messages import Usage
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.channels.commands import Said
+
+
+async def choose_model(said: Said) -> str:
+    """Tell which model answers and which may be chosen, or choose one: by its name, or a part that only one has."""
+    agent, wanted, chosen = said.agent, said.arguments.strip(), said.session.chosen_model
+    if not agent.choices:
+        return f"{agent.provider.model} answers here; there is no other one to choose (model.choices)."
+    now = chosen if chosen in agent.choices else next(iter(agent.choices))
+    names = ", ".join(agent.choices)
+    if not wanted:
+        return f"{now} answers here. /model NAME changes that, to one of: {names}"
+    found = [wanted] if wanted in agent.choices else [name for name in agent.choices if wanted.lower() in name.lower()]
+    if len(found) != 1:
+        return f"{'Several models are called like this' if found else 'There is no such model'}; choose one of: {names}"
+    await said.session.tree.append_model_change(agent.choices[found[0]].name, found[0])
+    return f"From here on {found[0]} answers."
+
+
+async def tell_usage(said: Said) -> str:
+    """What this chat has used today, this month and altogether, and what is left of its budgets."""
+    session, budgets = said.session, said.agent.budgets
+    today = session.journal.home.clock.now().astimezone(UTC).date()
+    spans = {"Today": (today, None), "This month": (today.replace(day=1), None), "Altogether": (None, None)}
+    lines = []
+    for name, (since, until) in spans.items():
+        used = sum((one.usage for one in spent_in(session, since, until)), Usage())
+        cost = "" if used.cost is None else f", {used.cost:,.4f} {'' if budgets is None else budgets.currency}".rstrip()
+        lines.append(f"{name}: {used.total:,} tokens{cost}")
+    for budget in await budgets.of(session) if budgets is not None else ():
+        if budgets is not None and budget.limit:
+            spent, limit = budgets.shown(budget.spent), budgets.shown(budget.limit)
+            lines.append(f"Budget of {budget.of} for {budget.period}: {spent} of {limit} spent")
+    return "\n".join(lines)

@@ -1,0 +1,77 @@
+"""`/model` and `/usage` in a chat, and what it is told when its budget is spent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+import anyio
+import pytest
+
+from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.budgets import Budgets
+from miniclaw_sessions.agent.provider import ModelEvent, Reply
+from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.config import BudgetSettings
+from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.entries import ModelChange
+from miniclaw_sessions.protocol.messages import Message, Role, Usage
+from tests.channels.rooms import Room
+
+pytestmark = pytest.mark.anyio
+
+
+class Speaker:
+    """Says its name, for a quarter."""
+
+    name = "test"
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        del messages, tools
+        yield Reply(Message(Role.ASSISTANT, f"I am {self.model}", usage=Usage(900, 100, cost=0.25)))
+
+
+@pytest.fixture
+async def dispatcher(manager: SessionManager, room: Room) -> AsyncIterator[Dispatcher]:
+    models = {name: Speaker(name) for name in ("small", "large", "largest")}
+    budgets = Budgets(BudgetSettings(chat_day=0.5), manager, currency="EUR", clock=manager.clock)
+    agent = Agent(models["small"], choices=models, budgets=budgets)
+    async with Dispatcher(manager, Assistant(agent)) as made:
+        made.serve(room)
+        yield made
+        made.cut_off(anyio.current_time())
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_a_chat_changes_its_model_and_the_tree_says_so(room: Room, manager: SessionManager) -> None:
+    said = ("hello", "/model", "/model LARGEST", "hello", "/model larg", "/model huge", "/model")
+    answers = [one.text for one in await room.ended(*map(room.say, said))]
+    assert answers == [
+        "I am small",
+        "small answers here. /model NAME changes that, to one of: small, large, largest",
+        "From here on largest answers.",
+        "I am largest",
+        "Several models are called like this; choose one of: small, large, largest",
+        "There is no such model; choose one of: small, large, largest",
+        "largest answers here. /model NAME changes that, to one of: small, large, largest",
+    ]
+    transcript = await (await manager.get_or_create("room", 1)).tree.get_transcript()
+    changes = [(one.provider, one.model_id) for one in transcript.entries if isinstance(one, ModelChange)]
+    assert changes == [("test", "largest")]
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_a_chat_is_told_what_it_has_used_and_when_nothing_is_left(room: Room) -> None:
+    *_, usage, spent = await room.ended(*map(room.say, ("one", "two", "/usage", "three")))
+    assert usage.text.splitlines() == [
+        "Today: 2,000 tokens, 0.5000 EUR",
+        "This month: 2,000 tokens, 0.5000 EUR",
+        "Altogether: 2,000 tokens, 0.5000 EUR",
+        "Budget of this chat for today: 0.5000 EUR of 0.5000 EUR spent",
+    ]
+    assert spent.text.startswith("The budget of this chat for today is spent, 0.5000 EUR of 0.5000 EUR; it goes on at ")
+    assert spent.text.endswith(" Your message is kept.")
