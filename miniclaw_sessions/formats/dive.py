@@ -290,7 +290,7 @@ def _line(kind: str, data: Mapping[str, Any]) -> bytes:
 DIVE = Format(
     name=KEPT,
     about=(
-        "Dive's session files (document 001); one branch is written, without labels, settings, the names of tools, the "
+        "Dive's session files; one branch is written, without labels, settings, the names of tools, the "
         "authors and models of messages, and other services' parts"
     ),
     suffix=".jsonl",

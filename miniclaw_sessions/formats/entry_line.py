@@ -338,7 +338,7 @@ class _Writer:
 
 ENTRY_LINE = Format(
     name=KEPT,
-    about="JSON Lines as in document 003, and our own way of taking a session elsewhere; nothing is lost",
+    about="JSON Lines, our own way of taking a session elsewhere; nothing is lost",
     suffix=".jsonl",
     recognize=_recognize,
     reader=_Reader,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from miniclaw_sessions.errors import InvalidMessage
@@ -22,6 +23,13 @@ from miniclaw_sessions.protocol.printable import printable
 
 MAX_CHARACTERS = 160
 """How much of a text is taken for a line."""
+
+_MARKS = (
+    (re.compile(r"^[ \t]*(?:```.*|#{1,6}[ \t]+|>[ \t]?)", re.MULTILINE), ""),
+    (re.compile(r"!?\[([^\]\n]*)\]\([^)\s]*\)"), r"\1"),
+    (re.compile(r"(\*\*|`)(?=\S)(.+?)(?<=\S)\1"), r"\2"),
+)
+"""What stands out of Markdown on one line, and what is left of it: fences, headings, quotes, links, bold and code."""
 
 NAMES = {
     Role.SYSTEM: "System",
@@ -108,7 +116,7 @@ def one_line(text: str) -> str:
 
 
 def _words_of(message: Message) -> str:
-    text = one_line(_first_text(message))
+    text = one_line(_without_marks(_first_text(message)))
     calls = message.tool_calls or ()
     if not calls:
         return text or _described(message)
@@ -126,6 +134,14 @@ def _first_text(message: Message) -> str:
     if isinstance(message.content, str):
         return message.content
     return next((part.text for part in message.content if isinstance(part, TextPart) and part.text.strip()), "")
+
+
+def _without_marks(text: str) -> str:
+    """The beginning of a text without the marks of Markdown."""
+    text = text[: 4 * MAX_CHARACTERS]
+    for marks, rest in _MARKS:
+        text = marks.sub(rest, text)
+    return text
 
 
 def _described(message: Message) -> str:

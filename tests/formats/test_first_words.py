@@ -22,6 +22,10 @@ READ = ToolCall("c1", "read", '{"limit": 3, "path": "a/b.txt"}')
     ("message", "told"),
     [
         (Message.user("  Hello\n\tthere "), "Hello there"),
+        (
+            Message.user("# A **bold** title\n> with `code`,\n```sh\n[a link](x) 2 ** 3 __init__"),
+            "A bold title with code, a link 2 ** 3 __init__",
+        ),
         (Message.user((ImagePart("image/png", data="AAAA"), TextPart("See"))), "See"),
         (Message.user((ImagePart("image/png", data="AAAA"),)), "(an image)"),
         (Message.assistant((ThinkingPart("hm"),)), "(thinking)"),

@@ -289,6 +289,9 @@ def test_what_nobody_answered_is_answered_when_somebody_asks(open_page: OpenPage
 
 
 def test_the_service_tells_that_everything_is_saved_and_makes_a_backup(open_page: OpenPage, daemon: PageDaemon) -> None:
+    usage = {"input_tokens": 300, "output_tokens": 4}
+    message = {"role": "assistant", "content": "Paid.", "model": "dear", "usage": usage}
+    daemon.ask("POST", "/v1/sessions/demo_paid/messages", message)
     page = open_page("#/service")
     page.get_by_text("Messages are accepted and saved.").wait_for()
     page.get_by_role("button", name="Check everything").click()
@@ -300,3 +303,5 @@ def test_the_service_tells_that_everything_is_saved_and_makes_a_backup(open_page
     answer(page, str(daemon.workspace.parent / "copy"), "Back up")
     page.locator(".page .rows").get_by_text("copy").wait_for()
     page.locator("figcaption").get_by_text("Time of a commit, ms").wait_for()
+    page.get_by_label("Usage by").select_option("model")
+    page.get_by_role("row", name="dear").get_by_text("300", exact=True).wait_for()

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { find, make } from "./elements.js";
-import { counted, moment, nameOf, plain, when } from "./words.js";
+import { counted, moment, nameOf, when } from "./words.js";
 
 const PAUSE_MS = 180;
 const NAMES = 8;
@@ -95,7 +95,7 @@ function sessionLink(row) {
     { href: `#/session/${encodeURIComponent(row.session_id)}` },
     make("b", {}, nameOf(row)),
     make("span", { class: "where" }, row.channel),
-    make("span", { class: "snippet" }, plain(row.last_words ?? "")),
+    make("span", { class: "snippet" }, row.last_words ?? ""),
   );
 }
 
@@ -104,7 +104,7 @@ function sessionLink(row) {
  * @param {string} name
  */
 function hitLink(hit, name) {
-  const pieces = hit.snippet.map((/** @type {any} */ piece) => (piece.match ? make("mark", {}, piece.text) : plain(piece.text)));
+  const pieces = hit.snippet.map((/** @type {any} */ piece) => (piece.match ? make("mark", {}, piece.text) : piece.text.replace(/\*\*|`/g, "")));
   const who = hit.role === "title" ? "title" : (hit.author ?? hit.role.replace("_", " "));
   return make(
     "a",

@@ -6,6 +6,7 @@ import { askText } from "./dialogs.js";
 import { icon, make } from "./elements.js";
 import { attempt, notify } from "./notices.js";
 import { Plots } from "./plots.js";
+import { UsageTable } from "./usage.js";
 import { bytes, counted, count, duration, moment } from "./words.js";
 
 const AGAIN_MS = 5_000;
@@ -20,7 +21,7 @@ export class ServiceView {
     this.kept = make("section", {});
     this.plots = new Plots();
     const head = make("header", { class: "top" }, make("a", { class: "icon back", href: "#/", "aria-label": "All sessions" }, icon("back")), make("div", { class: "who" }, make("h1", {}, "Service")));
-    main.replaceChildren(make("div", { class: "page" }, head, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Service" }, this.state, this.tiles, this.plots.box, this.more, this.kept)));
+    main.replaceChildren(make("div", { class: "page" }, head, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Service" }, this.state, this.tiles, this.plots.box, new UsageTable().box, this.more, this.kept)));
     if (isBounded()) {
       this.state.replaceChildren(make("p", { class: "hint" }, "How the service is, is not shown to this token."));
       return;

@@ -4,7 +4,7 @@
 import { get } from "./api.js";
 import { find, make } from "./elements.js";
 import { attempt } from "./notices.js";
-import { moment, nameOf, plain, when } from "./words.js";
+import { moment, nameOf, when } from "./words.js";
 
 const PAGE = 60;
 const ROW_PX = 66;
@@ -142,7 +142,7 @@ export class SessionList {
       { href: `#/session/${encodeURIComponent(row.session_id)}`, "aria-current": row.session_id === this.chosen ? "page" : null },
       make("span", { class: "name" }, nameOf(row)),
       make("time", { datetime: row.last_accessed, title: moment(row.last_accessed) }, when(row.last_accessed)),
-      make("span", { class: "words" }, isAnswering ? "answering…" : plain(row.last_words ?? "nothing said yet")),
+      make("span", { class: "words" }, isAnswering ? "answering…" : (row.last_words ?? "nothing said yet")),
       make("span", { class: "channel" }, row.channel),
       isAnswering && make("i", { class: "dot live", title: "being answered" }),
       row.lost > 0 && make("i", { class: "dot lost", title: `${row.lost} older messages were lost` }),

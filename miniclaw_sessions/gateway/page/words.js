@@ -82,14 +82,6 @@ export function duration(seconds) {
  */
 export function nameOf(session) {
   if (session.title?.trim()) return session.title;
-  if (session.first_words) return plain(session.first_words);
+  if (session.first_words) return session.first_words;
   return session.channel === "conv" ? "New conversation" : session.chat_id;
-}
-
-/**
- * The beginning of a message on one line, without the marks of Markdown that stand out most.
- * @param {string} words
- */
-export function plain(words) {
-  return words.replace(/\*\*|`/g, "");
 }
