@@ -11,15 +11,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import httpx2
 import pytest
 from anyio.abc import Process
 
 from tests.channels.rooms import PATIENCE_S
-from tests.channels.telegram_server import TOKEN, BotServer
-from tests.providers.strict_server import Answer, Asked, StrictServer
+from tests.channels.telegram_server import BOB, TOKEN, BotServer
+from tests.providers.strict_server import Answer, Asked, Call, StrictServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proof]
 
+MCP_SERVER = Path(__file__).parents[1] / "agent/mcp_servers/bad.py"
 PAGE = Path(__file__).parents[2] / "docs/channels.md"
 
 
@@ -31,23 +33,28 @@ def commands() -> list[str]:
 
 
 class Model:
-    """Remembers what it was told first; an answer that was asked for as `slow` comes when it is allowed to."""
+    """Remembers what it was told first, and calls the tool that it is told to use; `slow` answers must be allowed."""
 
     def __init__(self) -> None:
         self.is_slow = True
 
     def __call__(self, asked: Asked) -> Answer:
+        *_, last = asked.messages
         said = [message.text for message in asked.messages if message.is_user]
-        if said[-1].startswith("slow") and self.is_slow:
+        if last.is_tool_result:
+            return Answer(text=f"The tool says: {last.text}")
+        if last.text.startswith("use "):
+            return Answer(calls=(Call(f"files_{last.text.removeprefix('use ')}", {"path": "a"}),))
+        if last.text.startswith("slow") and self.is_slow:
             return Answer(text="I begin to write", ending="stall", ending_after=4)
-        return Answer(text=f"{said[-1]}? You said first: **{said[0]}**")
+        return Answer(text=f"{last.text}? You said first: **{said[0]}**")
 
 
 @asynccontextmanager
-async def bot(home: Path, server: BotServer, model: StrictServer) -> AsyncIterator[Process]:
+async def bot(home: Path, server: BotServer, model: StrictServer, **more: str) -> AsyncIterator[Process]:
     """The second command of the page, in a home of its own."""
     _, command = commands()
-    words = shlex.split(command.replace("123456789", "42").replace("123456:ABC-DEF", TOKEN))
+    words = shlex.split(command.replace("123456789", "42,43").replace("123456:ABC-DEF", TOKEN))
     settings = [word for word in words if "=" in word and not word.startswith("-")]
     environ = dict(word.split("=", 1) for word in settings) | {
         "HOME": str(home),
@@ -55,7 +62,12 @@ async def bot(home: Path, server: BotServer, model: StrictServer) -> AsyncIterat
         "MINICLAW_MODEL_API_KEY_ENV": "OPENAI_API_KEY",
         "MINICLAW_MODEL_MODEL": "m",
         "MINICLAW_MODEL_BASE_URL": model.url_for("openai"),
+        "MINICLAW_MODEL_TOOLS": "files_*",
+        "MINICLAW_MCP_FILES_COMMAND": sys.executable,
+        "MINICLAW_MCP_FILES_ARGS": f"-S,-E,{MCP_SERVER},well",
+        "MINICLAW_MCP_FILES_APPROVE": "delete",
         "MINICLAW_CHANNELS_TELEGRAM_API_URL": server.url,
+        **more,
     }
     program, *arguments = words[len(settings) :]
     assert program == "miniclaw-sessions"
@@ -73,30 +85,72 @@ async def bot(home: Path, server: BotServer, model: StrictServer) -> AsyncIterat
             log.close()
 
 
-async def test_two_commands_and_a_token_give_a_bot_that_remembers_stops_and_outlives_kill_9(tmp_path: Path) -> None:
+async def test_two_commands_and_a_token_give_a_bot_that_remembers_uses_tools_asks_stops_and_outlives_kill_9(
+    tmp_path: Path,
+) -> None:
     install, _ = commands()
     assert install.startswith("pip install 'miniclaw-sessions[")
     script = Model()
     async with BotServer() as server, StrictServer(script) as model:
         async with bot(tmp_path, server, model) as process:
             server.say("my name is Ann")
-            await server.until(lambda: len(server.texts()) == 1 and not server.updates)
-            assert server.texts() == ["my name is Ann? You said first: my name is Ann"]
+            await server.until(lambda: len(server.texts()) == 1)
+            server.say("use echo")
+            await server.until(lambda: len(server.texts()) == 2)
             server.say("slow, tell me everything")
-            await server.until(lambda: server.texts()[1:] != [])
+            await server.until(lambda: len(server.texts()) == 3)
             server.say("/stop")
-            await server.until(lambda: server.texts()[1].endswith("(stopped)") and not server.updates)
+            await server.until(lambda: server.texts()[2].endswith("(stopped)"))
+            server.say("use delete", sender=BOB)
+            await server.until(lambda: bool(server.texts(43)) and not server.updates)
             server.say("slow, what is my name")
             server.say("this waits behind it")
-            await server.until(lambda: len(server.texts()) == 3 and len(server.updates) == 2)
+            await server.until(lambda: len(server.texts()) == 4 and len(server.updates) == 2)
             process.send_signal(signal.SIGKILL)
         script.is_slow = False
         async with bot(tmp_path, server, model) as process:
+            server.say("yes", sender=BOB)
             await server.until(lambda: not server.updates)
             process.send_signal(signal.SIGTERM)
             with anyio.fail_after(PATIENCE_S):
                 assert await process.wait() == 0
     first = "You said first: my name is Ann"
-    assert server.texts()[3:] == [f"slow, what is my name? {first}", f"this waits behind it? {first}"]
-    assert server.problems == []
+    assert server.texts()[:2] == [f"my name is Ann? {first}", 'The tool says: echo {"path": "a"}']
+    assert server.texts()[4:] == [f"slow, what is my name? {first}", f"this waits behind it? {first}"]
+    question, answer = server.texts(43)
+    assert question.startswith("May I do this?")
+    assert "files_delete" in question
+    assert answer == 'The tool says: delete {"path": "a"}'
+    assert server.problems == model.problems == []
     assert TOKEN not in (tmp_path / "log").read_text()
+
+
+async def test_by_webhook_too_what_waits_outlives_kill_9(tmp_path: Path) -> None:
+    script = Model()
+    settings = {"MINICLAW_CHANNELS_TELEGRAM_WEBHOOK_URL": "https://bot.example/channels/telegram"}
+    transport = httpx2.AsyncHTTPTransport(uds=str(tmp_path / ".miniclaw/workspace/miniclaw.sock"), verify=False)
+    async with (
+        httpx2.AsyncClient(transport=transport, timeout=PATIENCE_S) as client,
+        BotServer() as server,
+        StrictServer(script) as model,
+    ):
+
+        async def post(headers: dict[str, str], body: bytes) -> int:
+            try:
+                return (await client.post("http://bot/channels/telegram", headers=headers, content=body)).status_code
+            except httpx2.TransportError:
+                return 0
+
+        server.post = post
+        async with bot(tmp_path, server, model, **settings) as process:
+            server.say("slow, who am I")
+            server.say("this waits behind it")
+            await server.until(lambda: len(server.texts()) == 1 and len(server.updates) == 1)
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+            script.is_slow = False
+            async with bot(tmp_path, server, model, **settings):
+                await server.until(lambda: not server.updates and len(server.texts()) == 2)
+                assert await post({}, b"{}") == 403, "whoever has no secret is turned away"
+    assert server.texts()[1] == "this waits behind it? You said first: slow, who am I"
+    assert server.problems == []
