@@ -52,6 +52,8 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
         replaces: the id of an earlier message that this is a new wording of. Where that is the user's newest, the chat
             goes on from before it; an older one is past, and its new wording a DUPLICATE.
         must_exist: whether it is answered only where the chat's session is there when its turn comes; else one is made.
+        answer_again: whether a message that was answered before is given the same answer again, because it may not have
+            arrived; else it is a DUPLICATE.
     """
 
     chat_id: str
@@ -63,6 +65,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     must_exist: bool = False
     approvals: Mapping[str, bool] | None = None
     replaces: str | None = None
+    answer_again: bool = False
 
 
 # --- what becomes of it ----------------------------------------------------------------------------------------------

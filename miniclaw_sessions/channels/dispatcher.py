@@ -23,6 +23,7 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
+from miniclaw_sessions.agent.answered import end_of_turn
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted
 from miniclaw_sessions.channels.approvals import what_is_said
@@ -359,10 +360,22 @@ class Dispatcher:
                     await go_back(asked.session, incoming.replaces, incoming.message_id)
                 end = await answer(await what_is_said(asked.session, incoming))
         except DuplicateMessage as error:
-            return NotAnswered(incoming, Reason.DUPLICATE, error)
+            return await self._answered_before(asked, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this message
             return NotAnswered(incoming, Reason.FAILED, error)
         return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end)
+
+    async def _answered_before(self, asked: Asked, error: DuplicateMessage) -> Last:
+        """The answer that the message had, where its channel wants it again."""
+        incoming, session = asked.incoming, asked.session
+        if incoming.answer_again and session is not None:
+            try:
+                end = await end_of_turn(session, error.entry_id)
+            except SessionsError as failure:
+                return NotAnswered(incoming, Reason.FAILED, failure)
+            if end is not None:
+                return Answered(incoming, end)
+        return NotAnswered(incoming, Reason.DUPLICATE, error)
 
     async def _session(self, key: SessionKey, *, must_exist: bool) -> Session:
         manager = self._manager

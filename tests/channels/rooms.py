@@ -109,7 +109,7 @@ class Room:
 
 
 class Doors:
-    """A model that answers `echo: hello`; what has a door waits until it is opened, and `fail` fails."""
+    """A model that answers `echo: hello`, or from `replies`; what has a door waits for it to open, and `fail` fails."""
 
     name = "test"
     model = "doors"
@@ -117,6 +117,7 @@ class Doors:
     def __init__(self) -> None:
         self.doors: dict[str, anyio.Event] = {}
         self.asked: list[str] = []
+        self.replies: dict[str, Message] = {}
         self.on_asked: Callable[[], Any] = lambda: None
         self._asked = anyio.Event()
 
@@ -146,4 +147,4 @@ class Doors:
         if text in self.doors:
             await self.doors[text].wait()
         yield TextDelta(text)
-        yield Reply(Message.assistant(f"echo: {text}"))
+        yield Reply(self.replies.get(text) or Message.assistant(f"echo: {text}"))

@@ -1,0 +1,434 @@
+"""The channel `email`: mail is read by IMAP, waited for by IDLE, and answered by SMTP.
+
+The mailbox is the queue: what is unread waits, and a mail is marked as read once its answer has gone out, or its sender
+was told why there is none. So nothing is lost when this program or a server fails, and what is left unread was answered
+by nobody. A mail whose answer is in the session already, and did not go out, is given the same answer again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from datetime import datetime, timedelta
+from imaplib import IMAP4
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+import anyio
+import msgspec
+from anyio import to_thread
+
+from miniclaw_sessions.agent.events import TurnFinished
+from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
+from miniclaw_sessions.channels.base import Answered, Incoming, Last, NotAnswered, Outgoing, Reason
+from miniclaw_sessions.clock import Clock, SystemClock
+from miniclaw_sessions.config.settings import Bytes, Count, Seconds
+from miniclaw_sessions.errors import ConfigError, StoreError, Unreachable
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.protocol.messages import ImagePart
+from miniclaw_sessions.secret import Secret, read_secret
+from miniclaw_sessions.stores.thread import SerialThread
+
+if TYPE_CHECKING:
+    from aiosmtplib import SMTP
+    from imapclient import IMAPClient
+
+    from miniclaw_sessions.channels.mail import Mail
+
+log = get_logger(__name__)
+T = TypeVar("T")
+
+_TIMEOUT_S = 20.0
+_IN_HAND = 32  # mails that wait for their answers in memory; the others wait in the mailbox
+_AN_HOUR_S = 3600.0
+_SENDERS = 10_000  # whose answers are counted
+_PERMANENT = 500  # an SMTP server's code for what fails however often it is tried
+
+Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+Security = Literal["tls", "starttls", "none"]
+
+
+class EmailSettings(AllowSettings, frozen=True, kw_only=True):
+    """A mailbox whose mail is answered. `allow` names addresses, and whole domains as `@example.org`.
+
+    Attributes:
+        address: the mailbox's address, and the answers' From.
+        user: the name to log in with; empty: the address.
+        password_file: file with the password for both servers; empty: the systemd credential `NAME_password`, else the
+            environment variable `EMAIL_PASSWORD`.
+        imap_host: the server that has the mailbox.
+        imap_port: its port.
+        imap_security: `tls` from the beginning, by `starttls`, or `none`, which only a server of this machine may have.
+        smtp_host: the server that sends; empty: the same one.
+        smtp_port: its port; 587 with `starttls` is usual too.
+        smtp_security: as `imap_security`.
+        mailbox: the folder whose unread mail is answered.
+        authserv_id: name of the mail server that checks who sends, as it stands first in `Authentication-Results`:
+            only mail of which it says `dmarc=pass` is answered. Empty: From is believed, which everybody can forge.
+        max_age_days: unread mail that is older is left alone.
+        max_per_hour: mails of one sender that are answered in an hour; the others wait. It ends a loop with a program
+            that does not say that it is one.
+        max_mail_bytes: of a larger mail only the beginning is read.
+        max_image_bytes: how large the images of a mail may be together; `sessions.max_message_bytes` must have room
+            for a third more.
+        poll_s: seconds between two looks into the mailbox where the server does not tell of new mail, and until what
+            could not be done is tried again.
+    """
+
+    address: str = ""
+    user: str = ""
+    password_file: str = ""
+    imap_host: str = ""
+    imap_port: Port = 993
+    imap_security: Security = "tls"
+    smtp_host: str = ""
+    smtp_port: Port = 465
+    smtp_security: Security = "tls"
+    mailbox: Annotated[str, msgspec.Meta(min_length=1)] = "INBOX"
+    authserv_id: str = ""
+    max_age_days: Count = 7
+    max_per_hour: Count = 30
+    max_mail_bytes: Bytes = 10_485_760
+    max_image_bytes: Bytes = 700_000
+    poll_s: Seconds = 300.0
+
+
+class EmailChannel:
+    """Answers the unread mail of one mailbox, each thread of each sender as a chat of its own.
+
+    Args:
+        name: of the channel.
+        settings: the mailbox.
+        clock: dates the answers.
+
+    Raises:
+        ConfigError: the settings lack something, or the libraries are not installed.
+    """
+
+    Settings = EmailSettings
+
+    def __init__(self, name: str, settings: EmailSettings, clock: Clock | None = None) -> None:
+        try:
+            import aiosmtplib  # noqa: F401, PLC0415 - found out now, and not with the first mail
+            import imapclient  # noqa: F401, PLC0415 - same
+        except ImportError as error:
+            raise ConfigError("the channel `email` needs pip install 'miniclaw-sessions[email]'") from error
+        _check(name, settings)
+        secret = read_secret(settings.password_file, f"{name}_password", os.environ, variable="EMAIL_PASSWORD")
+        if secret is None:
+            raise ConfigError(f"channels.{name}.password_file is empty, and there is no credential {name}_password")
+        logging.getLogger("imapclient").setLevel(logging.INFO)  # its debug records hold mails
+        self.name = name
+        self._settings = settings
+        self._password = secret
+        self._clock = clock or SystemClock()
+        self._allowed = Allowed(name, settings)
+        self._mailbox: _Mailbox | None = None  # while `receive` runs
+        self._uid_validity = 0
+        self._in_hand: dict[Incoming, tuple[int, Mail]] = {}
+        self._left: set[int] = set()  # unread mail that has no answer
+        self._answered: set[int] = set()  # and is to be marked as read
+        self._times: dict[str, deque[float]] = {}
+        self._settled = anyio.Event()
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def receive(self) -> AsyncGenerator[Incoming, None]:
+        """Hand over the unread mail, the oldest first, and wait for more; `send` says what becomes of it.
+
+        Raises:
+            Unreachable: a server cannot be reached, refuses the password, or breaks off.
+        """
+        async with self._smtp():
+            pass  # without a way to answer, nothing is read
+        async with self._opened() as watched, self._opened() as mailbox:
+            self._mailbox = mailbox
+            try:
+                while True:
+                    await watched.begin_waiting()  # before looking, so that no mail comes between looking and waiting
+                    await self._mark()
+                    oldest = self._clock.now() - timedelta(days=self._settings.max_age_days)
+                    for uid in await mailbox.unread(oldest):
+                        if (incoming := await self._incoming(mailbox, uid)) is not None:
+                            yield incoming
+                    with anyio.move_on_after(self._settings.poll_s):
+                        await watched.wait()
+                    await watched.end_waiting()
+            finally:
+                self._mailbox = None
+
+    async def _incoming(self, mailbox: _Mailbox, uid: int) -> Incoming | None:
+        """A mail as it is handed over; None: it is in hand already, or left unread, and why is logged."""
+        from miniclaw_sessions.channels.mail import MAX_HEADER_BYTES, read_message  # noqa: PLC0415 - the settings need none
+
+        if uid in self._left | self._answered | {known for known, _ in self._in_hand.values()}:
+            return None
+        while len(self._in_hand) >= _IN_HAND:
+            await self._settled.wait()
+        settings = self._settings
+        try:
+            size, header = await mailbox.fetch(uid, "HEADER", MAX_HEADER_BYTES)
+            mail = self._admitted(header)
+            if not isinstance(mail, str):
+                if not self._may_have_more(mail.sender):
+                    log.warning("a mail waits: its sender had many answers", action="mail.waits", channel=self.name)
+                    return None
+                size, content = await mailbox.fetch(uid, "", settings.max_mail_bytes)
+                message = await to_thread.run_sync(read_message, content, mail, size, settings.max_image_bytes)
+                is_copy = await mailbox.has_read(mail.message_id)
+                incoming = Incoming(mail.chat_id, message, message_id=mail.message_id, answer_again=not is_copy)
+                self._in_hand[incoming] = (uid, mail)
+                return incoming
+            reason = mail
+        except Unreachable:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the library's parser makes of a stranger's mail
+            reason = f"it cannot be read: {type(error).__name__}"
+        self._left.add(uid)
+        log.info("a mail is left unread and has no answer", action="mail.left", channel=self.name, detail=reason)
+        return None
+
+    def _admitted(self, header: bytes) -> Mail | str:
+        """A mail's header; or why nobody answers it."""
+        from miniclaw_sessions.channels.mail import is_authenticated, read_header  # noqa: PLC0415 - as above
+
+        mail, server = read_header(header, self._settings.address), self._settings.authserv_id
+        if isinstance(mail, str):
+            return mail
+        domain = "@" + mail.sender.rpartition("@")[2]
+        copied = not mail.is_addressed
+        if not self._allowed.admits(user_id=mail.sender, chat_id=domain, is_group=copied, is_addressed=not copied):
+            return "its sender is not allowed, or it was only copied to us"
+        if server and not is_authenticated(header, server):
+            return f"{server} does not say that its From is authentic (dmarc=pass)"
+        return mail
+
+    def _may_have_more(self, sender: str) -> bool:
+        now = self._clock.monotonic()
+        if len(self._times) >= _SENDERS:
+            self._times.clear()
+        times = self._times.setdefault(sender, deque(maxlen=self._settings.max_per_hour))
+        if len(times) == times.maxlen and times[0] > now - _AN_HOUR_S:
+            return False
+        times.append(now)
+        return True
+
+    # --- answering ---------------------------------------------------------------------------------------------------
+
+    async def send(self, chat_id: str, outgoing: Outgoing) -> None:
+        """Answer a mail and mark it as read; what cannot be done now leaves it unread, to be handed over again.
+
+        Raises:
+            Unreachable: the answer did not go out.
+        """
+        del chat_id  # the mail knows more
+        if not isinstance(outgoing, Last):
+            return
+        uid, mail = self._in_hand[outgoing.incoming]
+        try:
+            if not _comes_again(outgoing):
+                if outgoing.text:
+                    await self._answer(mail, outgoing)
+                self._answered.update({uid} - {0})
+        finally:
+            del self._in_hand[outgoing.incoming]
+            self._settled.set()
+            self._settled = anyio.Event()
+        await self._mark()
+
+    async def _answer(self, mail: Mail, outgoing: Last) -> None:
+        from aiosmtplib import SMTPDataError, SMTPRecipientsRefused  # noqa: PLC0415 - the settings alone need none of it
+
+        from miniclaw_sessions.channels.mail import answer_to  # noqa: PLC0415 - same
+
+        end = outgoing.event if isinstance(outgoing, Answered) else None
+        content = end.message.content if isinstance(end, TurnFinished) else ()
+        images = [part for part in content if isinstance(part, ImagePart) and part.data]
+        answer = answer_to(mail, self._settings.address, outgoing.text, images, self._clock.now())
+        async with self._smtp() as smtp:
+            try:
+                await smtp.sendmail(self._settings.address, mail.sender, answer.as_bytes())
+            except (SMTPDataError, SMTPRecipientsRefused) as error:
+                codes = [
+                    one.code for one in (error.recipients if isinstance(error, SMTPRecipientsRefused) else [error])
+                ]
+                if min(codes) < _PERMANENT:
+                    raise
+                log.error(
+                    "a mail server refuses an answer for good", action="mail.refused", channel=self.name, code=codes[0]
+                )
+
+    async def _mark(self) -> None:
+        """Mark as read what has been answered; where that fails, it is done when `receive` begins anew."""
+        if uids := sorted(self._answered):
+            with suppress(Unreachable):
+                if self._mailbox is not None:
+                    await self._mailbox.mark(uids)
+                else:  # the program stops, and reads no more
+                    async with self._opened() as mailbox:
+                        await mailbox.mark(sorted(self._answered))
+                self._answered.difference_update(uids)
+
+    def typing(self, chat_id: str) -> AbstractAsyncContextManager[None]:
+        """Mail shows nobody typing."""
+        del chat_id
+        return nullcontext()
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _smtp(self) -> AsyncIterator[SMTP]:
+        """A connection for one answer, logged in."""
+        from aiosmtplib import SMTP, SMTPException  # noqa: PLC0415 - the settings alone need none of it
+
+        settings = self._settings
+        host = settings.smtp_host or settings.imap_host
+        security = settings.smtp_security
+        try:
+            async with SMTP(
+                hostname=host,
+                port=settings.smtp_port,
+                username=settings.user or settings.address,
+                password=self._password.reveal(),
+                use_tls=security == "tls",
+                start_tls=security == "starttls",
+                timeout=_TIMEOUT_S,
+            ) as smtp:
+                yield smtp
+        except (SMTPException, OSError) as error:
+            raise Unreachable(f"the server {host} for sending mail: {error}") from error
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[_Mailbox]:
+        mailbox = _Mailbox(self._settings)
+        try:
+            validity = await mailbox.open(self._password)
+            if validity != self._uid_validity:  # the numbers of mails mean something else now
+                self._uid_validity = validity
+                self._left.clear()
+                self._answered.clear()
+                self._in_hand = {incoming: (0, mail) for incoming, (_, mail) in self._in_hand.items()}
+            yield mailbox
+        finally:
+            await mailbox.close()
+
+
+class _Mailbox:
+    """One connection to the mailbox. The library waits for the server, so its calls run in a thread of their own.
+
+    All calls raise `Unreachable` where the connection breaks off, or the server refuses something.
+    """
+
+    def __init__(self, settings: EmailSettings) -> None:
+        self._settings = settings
+        self._thread = SerialThread("mailbox")
+        self._client: IMAPClient | None = None
+        self._is_closed = False
+        self._is_told = False
+
+    async def open(self, password: Secret) -> int:
+        """Log in; returns the mailbox's UIDVALIDITY."""
+        host = self._settings.imap_host
+        try:
+            return await self._thread.call(self._connect, password)
+        except (IMAP4.error, OSError) as error:
+            raise Unreachable(f"the mailbox {self._settings.mailbox} on {host}: {error}") from error
+
+    def _connect(self, password: Secret) -> int:
+        from imapclient import IMAPClient  # noqa: PLC0415 - the settings alone need none of it
+
+        settings = self._settings
+        is_tls = settings.imap_security == "tls"
+        client = IMAPClient(settings.imap_host, settings.imap_port, ssl=is_tls, timeout=_TIMEOUT_S)
+        self._client = client
+        try:
+            if settings.imap_security == "starttls":
+                client.starttls()
+            client.login(settings.user or settings.address, password.reveal())
+            return int(client.select_folder(settings.mailbox)[b"UIDVALIDITY"])
+        finally:
+            if self._is_closed:  # nobody waits for it any more
+                client.shutdown()
+
+    async def close(self) -> None:
+        """Break off; a call that is under way fails."""
+        self._is_closed = True
+        if (client := self._client) is not None:
+            with suppress(OSError):
+                client.socket().shutdown(socket.SHUT_RDWR)
+            with anyio.CancelScope(shield=True), suppress(OSError):
+                await self._thread.call(client.shutdown)
+        self._thread.stop()
+
+    async def unread(self, since: datetime) -> Sequence[int]:
+        """The unread mails that came since then, the oldest first."""
+        await self._call(lambda client: client.noop())  # without it, servers may search what was there a command ago
+        return sorted(await self._call(lambda client: client.search(["UNSEEN", "UNDELETED", "SINCE", since.date()])))
+
+    async def has_read(self, message_id: str) -> bool:
+        """Whether there is a mail with this id that was marked as read, and so was answered."""
+        return bool(await self._call(lambda client: client.search(["SEEN", "HEADER", "Message-ID", message_id])))
+
+    async def fetch(self, uid: int, part: str, most: int) -> tuple[int, bytes]:
+        """How large a mail is, and the beginning of one of its parts; KeyError where it is not there any more."""
+        found = await self._call(lambda client: client.fetch([uid], ["RFC822.SIZE", f"BODY.PEEK[{part}]<0.{most}>"]))
+        return found[uid][b"RFC822.SIZE"], found[uid][f"BODY[{part}]<0>".encode()] or b""
+
+    async def mark(self, uids: Sequence[int]) -> None:
+        """Mark mails as read."""
+        await self._call(lambda client: client.add_flags(uids, [b"\\Seen"], silent=True))
+
+    async def begin_waiting(self) -> None:
+        """From now on the server tells of new mail, if it can."""
+        if await self._call(lambda client: client.has_capability("IDLE")):
+            await self._call(lambda client: client.idle())
+            self._is_told = True
+
+    async def wait(self) -> None:
+        """Wait until the server tells something."""
+        if not self._is_told or self._client is None:
+            await anyio.sleep_forever()
+        else:
+            await anyio.wait_readable(self._client.socket())
+
+    async def end_waiting(self) -> None:
+        """Let the server tell nothing more; this also finds out that the connection was lost meanwhile."""
+        if self._is_told:
+            await self._call(lambda client: client.idle_done())
+            self._is_told = False
+
+    async def _call(self, method: Callable[[IMAPClient], T]) -> T:
+        assert self._client is not None  # noqa: S101 - it was opened
+        try:
+            return await self._thread.call(method, self._client)
+        except (IMAP4.error, OSError) as error:  # what the library says of a reply may hold a mail's text
+            raise Unreachable(
+                f"the connection to {self._settings.imap_host} broke off: {type(error).__name__}"
+            ) from error
+
+
+def _comes_again(last: Last) -> bool:
+    """Whether a mail is to be handed over again, because the cause may be gone by then."""
+    if not isinstance(last, NotAnswered):
+        return False
+    return last.reason in {Reason.BUSY, Reason.CUT_OFF} or isinstance(last.error, StoreError)
+
+
+def _check(name: str, settings: EmailSettings) -> None:
+    table = f"channels.{name}"
+    if settings.address.count("@") != 1:
+        raise ConfigError(f"{table}.address is {settings.address!r}; set it to the mailbox's address")
+    if not settings.imap_host:
+        raise ConfigError(f"{table}.imap_host is empty; set it to the name of the server that has the mailbox")
+    servers = [
+        ("imap", settings.imap_host, settings.imap_security),
+        ("smtp", settings.smtp_host or settings.imap_host, settings.smtp_security),
+    ]
+    for kind, host, security in servers:
+        if security == "none" and host not in {"localhost", "127.0.0.1", "::1"}:
+            raise ConfigError(
+                f"{table}.{kind}_security is none: everybody on the way to {host} could read the password; use tls"
+            )

@@ -1,0 +1,428 @@
+"""The channel `email` with its libraries, between a mailbox and an SMTP server that fail as networks fail."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email import message_from_bytes, policy
+from email.message import EmailMessage
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from miniclaw_sessions import Message, Session, SessionManager
+from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.channels.email import EmailChannel, EmailSettings
+from miniclaw_sessions.errors import ConfigError, Unreachable
+from miniclaw_sessions.protocol.messages import ImagePart, TextPart
+from tests.channels.dovecot import DovecotMailbox
+from tests.channels.imap_server import LocalMailbox
+from tests.channels.post import ALICE, BOB, BOT, Outbox, body, mail, reply
+from tests.channels.rooms import PATIENCE_S, Doors
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS:UserWarning"),  # the test's own server
+    pytest.mark.filterwarnings("ignore:Session.login_data is deprecated:DeprecationWarning"),  # it uses that itself
+]
+
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+@pytest.fixture
+async def mailbox() -> AsyncIterator[LocalMailbox]:
+    made = LocalMailbox()
+    async with made.serve():
+        yield made
+
+
+@pytest.fixture
+async def outbox() -> AsyncIterator[Outbox]:
+    made = Outbox(LocalMailbox.password)
+    async with made.serve():
+        yield made
+
+
+@pytest.fixture
+def settings(mailbox: LocalMailbox, outbox: Outbox, tmp_path: Path) -> EmailSettings:
+    password = tmp_path / "password"
+    password.write_text(LocalMailbox.password)
+    password.chmod(0o600)
+    return EmailSettings(
+        address=BOT,
+        password_file=str(password),
+        imap_host="127.0.0.1",
+        imap_port=mailbox.port,
+        imap_security="none",
+        smtp_port=outbox.port,
+        smtp_security="none",
+        allow=(ALICE,),
+    )
+
+
+@asynccontextmanager
+async def serving(manager: SessionManager, model: Doors, settings: EmailSettings) -> AsyncIterator[Dispatcher]:
+    """The channel as the daemon serves it; its end is the daemon's, which waits a moment for what is under way."""
+    async with Dispatcher(manager, Assistant(Agent(model)), backoff_s=(0.01, 0.01)) as dispatcher:
+        dispatcher.serve(EmailChannel("email", settings))
+        try:
+            yield dispatcher
+        finally:
+            dispatcher.cut_off(anyio.current_time())
+
+
+async def chat_of(manager: SessionManager, answer: EmailMessage) -> Session:
+    """The session that an answer is from: its id names the thread."""
+    return await manager.find(f"email_{ALICE},{answer['message-id'].split('.')[1]}")
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    """For what a server tells nobody."""
+    with anyio.fail_after(PATIENCE_S):
+        while not await is_so():  # noqa: ASYNC110 - there is no event
+            await anyio.sleep(0.01)
+
+
+async def all_read(mailbox: LocalMailbox | DovecotMailbox) -> None:
+    async def is_so() -> bool:
+        return not await mailbox.unread()
+
+    await until(is_so)
+
+
+def with_image(text: str, message_id: str, content: bytes = PIXEL) -> bytes:
+    made = message_from_bytes(mail(text, message_id), policy=policy.default)
+    made.add_attachment(content, maintype="image", subtype="png", filename="pixel.png")
+    return made.as_bytes(policy=policy.SMTP)
+
+
+# --- a conversation --------------------------------------------------------------------------------------------------
+
+
+async def test_a_mail_is_answered_in_its_thread_and_goes_on_there(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    async with serving(manager, model, settings):
+        await mailbox.deliver(mail("6 * 7?", "1@alice", subject="Sums"))
+        (first,) = await outbox.answers(1)
+        await mailbox.deliver(reply(first, "and 6 * 8?", "2@alice"))
+        _, second = await outbox.answers(2)
+        await all_read(mailbox)
+    assert (first["to"], first["from"], first["subject"]) == (ALICE, BOT, "Re: Sums")
+    assert (first["in-reply-to"], first["references"]) == ("<1@alice>", "<1@alice>")
+    assert first["auto-submitted"] == second["auto-submitted"] == "auto-replied"
+    assert second["references"] == f"<1@alice> {first['message-id']} <2@alice>"
+    assert [body(first), body(second)] == ["echo: Sums\n\n6 * 7?", "echo: and 6 * 8?"]
+    said = [message.text for message in (await chat_of(manager, first)).messages()]
+    assert said == ["Sums\n\n6 * 7?", body(first), "and 6 * 8?", body(second)]
+
+
+async def test_a_waiting_mail_is_found_at_the_start_and_a_new_one_is_told_of(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    await mailbox.deliver(mail("before", "1@alice"))
+    async with serving(manager, model, settings):
+        await outbox.answers(1)
+        await mailbox.deliver(mail("after", "2@alice"))
+        await outbox.answers(2)
+
+
+async def test_a_server_without_idle_is_asked_again_and_again(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    mailbox.capabilities = "IMAP4rev1"
+    async with serving(manager, model, msgspec.structs.replace(settings, poll_s=0.01)):
+        await until(lambda: is_true("UID SEARCH" in mailbox.commands))
+        await mailbox.deliver(mail())
+        await outbox.answers(1)
+
+
+async def is_true(value: bool) -> bool:
+    return value
+
+
+async def test_images_come_in_and_go_out_as_attachments(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    image = ImagePart("image/png", base64.b64encode(PIXEL).decode())
+    model.replies["what is this?"] = Message.assistant((TextPart("this, larger"), image))
+    async with serving(manager, model, settings):
+        await mailbox.deliver(with_image("what is this?", "1@alice"))
+        (answer,) = await outbox.answers(1)
+    (attached,) = answer.iter_attachments()
+    assert (attached.get_content_type(), attached.get_content()) == ("image/png", PIXEL)
+    assert (await chat_of(manager, answer)).messages()[0].content == (TextPart("what is this?"), image)
+
+
+# --- nothing is lost, nothing is answered twice ----------------------------------------------------------------------
+
+
+async def test_a_mail_is_marked_as_read_only_when_its_answer_has_gone_out(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    model.close("slow")
+    async with serving(manager, model, settings):
+        await mailbox.deliver(mail("slow"))
+        await model.was_asked("slow")
+        assert await mailbox.unread() == ["<1@alice>"]
+        model.open("slow")
+        await outbox.answers(1)
+        await all_read(mailbox)
+
+
+async def test_a_mail_whose_answer_was_cut_off_is_answered_after_the_restart(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    model.close("slow")
+    await mailbox.deliver(mail("slow"))
+    async with serving(manager, model, settings):
+        await model.was_asked("slow")
+    assert (outbox.sent, await mailbox.unread()) == ([], ["<1@alice>"])
+    model.open("slow")
+    async with serving(manager, model, settings):
+        (answer,) = await outbox.answers(1)
+        await all_read(mailbox)
+    assert body(answer) == "echo: slow"
+
+
+async def test_an_answer_that_could_not_be_sent_is_sent_later_and_the_model_is_not_asked_again(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    outbox.fails = "451 try again later"
+    async with serving(manager, model, msgspec.structs.replace(settings, poll_s=0.01)):
+        await mailbox.deliver(mail())
+        await outbox.until(lambda: outbox.refused > 1)
+        assert await mailbox.unread() == ["<1@alice>"]
+        outbox.fails = ""
+        await outbox.answers(1)
+        await all_read(mailbox)
+    assert (len(outbox.sent), model.asked) == (1, ["hello"])
+
+
+async def test_an_answer_that_is_refused_for_good_is_not_tried_again(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    outbox.fails = "554 we want none of this"
+    with capture_logs() as logs:
+        async with serving(manager, model, settings):
+            await mailbox.deliver(mail())
+            await all_read(mailbox)
+    assert [one["code"] for one in logs if one["action"] == "mail.refused"] == [554]
+
+
+async def test_a_mail_that_is_delivered_twice_is_answered_once(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    model.close("hello")
+    async with serving(manager, model, settings):
+        await mailbox.deliver(mail())
+        await model.was_asked("hello")
+        await mailbox.deliver(mail())  # while its answer is under way
+        await until(lambda: is_true(mailbox.commands.count("UID STORE") == 1))
+        model.open("hello")
+        await outbox.answers(1)
+        await all_read(mailbox)
+    await mailbox.deliver(mail())  # and after a restart
+    async with serving(manager, model, settings):
+        await all_read(mailbox)
+    assert (len(outbox.sent), model.asked) == (1, ["hello"])
+
+
+async def test_a_mail_that_somebody_marks_as_unread_is_given_the_same_answer(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    await mailbox.deliver(mail())
+    for count in (1, 2):
+        mailbox.mails[0].flags.clear()
+        async with serving(manager, model, settings):
+            await outbox.answers(count)
+            await all_read(mailbox)
+    first, second = outbox.sent
+    assert first["message-id"] == second["message-id"]
+    assert (body(first), model.asked) == (body(second), ["hello"])
+
+
+async def test_the_connection_is_made_again_when_it_breaks_off(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    model.close("one")
+    async with serving(manager, model, settings):
+        await mailbox.deliver(mail("one", "1@alice"))
+        await model.was_asked("one")
+        await mailbox.break_off()
+        await mailbox.deliver(mail("two", "2@alice"))
+        await model.was_asked("two")
+        model.open("one")
+        await outbox.answers(2)
+        await all_read(mailbox)
+    assert sorted(model.asked) == ["one", "two"]
+
+
+async def test_what_could_not_be_marked_as_read_is_marked_later_and_not_answered_again(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    mailbox.refused = {"UID STORE"}
+    async with serving(manager, model, msgspec.structs.replace(settings, poll_s=0.01)):
+        await mailbox.deliver(mail())
+        await until(lambda: is_true(mailbox.commands.count("UID STORE") > 1))
+        mailbox.refused = set()
+        await all_read(mailbox)
+    assert len(outbox.sent) == 1
+
+
+async def test_mails_that_are_numbered_anew_are_all_looked_at_again(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    async with serving(manager, model, settings):
+        await mailbox.deliver(mail("stranger", **{"from": BOB}))
+        await until(lambda: is_true("UID FETCH" in mailbox.commands))
+        mailbox.mails.clear()
+        mailbox.uid_validity = 2
+        await mailbox.break_off()
+        await mailbox.deliver(mail("known"))
+        await outbox.answers(1)
+
+
+async def test_more_mails_than_fit_into_memory_wait_in_the_mailbox(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    texts = [f"hello {number}" for number in range(5)]
+    model.close(*texts)
+    for text in texts:
+        await mailbox.deliver(mail(text, f"{text[-1]}@alice"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("miniclaw_sessions.channels.email._IN_HAND", 2)
+        async with serving(manager, model, settings) as dispatcher:
+            await model.was_asked(*texts[:2])
+            assert dispatcher.running == 2
+            model.open(*texts)
+            await outbox.answers(5)
+            await all_read(mailbox)
+    assert len({str(one["in-reply-to"]) for one in outbox.sent}) == len(outbox.sent) == 5
+
+
+# --- who is answered -------------------------------------------------------------------------------------------------
+
+
+async def test_a_stranger_a_program_and_ourselves_are_not_answered(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    for number, fields in enumerate([{"from": BOB}, {"auto_submitted": "auto-replied"}, {"from": BOT}]):
+        await mailbox.deliver(mail("no answer", f"{number}@nobody", **fields))
+    await mailbox.deliver(mail("answer"))
+    async with serving(manager, model, settings):
+        await outbox.answers(1)
+    assert model.asked == ["answer"]
+    assert len(await mailbox.unread()) == 3
+
+
+async def test_only_mail_that_our_server_found_to_be_authentic_is_answered_where_that_is_set(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    await mailbox.deliver(mail("forged", "1@x", authentication_results="mx.example.org; dmarc=fail"))
+    await mailbox.deliver(
+        mail("true", "2@x", authentication_results="mx.example.org; dmarc=pass header.from=example.org")
+    )
+    async with serving(manager, model, msgspec.structs.replace(settings, authserv_id="mx.example.org")):
+        await outbox.answers(1)
+    assert model.asked == ["true"]
+
+
+async def test_a_sender_has_a_bounded_number_of_answers_in_an_hour(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    for number in range(4):
+        await mailbox.deliver(mail(f"loop {number}", f"{number}@alice"))
+    with capture_logs() as logs:
+        async with serving(manager, model, msgspec.structs.replace(settings, max_per_hour=2)):
+            await outbox.answers(2)
+            await until(lambda: is_true(sum(one["action"] == "mail.waits" for one in logs) >= 2))
+    assert len(outbox.sent) == len(await mailbox.unread()) == 2
+
+
+async def test_old_unread_mail_is_left_alone(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    await mailbox.deliver(mail("old", "1@alice"), received=datetime.now(UTC).date() - timedelta(days=9))
+    await mailbox.deliver(mail("new", "2@alice"))
+    async with serving(manager, model, settings):
+        await outbox.answers(1)
+    assert model.asked == ["new"]
+
+
+async def test_stop_in_a_thread_stops_its_answer(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    model.close("slow")
+    async with serving(manager, model, settings):
+        await mailbox.deliver(mail("slow", "1@alice"))
+        await model.was_asked("slow")
+        await mailbox.deliver(mail("/stop\n-- \nAlice", "2@alice", references="<1@alice>"))
+        (answer,) = await outbox.answers(1)
+        await all_read(mailbox)
+    assert body(answer).endswith("(stopped)")
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_mail_that_is_too_large_is_read_in_part_and_answered(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    async with serving(manager, model, msgspec.structs.replace(settings, max_mail_bytes=2_000)):
+        await mailbox.deliver(with_image("look", "1@alice", content=b"x" * 100_000))
+        await outbox.answers(1)
+    (asked,) = model.asked
+    assert asked.startswith("look\n\n(attached, but not shown: pixel.png)\n\n(the mail was too large, with 13")
+
+
+async def test_malformed_mails_do_not_hold_up_the_others(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    start = f"From: {ALICE}\r\nTo: {BOT}\r\n".encode()
+    for malformed in (
+        b"",
+        b"\r\n",
+        b"\0\xff\r\n\r\n",
+        b"From: <<>>\r\n\r\n",
+        start + b"Content-Type: multipart/mixed\r\n\r\n--x",
+    ):
+        await mailbox.deliver(malformed)
+    await mailbox.deliver(mail("well"))
+    async with serving(manager, model, settings):
+        await model.was_asked("well")
+        await outbox.until(lambda: any(body(one) == "echo: well" for one in outbox.sent))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"address": "bot"}, "channels.email.address is 'bot'"),
+        ({"imap_host": ""}, "channels.email.imap_host is empty"),
+        ({"imap_host": "mail.example.org"}, "imap_security is none: everybody on the way to mail.example.org"),
+        ({"password_file": ""}, "EMAIL_PASSWORD"),
+    ],
+)
+async def test_wrong_settings_are_a_clear_error(settings: EmailSettings, change: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EmailChannel("email", msgspec.structs.replace(settings, **change))
+
+
+async def test_a_wrong_password_is_a_clear_error_on_either_server(
+    settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailbox, "password", "another")
+    with pytest.raises(Unreachable, match=r"the mailbox INBOX on 127\.0\.0\.1: .*the password is wrong"):
+        await anext(EmailChannel("email", settings).receive())
+    monkeypatch.setattr(outbox, "password", "another")
+    with pytest.raises(Unreachable, match=r"for sending mail: .*535"):
+        await anext(EmailChannel("email", settings).receive())

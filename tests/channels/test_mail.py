@@ -1,0 +1,304 @@
+"""What a mail says, who is answered, and what the answer looks like: without any server."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from email import message_from_bytes, policy
+from email.message import EmailMessage
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from miniclaw_sessions.channels.mail import Mail, answer_to, is_authenticated, read_header, read_message
+from miniclaw_sessions.channels.mail_text import text_of_html, unquoted, unsigned
+from miniclaw_sessions.protocol.messages import ImagePart, TextPart
+from tests.channels.post import ALICE, BOB, BOT, mail
+
+NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
+OURS = "<mc.0123456789abcdef.0123456789abcdef@example.org>"
+
+
+def header(**fields: str) -> Mail:
+    read = read_header(mail(**fields), BOT)
+    assert isinstance(read, Mail), read
+    return read
+
+
+# --- who is answered -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"auto_submitted": "auto-replied"},
+        {"auto_submitted": "auto-generated; owner-email=x@y"},
+        {"precedence": "bulk"},
+        {"precedence": "List"},
+        {"list_id": "<news.example.org>"},
+        {"return_path": "<>"},
+        {"x_auto_response_suppress": "OOF, AutoReply"},
+        {"x_autoreply": "yes"},
+        {"from": f"The Bot <{BOT.upper()}>"},
+        {"from": f"{ALICE}, {BOB}"},
+        {"from": ""},
+        {"from": "undisclosed"},
+        {"from": "jürgen@example.org"},
+    ],
+)
+def test_programs_ourselves_and_who_is_nobody_are_not_answered(fields: dict[str, str]) -> None:
+    assert isinstance(read_header(mail(**fields), BOT), str)
+
+
+def test_a_report_of_a_bounce_is_not_answered() -> None:
+    bounce = b"From: mailer-daemon@example.org\r\nContent-Type: multipart/report; boundary=x\r\n\r\n--x--\r\n"
+    assert read_header(bounce, BOT) == "it reports on the delivery of a mail"
+
+
+def test_two_from_fields_are_not_one_sender() -> None:
+    assert isinstance(read_header(f"From: {BOB}\r\n".encode() + mail(), BOT), str)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"auto_submitted": "no"}, {"precedence": "first-class"}, {"return_path": f"<{ALICE}>"}]
+)
+def test_people_are_answered(fields: dict[str, str]) -> None:
+    assert header(**fields).sender == ALICE
+
+
+def test_a_copy_is_not_addressed_to_us_unless_it_follows_our_answer() -> None:
+    copied = {"to": BOB, "cc": BOT}
+    assert not header(**copied).is_addressed
+    assert header(**copied, references=OURS).is_addressed
+    assert header(to="list-of-the-team@example.org").is_addressed  # an alias, or a blind copy
+
+
+@pytest.mark.parametrize(
+    ("results", "is_pass"),
+    [
+        ("mx.example.org; dkim=pass header.d=example.org; dmarc=pass header.from=example.org", True),
+        ("mx.example.org 1; dmarc = pass (p=none) header.from=example.org", True),
+        ("mx.example.org; dmarc=fail", False),
+        ("mx.example.org; spf=pass; dkim=pass", False),
+        ('mx.example.org; dkim=fail reason="; dmarc=pass"', False),
+        ("mx.example.org; dkim=fail (; dmarc=pass)", False),
+        ("mx.example.org; dmarc=pass; dmarc=fail", False),
+        ("other.example.org; dmarc=pass", False),
+        ("", False),
+    ],
+)
+def test_only_what_our_server_says_of_dmarc_makes_a_sender_authentic(results: str, is_pass: bool) -> None:
+    assert is_authenticated(mail(authentication_results=results), "mx.example.org") is is_pass
+
+
+def test_what_stands_below_our_servers_statement_came_from_outside() -> None:
+    fields = [f"Authentication-Results: mx.example.org; dmarc={result}\r\n".encode() for result in ("fail", "pass")]
+    assert not is_authenticated(b"".join(fields) + mail(), "mx.example.org")
+
+
+# --- which chat ------------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_is_one_chat_whatever_of_it_a_mail_refers_to() -> None:
+    first = header(message_id="1@alice")
+    ours = answer_to(first, BOT, "yes", (), NOW)["message-id"]
+    same = [
+        header(references=f"<1@alice> {ours}"),
+        header(in_reply_to=ours),
+        header(references="<1@alice>"),
+        header(references=f"<0@elsewhere> {ours} <3@alice>", message_id="4@alice"),
+    ]
+    assert {one.chat_id for one in same} == {first.chat_id}
+    assert header(message_id="2@alice").chat_id != first.chat_id
+
+
+def test_who_refers_to_the_thread_of_somebody_else_is_in_a_chat_of_his_own() -> None:
+    ours = answer_to(header(), BOT, "yes", (), NOW)["message-id"]
+    forged = header(references=ours, **{"from": BOB})
+    assert (forged.thread, forged.chat_id) == (header().thread, f"{BOB},{header().thread}")
+
+
+def test_a_mail_without_an_id_has_one_that_stays_the_same() -> None:
+    one = header(message_id="").message_id, header(message_id="").message_id
+    assert one[0] == one[1] != header(message_id="", subject="another").message_id
+
+
+# --- what it says ----------------------------------------------------------------------------------------------------
+
+TOP = """Yes please.
+
+On Mon, 3 Nov 2025 at 10:00, Bot <bot@example.org> wrote:
+
+> 6 * 7 is 42
+>
+> anything else?
+"""
+WRAPPED = """Ja.
+
+Am 03.11.2025 um 10:00 schrieb Bot
+<bot@example.org>:
+> 42
+--\x20
+Alice
+"""
+JAPANESE = "/stop\n\n2025年11月3日(月) 10:00 Bot <bot@example.org>:\n\n> hi\n> there"
+OUTLOOK = """Thanks!
+
+________________________________
+From: Bot <bot@example.org>
+Sent: Monday
+To: Alice
+Subject: Re: x
+
+old text
+"""
+GERMAN_OUTLOOK = "Danke\n\nVon: Bot\nGesendet: Montag\nAn: Alice\nBetreff: AW: x\n\nalt"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TOP, "Yes please."),
+        (WRAPPED, "Ja."),
+        (JAPANESE, "/stop"),
+        (OUTLOOK, "Thanks!"),
+        (GERMAN_OUTLOOK, "Danke"),
+        ("On Monday, the 3rd of 2025, Bot wrote:\n> what?\n\nbelow it", "below it"),
+        ("> first?\nyes\n> second?\nno", "> first?\nyes\n> second?\nno"),
+        ("I mean this:\n\n> only quoted", "I mean this:"),
+        ("> only quoted", "> only quoted"),
+        ("def f():\n    return [\n        1]", "def f():\n    return [\n        1]"),
+        ("a list:\n- one\n-- two\n--- three", "a list:\n- one\n-- two\n--- three"),
+    ],
+)
+def test_what_is_quoted_from_our_answer_and_the_signature_are_left_out(text: str, said: str) -> None:
+    assert unquoted(unsigned(text)) == said
+
+
+def test_a_mail_that_brings_us_into_a_thread_keeps_what_it_quotes() -> None:
+    asked = mail("Please sum this up.\n\n> we should\n> buy it", references="<1@elsewhere>")
+    assert "> we should" in read_message(asked, header(references="<1@elsewhere>"), len(asked), 0).text
+    answered = read_message(asked, header(references=OURS), len(asked), 0)
+    assert answered.text == "Please sum this up."
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "said"),
+    [
+        ({"subject": "Sums"}, "6 * 7?", "Sums\n\n6 * 7?"),
+        ({"subject": "6 * 7?"}, "", "6 * 7?"),
+        ({"subject": "Sums"}, "/new", "/new"),
+        ({"subject": "Re: Sums", "references": OURS}, "and 8?", "and 8?"),
+    ],
+)
+def test_the_subject_belongs_to_the_first_mail_of_a_thread(fields: dict[str, str], text: str, said: str) -> None:
+    content = mail(text, **fields)
+    assert read_message(content, header(**fields), len(content), 0).text == said
+
+
+def test_html_becomes_text_with_what_it_quotes_behind_marks() -> None:
+    html = (
+        "<html><head><style>a{}</style></head><body><!-- <p>hidden</p> --><p>Hello\n <b>you</b>,</p>"
+        "<ul><li>one<li>two</ul>"
+        "<pre>def f():\n    x</pre><a href='https://a.b/c'>link</a> 1 < 2<br>line<script>alert()</script>"
+        "<div>On 3.11.2025 Bot &lt;bot@example.org&gt; wrote:<blockquote><p>quoted</p>more</blockquote></div>"
+    )
+    text = text_of_html(html)
+    assert text == (
+        "Hello you,\n- one\n- two\ndef f():\n    x\nlink (https://a.b/c) 1 < 2\nline\n"
+        "On 3.11.2025 Bot <bot@example.org> wrote:\n> quoted\n> more"
+    )
+
+
+@pytest.mark.parametrize("piece", ["<a ", "<!--", "<div>", "<a x='", "<![CDATA[", "<blockquote>", "&#", "<script>"])
+def test_hostile_html_takes_no_longer_than_it_is_long(piece: str) -> None:
+    text_of_html(piece * (262_144 // len(piece)))  # hours, where each tag is sought to the end of the text
+
+
+def multipart(kind: str, *parts: tuple[str, str | bytes]) -> EmailMessage:
+    made = EmailMessage()
+    made["From"] = ALICE
+    made.add_header("Content-Type", f"multipart/{kind}")
+    for content_type, content in parts:
+        part = EmailMessage()
+        main, _, sub = content_type.partition("/")
+        if isinstance(content, bytes):
+            part.set_content(content, main, sub, filename=f"a.{sub}")
+        else:
+            part.set_content(content, subtype=sub)
+        made.attach(part)
+    return made
+
+
+def test_of_alternatives_the_plain_text_is_read_with_all_that_stands_beside_it() -> None:
+    made = multipart("alternative", ("text/plain", "plain\n"), ("text/html", "<b>html</b>"), ("image/png", b"png"))
+    content = made.as_bytes()
+    said = read_message(content, Mail(ALICE, "<1@x>"), len(content), 10)
+    assert said.content == (TextPart("plain"), ImagePart("image/png", base64.b64encode(b"png").decode()))
+
+
+def test_what_no_model_takes_is_named() -> None:
+    made = multipart("mixed", ("text/plain", "see\n"), ("application/pdf", b"%PDF"), ("image/png", b"far too large"))
+    content = made.as_bytes()
+    said = read_message(content, Mail(ALICE, "<1@x>"), len(content), 10)
+    assert said.content == "see\n\n(attached, but not shown: a.pdf, a.png)"
+
+
+@pytest.mark.parametrize("charset", ["no-such-charset", "hex", "idna", "utf-16", "undefined"])
+def test_a_text_in_a_charset_that_is_none_is_read_as_far_as_it_goes(charset: str) -> None:
+    content = mail("x").replace(b"utf-8", charset.encode()).replace(b"\r\nx", b"\r\nh\xe9llo")
+    assert isinstance(read_message(content, header(), len(content), 0).text, str)
+
+
+@given(st.binary(max_size=400), st.integers(0, 600))
+def test_whatever_stands_in_a_mail_is_read_or_refused(noise: bytes, place: int) -> None:
+    whole = multipart("mixed", ("text/plain", "text\n"), ("image/png", b"png")).as_bytes()
+    damaged = whole[:place] + noise + whole[place + len(noise) // 2 :]
+    try:
+        read = read_header(damaged, BOT)
+        said = read_message(damaged, read if isinstance(read, Mail) else Mail(ALICE, "<1@x>"), len(damaged) + 1, 1000)
+    except (LookupError, ValueError, TypeError, AttributeError):
+        return  # what the channel expects of the library's parser
+    said.text.encode()
+    assert isinstance(read, str) or read.chat_id.startswith(read.sender)
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+
+
+def sent(answer: EmailMessage) -> EmailMessage:
+    received = message_from_bytes(answer.as_bytes(), policy=policy.default)
+    assert isinstance(received, EmailMessage)
+    return received
+
+
+def test_an_answer_to_a_long_thread_keeps_its_oldest_and_newest_ids_whole() -> None:
+    long = tuple(f"<{number}{'x' * 80}@eurprd04.prod.outlook.com>" for number in range(30))
+    asked = Mail(ALICE, f"<{'y' * 90}@x>", "Grüße\tan alle " * 10, long)
+    answer = answer_to(asked, BOT, "ja", (), NOW)
+    raw = answer.as_bytes().split(b"\r\n")
+    references = str(sent(answer)["references"]).split()
+    assert references[0] == long[0]
+    assert references[-2:] == [long[-1], asked.message_id]
+    assert all(one in {*long, asked.message_id} for one in references)
+    assert max(map(len, raw)) < 998
+    assert sent(answer)["in-reply-to"] == asked.message_id
+
+
+def test_an_answer_is_text_and_the_same_as_html_that_fetches_nothing() -> None:
+    text = "**bold** é ![x](https://tracker/x.png) <script>alert()</script>"
+    answer = sent(answer_to(header(), BOT, text, (), NOW))
+    plain, html = (answer.get_body((kind,)) for kind in ("plain", "html"))
+    assert plain is not None
+    assert html is not None
+    assert plain.get_content().strip() == text
+    assert "<strong>bold</strong>" in html.get_content()
+    assert "<img" not in html.get_content()
+    assert "<script" not in html.get_content()
+
+
+def test_an_answer_says_that_a_program_made_it_and_is_itself_not_answered() -> None:
+    answer = answer_to(header(), BOT, "yes", (), NOW)
+    assert answer["auto-submitted"] == "auto-replied"
+    assert read_header(answer.as_bytes(), ALICE) == "a program sent it (Auto-Submitted)"
