@@ -264,7 +264,10 @@ class _Running:
         if generation.reply is reply:
             self._append(reply)
         else:
-            self._turn.append(self._given_by_hook(generation.reply, _FINAL))
+            given = self._given_by_hook(generation.reply, _FINAL)
+            if given.usage is None:  # what it stands for was paid for all the same
+                given = msgspec.structs.replace(given, usage=reply.usage, model=given.model or reply.model)
+            self._turn.append(given)
         return TurnFinished(self._turn.said[-1], generation.usage)
 
     def _append(self, reply: Message) -> None:

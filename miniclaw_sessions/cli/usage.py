@@ -21,6 +21,7 @@ app = typer.Typer()
 
 _BY = ("day", "model", "channel", "chat")
 _COUNTS = ("replies", "input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens", "total_tokens")
+_SMALL = 0.0001
 _HEADINGS = ("replies", "input", "cache read", "cache write", "output", "total", "cost")
 
 
@@ -86,5 +87,5 @@ def _print(invocation: Invocation, by: str, report: UsageReport) -> None:
 
 
 def _cells(row: UsageRow) -> list[str]:
-    cost = "" if row.cost is None else f"{row.cost:,.4f}"
+    cost = "" if row.cost is None else f"{row.cost:,.4f}" if row.cost >= _SMALL or not row.cost else f"{row.cost:.1e}"
     return [one_line(row.name) or "(not said)", *(f"{getattr(row, name):,}" for name in _COUNTS), cost]

@@ -212,9 +212,11 @@ def _usage_of(usage: CompletionUsage | None) -> Usage | None:
         return None
     details = usage.prompt_tokens_details
     cached = (details.cached_tokens or 0) if details else 0
+    cost = getattr(usage, "cost", None)  # some services beside OpenAI's own tell it
     return Usage(
         input_tokens=(usage.prompt_tokens or 0) - cached,
         output_tokens=usage.completion_tokens or 0,
         cache_read_tokens=cached,
         total_tokens=usage.total_tokens,
+        cost=float(cost) if isinstance(cost, int | float) else None,
     )

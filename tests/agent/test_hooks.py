@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent, Generation, Hooks, SuspendTurn, TurnFinished, TurnSuspended
@@ -88,9 +89,11 @@ async def test_after_generation_may_put_another_reply_in_its_place(session: Sess
             assert generation.reply is not None
             generation.reply = Message.assistant(generation.reply.text + ", please")
 
-    events = await read(Agent(ScriptedProvider(["sit"]), hooks=Polite()).run(HELLO, session=session))
+    said = msgspec.structs.replace(Message.assistant("sit"), usage=Usage(3, 4), model="m")
+    events = await read(Agent(ScriptedProvider([said]), hooks=Polite()).run(HELLO, session=session))
     assert isinstance(events[-1], TurnFinished)
     assert events[-1].message.text == "sit, please"
+    assert (session.total_usage.total, events[-1].message.model) == (7, "m"), "what it stands for was paid for"
     assert texts(session) == ["hello", "sit, please"]
 
 

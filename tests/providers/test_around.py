@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from openai.types.completion_usage import CompletionUsage
 
 from miniclaw_sessions.config import PriceSettings, load_settings
 from miniclaw_sessions.errors import ConfigError, ModelError, ModelOverloaded
@@ -13,6 +14,7 @@ from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.providers.around import priced
 from miniclaw_sessions.providers.configured import open_agent
+from miniclaw_sessions.providers.openai import _usage_of
 from tests.providers.all_providers import KEY, SERVICES, provider_for, reply_of
 from tests.providers.strict_server import Answer, Asked, Refusal, StrictServer, in_turn
 
@@ -133,6 +135,25 @@ async def test_what_would_not_add_up_is_refused_at_the_start(write: Path, lines:
     with pytest.raises(ConfigError, match=sentence):
         async with open_agent(load_settings(with_tables(write, lines)).settings):
             pass
+
+
+def test_what_an_openai_compatible_service_says_that_it_cost_is_kept() -> None:
+    told = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
+    for cost, kept in ((0.125, 0.125), (None, None), ("free", None)):
+        usage = _usage_of(CompletionUsage.model_validate({**told, "cost": cost}))
+        assert usage is not None
+        assert (usage.total, usage.cost) == (10, kept)
+
+
+async def test_a_fallback_of_another_provider_has_its_own_address_and_key(
+    write: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant")
+    settings = load_settings(changed(write, "'small'", "'anthropic:claude'").parent / "miniclaw.toml").settings
+    async with open_agent(settings) as agent:
+        assert repr(agent.provider) == (
+            "<<OpenAIProvider large at 127.0.0.1>, else <AnthropicProvider claude at api.anthropic.com>>"
+        )
 
 
 async def test_a_key_is_found_under_the_providers_own_name_and_never_sent_elsewhere(
