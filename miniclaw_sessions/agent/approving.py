@@ -14,19 +14,17 @@ from msgspec import UNSET
 from miniclaw_sessions.agent.events import PendingCall
 from miniclaw_sessions.agent.suspending import documents_of, pending_calls
 from miniclaw_sessions.errors import NothingToResume
-from miniclaw_sessions.protocol.entries import FINGERPRINT, SUSPENDED, Custom, MessageEntry
+from miniclaw_sessions.protocol.entries import FINGERPRINT, SUSPENDED
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.protocol.printable import printable
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import Opening, Place, begins_turn
+from miniclaw_sessions.session.turn import Opening, Place
 
 REFUSED = "error: The user did not agree to this call; it was not made. Do not make it again unless you are told to."
 """What the model is told of a call that a person has refused."""
 
 MAX_ARGUMENTS = 1_000
 """Characters of a call's arguments that a question shows; it says how many it leaves out."""
-
-_LOOKED_THROUGH = 200  # entries before a repeated answer that is not found is taken for a word of its own
 
 
 def question(calls: Sequence[tuple[str, str]]) -> str:
@@ -47,7 +45,7 @@ class Approval(Opening):
         session: whose turn.
         answers: yes or no for each call by its id, those that are left out wait on; or one answer for all that wait.
         author: whose answer it is; kept in the transcript.
-        key: the answer's own id, by which `answered_by` recognizes it when it is delivered again.
+        key: the answer's own id, by which it is recognized when it is delivered again (`answered.obeyed_before`).
 
     Attributes:
         approved: the calls that run, with the fingerprint of the tool that was agreed to; filled when the turn begins.
@@ -85,8 +83,8 @@ class Approval(Opening):
         self.approved.update({one: str(asked[one].data[FINGERPRINT]) for one, agreed in decided.items() if agreed})
         refused = [one for one, agreed in decided.items() if not agreed]
         still = [one for one in self._pending if one.call.id not in decided]
-        answer = {"approved": [*self.approved], "refused": refused, "author": self._author, "key": self._key}
-        self.mark = (SUSPENDED, {"calls": documents_of(still), "answer": answer})
+        answer = {"approved": [*self.approved], "refused": refused, "author": self._author}
+        self.mark = (SUSPENDED, {"calls": documents_of(still), "answer": answer, "key": self._key})
         return [Message.tool_result(asked[one].call, REFUSED, is_error=True) for one in refused]
 
 
@@ -97,22 +95,3 @@ async def calls_to_approve(session: Session) -> list[PendingCall]:
         StoreUnavailable: the store cannot be read.
     """
     return [one for one in await pending_calls(session) if one.needs_approval]
-
-
-async def answered_by(session: Session, key: str) -> str | None:
-    """The user's message whose turn went on with the answer of this key; None: no such answer was taken.
-
-    Raises:
-        StoreUnavailable: the store cannot be read.
-    """
-    found, looked_at = False, 0
-    async for entry in session.tree.walk():
-        if isinstance(entry, Custom) and entry.custom_type == SUSPENDED:
-            answer = entry.data.get("answer")
-            found = found or (isinstance(answer, dict) and answer.get("key") == key)
-        if found and isinstance(entry, MessageEntry) and begins_turn(entry):
-            return entry.id
-        looked_at += 1
-        if not found and looked_at >= _LOOKED_THROUGH:
-            break
-    return None

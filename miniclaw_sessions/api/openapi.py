@@ -156,6 +156,11 @@ def _parameters(one: Operation[Any, Any], schemas: Schemas, examples: list[dict[
     return found
 
 
+def described_parameters(one: Operation[Any, Any]) -> list[dict[str, Any]]:
+    """What an operation takes in path, query and headers, without the names of shapes."""
+    return _parameters(one, Schemas((one,)), [])
+
+
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     """A parameter is there or not: no text means null."""
     kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from miniclaw_sessions.agent.answered import end_of_turn
-from miniclaw_sessions.agent.approving import Approval, answered_by, calls_to_approve
+from miniclaw_sessions.agent.answered import end_of_turn, obeyed_before
+from miniclaw_sessions.agent.approving import Approval, calls_to_approve
 from miniclaw_sessions.channels.base import Incoming
 from miniclaw_sessions.errors import DuplicateMessage
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 
-COMMANDS = {"/approve": True, "/deny": False}
-"""What a person answers with at any time."""
-
 WORDS = {**dict.fromkeys(("yes", "y", "ok"), True), **dict.fromkeys(("no", "n"), False)}
-"""What is an answer as well, while a call waits for one."""
+"""What is an answer while a call waits for one, and a word like any other else."""
 
 
 async def what_is_said(session: Session, incoming: Incoming) -> Message | Approval | None:
@@ -25,17 +22,28 @@ async def what_is_said(session: Session, incoming: Incoming) -> Message | Approv
         DuplicateMessage: the answer was delivered before, and its turn is over.
         StoreUnavailable: the store cannot be read.
     """
-    message, key = incoming.message, incoming.message_id
+    message = incoming.message
+    if incoming.approvals is not None:
+        return await decision(session, incoming, incoming.approvals)
     word = "" if message is None else message.text.strip().rstrip(".!").casefold()
-    answers: Mapping[str, bool] | bool | None = incoming.approvals
-    if answers is None:
-        answers = COMMANDS.get(word.partition("@")[0], WORDS.get(word))
-    if answers is None:
+    if word not in WORDS:
         return message
-    if key is not None and (entry_id := await answered_by(session, key)) is not None:
+    if await calls_to_approve(session) or await obeyed_before(session, incoming.message_id):
+        return await decision(session, incoming, WORDS[word])
+    return message
+
+
+async def decision(session: Session, incoming: Incoming, answers: Mapping[str, bool] | bool) -> Approval | None:
+    """What the turn of an answer begins with; None: it had begun when the process was killed, and goes on.
+
+    Raises:
+        DuplicateMessage: it was delivered before, and its turn is over.
+        StoreUnavailable: the store cannot be read.
+    """
+    key = incoming.message_id
+    if key is not None and (entry_id := await obeyed_before(session, key)) is not None:
         if await end_of_turn(session, entry_id) is not None:
             raise DuplicateMessage(session.session_id, key, entry_id)
-        return None  # the process was killed while the turn went on: it goes on again
-    if word in WORDS and incoming.approvals is None and not await calls_to_approve(session):
-        return message
-    return Approval(session, answers=answers, author=None if message is None else message.author, key=key)
+        return None
+    author = None if incoming.message is None else incoming.message.author
+    return Approval(session, answers=answers, author=author, key=key)

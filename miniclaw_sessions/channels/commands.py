@@ -14,11 +14,13 @@ from typing import NamedTuple
 import msgspec
 
 from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.answered import obeyed_before
 from miniclaw_sessions.agent.events import TurnEnd
+from miniclaw_sessions.channels.approvals import decision
 from miniclaw_sessions.channels.base import Incoming
 from miniclaw_sessions.channels.spending import choose_model, tell_usage
 from miniclaw_sessions.errors import DuplicateMessage, NothingToResume, TranscriptNotKept
-from miniclaw_sessions.protocol.entries import Custom, MessageEntry
+from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import Opening, Place
@@ -27,7 +29,6 @@ COMMAND = "command"
 """The type of the entry that says that a command was obeyed, so that it is not when it is delivered again."""
 
 _FORM = re.compile(r"\s*(/[a-z]+)(?:@\w+)?(?:\s+(.*?))?\s*", re.IGNORECASE | re.DOTALL)  # rooms add the name of a bot
-_LOOKED_THROUGH = 200  # entries in which a command that is delivered again is looked for
 
 
 class Said(NamedTuple):
@@ -97,13 +98,8 @@ class SaidAgain(Opening):
 async def begin_anew(said: Said) -> str:
     """Go back to the root: what was said stays in the tree, and the model is not told of it."""
     session, key = said.session, said.incoming.message_id
-    looked_at = 0
-    async for entry in session.tree.walk():
-        if key is not None and isinstance(entry, Custom) and entry.custom_type == COMMAND and entry.data["key"] == key:
-            raise DuplicateMessage(session.session_id, key, entry.id)
-        looked_at += 1
-        if looked_at >= _LOOKED_THROUGH:
-            break
+    if key is not None and (entry_id := await obeyed_before(session, key)) is not None:
+        raise DuplicateMessage(session.session_id, key, entry_id)
     try:
         await session.tree.branch(None)
         await session.tree.append_custom_entry(COMMAND, {"word": "/new", "key": key})
@@ -117,6 +113,16 @@ async def answer_again(said: Said) -> TurnEnd:
     return await said.answer(SaidAgain(said.session))
 
 
+async def agree(said: Said) -> TurnEnd:
+    """Let the calls be made that wait for a person's yes."""
+    return await said.answer(await decision(said.session, said.incoming, answers=True))
+
+
+async def refuse(said: Said) -> TurnEnd:
+    """Let the model be told that a person does not agree to them."""
+    return await said.answer(await decision(said.session, said.incoming, answers=False))
+
+
 async def tell_commands(_: Said) -> str:
     """Every command and what it does."""
     return "\n".join(f"{word} - {command.help}" for word, command in COMMANDS.items() if command.help)
@@ -128,9 +134,9 @@ COMMANDS: dict[str, Command] = {
     "/retry": Command("answer my last message once more", answer_again),
     "/model": Command("which model answers here; /model NAME changes it", choose_model),
     "/usage": Command("what this chat has used", tell_usage),
-    "/approve": Command("agree to what waits for a yes"),
-    "/deny": Command("do not agree to it"),
+    "/approve": Command("agree to what waits for a yes", agree),
+    "/deny": Command("do not agree to it", refuse),
     "/help": Command("show this", tell_commands),
     "/start": Command("", tell_commands),  # what some networks send for somebody who comes for the first time
 }
-"""All of them; `/stop` is the dispatcher's, `/approve` and `/deny` those of `approvals`."""
+"""All of them; `/stop` is the dispatcher's."""

@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "follow": ("follow", "Show what is said, in one session or in all, as it is said."),
     "search": ("search", "Search everything that was said."),
     "usage": ("usage", "Show what models were sent and what they said, in tokens, and what it cost."),
+    "mcp": ("mcp", "Let an agent's program (Claude Code, Codex) search and read all sessions."),
     "rename": ("sessions", "Give a session another title."),
     "delete": (
         "forgetting",

@@ -200,7 +200,7 @@ class Conversation:
             case "/stop":
                 await self._stop_others()
             case "/approve" | "/deny":
-                await self.say(name)
+                await self._decide(agrees=name == "/approve")
             case "/resume":
                 await self._change_to(rest)
             case "/rename":
@@ -226,8 +226,19 @@ class Conversation:
                 await self.say(text.removeprefix("/") if text.startswith("//") else text)
         return True
 
-    async def say(self, text: str | None) -> None:
+    async def _decide(self, *, agrees: bool) -> None:
+        """Answer what waits for a yes or no."""
+        if pending := await self._session.list_approvals():
+            await self.say(None, approvals={call.id: agrees for call in pending})
+        else:
+            self._note("nothing waits for an approval")
+
+    async def say(self, text: str | None, *, approvals: dict[str, bool] | None = None) -> None:
         """Say something and show the answer as it comes; Ctrl-C or Esc stops it. None: answer the last message again.
+
+        Args:
+            text: what is said.
+            approvals: a yes or no to calls that wait for it, in place of that.
 
         Raises:
             SessionsError: there is no answer, or only a part of it.
@@ -247,7 +258,7 @@ class Conversation:
                     tasks.cancel_scope.cancel()
 
                 tasks.start_soon(stop_when_asked, name="stop")
-                async with self._session.chat(text) as events:
+                async with self._session.chat(text, approvals=approvals) as events:
                     async for event in events:
                         answer.show(event)
                 tasks.cancel_scope.cancel()

@@ -74,6 +74,7 @@ class Exchange:
         scope: what is needed for what is asked.
         sharing: further headers of the reply, whatever it is: which web pages may read it.
         status: the reply's; 0 until it has begun.
+        outcome: the status that is written down where the reply's says only that there is a reply; 0: the reply's.
         form_of_errors: makes an error one that the request's clients understand.
     """
 
@@ -87,6 +88,7 @@ class Exchange:
         self.scope: AccessScope = "read"
         self.sharing: Mapping[str, str] = {}
         self.status = 0
+        self.outcome = 0
         self.form_of_errors: Callable[[RequestError], RequestError] = lambda error: error
         self._state: dict[str, Any] = scope.get("state", {})
         self._receive = receive

@@ -25,6 +25,7 @@ from miniclaw_sessions.gateway.binding import Binding, content_reply, method_ref
 from miniclaw_sessions.gateway.chat import DispatchedChats
 from miniclaw_sessions.gateway.exchange import ClientGone, Exchange, Receive, Reply, Send
 from miniclaw_sessions.gateway.exchange import Scope as RequestScope
+from miniclaw_sessions.gateway.mcp import MCP, mcp_reply
 from miniclaw_sessions.gateway.metrics import LoopDelay
 from miniclaw_sessions.gateway.page import FILES
 from miniclaw_sessions.gateway.responding import DispatchedResponses
@@ -124,6 +125,8 @@ class Gateway:
             return permission
         if exchange.path == METRICS and self._metrics_scope is not None:
             return self._metrics(exchange, self._admit(exchange, self._metrics_scope))
+        if exchange.path == MCP:
+            return await self._mcp(exchange)
         if (file := FILES.get(exchange.path)) is not None:
             self._admit(exchange, "open")
             exchange.operation = "page"
@@ -201,7 +204,7 @@ class Gateway:
                 operation=exchange.operation,
                 session_id=context.about,
                 made=context.made or UNSET,
-                status=status,
+                status=exchange.outcome or status,
             )
             self.audit.note(deed, exchange.scope)
             for session_id in context.also_about:
@@ -212,6 +215,15 @@ class Gateway:
         if self.audit is not None:
             deed = Deed(who="retention", token=None, operation="sweep", session_id=session_id, status=200)
             self.audit.note(deed, "admin")
+
+    async def _mcp(self, exchange: Exchange) -> Reply:
+        exchange.operation = "mcp"
+        caller = self._admit(exchange, "read")
+        exchange.context = context = self.context.for_caller(caller)
+        caller.require("read")
+        if (refused := method_refusal(exchange, ("POST",))) is not None:
+            raise refused
+        return await mcp_reply(exchange, context, max_body_bytes=self._limits.max_body_bytes)
 
     def _metrics(self, exchange: Exchange, caller: Caller) -> Reply:
         """Numbers for Prometheus."""

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent, TurnFinished, TurnSuspended
-from miniclaw_sessions.agent.approving import REFUSED, Approval, answered_by, calls_to_approve
+from miniclaw_sessions.agent.answered import end_of_turn, obeyed_before
+from miniclaw_sessions.agent.approving import REFUSED, Approval, calls_to_approve
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.errors import NothingToResume
 from miniclaw_sessions.protocol.messages import Message
@@ -72,9 +73,10 @@ async def test_a_call_waits_for_a_yes_and_runs_once_after_it_also_after_a_restar
         assert deletions.made == [{"path": "x"}]
         assert texts(session) == ["hello", "", "deleted", "done"]
         assert await calls_to_approve(session) == []
-        (hello,) = (entry for entry in session.entries() if entry.message.text == HELLO.text)
-        assert await answered_by(session, "m2") == hello.id
-        assert await answered_by(session, "m3") is None
+        assert await obeyed_before(session, "m3") is None
+        entry_id = await obeyed_before(session, "m2")
+        assert entry_id is not None
+        assert isinstance(await end_of_turn(session, entry_id), TurnFinished)
         await assert_legal(session, agent.provider)  # type: ignore[arg-type]
 
 
@@ -119,7 +121,7 @@ async def test_what_a_crash_interrupted_after_the_yes_is_asked_again_and_not_run
         with pytest.raises(_Killed):
             await _killed_after(Approval(session, answers=True, key="m2"), session)
     async with opened(tmp_path) as session:
-        assert await answered_by(session, "m2") is not None
+        assert await obeyed_before(session, "m2") is not None
         agent = agent_of(deletions, "done")
         assert isinstance(await agent.answer(None, session=session), TurnSuspended)
         assert deletions.made == []

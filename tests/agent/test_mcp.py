@@ -120,6 +120,16 @@ async def test_a_server_that_cannot_be_used_is_told_in_a_sentence_and_tried_agai
     assert (failed["server"], failed["detail"]) == ("bad", problem)
 
 
+async def test_a_server_that_dies_each_time_is_left_alone_for_longer_and_longer() -> None:
+    def delays() -> list[float]:
+        return [one["retry_in_s"] for one in logs if one["action"] == "mcp.failed"]
+
+    with capture_logs() as logs:
+        async with open_servers({"bad": bad("cannot_start")}, backoff_s=(0.05, 60.0)):
+            await until(lambda: len(delays()) >= 3)
+    assert delays()[:3] == [0.05, 0.1, 0.2]
+
+
 async def test_a_command_that_is_none_is_told_so() -> None:
     async with open_servers({"bad": MCPSettings(command="/no/such/program")}) as servers:
         assert servers.servers[0].problem == "/no/such/program cannot be started: No such file or directory"

@@ -6,6 +6,7 @@ others, and the chats, go on. Its tools are those that it listed last, also whil
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
@@ -106,12 +107,13 @@ class MCPServer:
         """Connect, and connect again, until cancelled."""
         delay, longest = self._backoff_s
         while True:
+            begun = anyio.current_time()
             try:
                 await self._live()
             except Exception as error:  # noqa: BLE001 - whatever a server does, it is one sentence
-                was_there = self._client is not None
                 self.problem = _sentence(first_cause(error))
-                delay = self._backoff_s[0] if was_there else delay
+                if anyio.current_time() - begun > longest:  # else it dies each time that it has started
+                    delay = self._backoff_s[0]
                 log.warning(
                     "an MCP server is not there; it is tried again",
                     action="mcp.failed",
@@ -270,17 +272,23 @@ async def open_servers(
         ConfigError: the settings of one are wrong.
     """
     servers = [MCPServer(name, one, chosen=chosen, backoff_s=backoff_s) for name, one in settings.items()]
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        for server in servers:
-            tasks.start_soon(server.run, name=f"mcp {server.name}")
+    over = anyio.Event()
+
+    async def run_all() -> None:
+        async with anyio.create_task_group() as tasks:
+            for server in servers:
+                tasks.start_soon(server.run, name=f"mcp {server.name}")
+            await over.wait()
+            tasks.cancel_scope.cancel()
+
+    # in a task of its own: who opens them when they are first needed closes them outside of the scope in which that was
+    running = asyncio.create_task(run_all(), name="mcp servers")
+    try:
         with anyio.move_on_after(settle_s):
             for server in servers:
                 await server.settled.wait()
-        try:
-            yield MCPServers(servers)
-        except Exception as error:  # noqa: BLE001 - raised below: within the group it would become a group
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        yield MCPServers(servers)
+    finally:
+        over.set()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([running])
