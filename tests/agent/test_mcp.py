@@ -18,7 +18,7 @@ from miniclaw_sessions.agent.approving import Approval
 from miniclaw_sessions.agent.mcp.servers import MCPServer, MCPServers, open_servers
 from miniclaw_sessions.config import MCPSettings
 from miniclaw_sessions.errors import AgentError, ConfigError
-from miniclaw_sessions.protocol.messages import Message, ToolCall
+from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, texts
@@ -76,6 +76,14 @@ async def test_a_servers_tools_are_offered_under_its_name_and_called(session: Se
 async def test_what_is_not_allowed_is_not_offered(options: dict[str, Any], names: list[str]) -> None:
     async with open_servers({"bad": bad("well", **options)}) as servers:
         assert [tool.name for tool in servers()] == names
+
+
+async def test_a_result_is_given_to_the_model_as_what_it_is() -> None:
+    async with open_servers({"bad": bad("shows"), "other": bad("structured")}) as servers:
+        echo, other = (tool for tool in servers() if tool.name.endswith("_echo"))
+        text = "look\n[x: file:///x]\n[audio, which cannot be shown here]\nof y"
+        assert await echo.run({}) == (TextPart(text), ImagePart(media_type="image/png", data="AAAA"))
+        assert await other.run({}) == '{"degrees":7}'
 
 
 async def test_a_misspelt_name_in_approve_is_told() -> None:

@@ -13,6 +13,9 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from miniclaw_sessions.agent.mcp.servers import open_servers
+from miniclaw_sessions.config import MCPSettings
+from miniclaw_sessions.errors import AgentError
 from miniclaw_sessions.log.audit import AuditLog
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart
 from tests.gateway.conftest import TOKEN, Served
@@ -65,6 +68,24 @@ async def test_the_packages_client_lists_searches_reads_branches_and_appends(ser
         assert fork["session_id"] == "telegram_2"
     assert [message.text for message in session.messages()] == ["The xylophone is green", "Keep this"]
     assert [one.text for one in (await served.manager.find("notes_1")).messages()] == ["Keep this"]
+
+
+async def test_a_model_elsewhere_has_them_as_tools(served: Served, tmp_path: Path) -> None:
+    await (await served.manager.get_or_create("web", 1)).add_message(Message.user("xylophone"))
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text(TOKEN)
+    url = f"http://127.0.0.1:{served.port}/mcp"
+    settings = MCPSettings(url=url, token_file=str(token), allow=("search", "show_*"))
+    async with open_servers({"recall": settings}) as servers:
+        search, *others = servers()
+        assert [tool.name for tool in others] == ["recall_show_session", "recall_show_messages"]
+        assert "web_1" in str(await search.run({"query": "xylophone"}))
+        with pytest.raises(AgentError, match="'qury' is no argument of search"):
+            await search.run({"qury": "xylophone"})
+    token.write_text("another")
+    async with open_servers({"recall": settings}) as servers:
+        assert servers.servers[0].problem == "it answers HTTP 401; is the token in token_file right?"
 
 
 async def test_sessions_are_resources(served: Served) -> None:

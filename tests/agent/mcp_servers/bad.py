@@ -45,7 +45,7 @@ def listed(cursor: str | None) -> dict[str, Any]:
     return {"tools": tools()}
 
 
-def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:  # noqa: C901 - one case for each
+def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:  # noqa: C901, PLR0911 - one case for each
     text = json.dumps(arguments)
     match HOW:
         case "hangs":
@@ -66,6 +66,14 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:  # no
         case "changes":
             Path(sys.argv[2]).touch()
             say(method="notifications/tools/list_changed")
+        case "shows":
+            shown = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+            link = {"type": "resource_link", "uri": "file:///x", "name": "x"}
+            sound = {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}
+            kept = {"type": "resource", "resource": {"uri": "file:///y", "text": "of y"}}
+            return {"content": [{"type": "text", "text": "look"}, shown, link, sound, kept]}
+        case "structured":
+            return {"content": [], "structuredContent": {"degrees": 7}}
         case "tells_environment":
             text = " ".join(sorted(os.environ))
     return {"content": [{"type": "text", "text": f"{name} {text}"}]}
