@@ -39,7 +39,7 @@ LAYERS: list[set[str]] = [
     {"client"},
     {"agent", "__init__"},
     {"adapters"},
-    {"providers", "testing", "channels"},
+    {"providers", "testing", "channels", "discovery"},
     {"gateway"},
     {"cli"},
     {"__main__"},
@@ -51,6 +51,7 @@ ONLY_FOR: dict[str, set[str]] = {
     "adapters": {"providers"},  # a framework's model layer is a provider; else those import it who use the framework
     "testing": set(),  # for tests, ours and those of users
     "channels": {"gateway", "cli"},  # who runs a program decides which channels it has
+    "discovery": {"gateway", "cli"},  # whoever runs a program decides whether it looks at others
     "gateway": {"cli"},
     "cli": {"__main__"},
 }

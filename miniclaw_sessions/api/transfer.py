@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -35,6 +35,7 @@ UNNAMED = "upload"
 """What an import is called that names neither itself nor its session."""
 
 _MAX_FILE_NAME = 120
+_MAX_PLACE = 65_536
 _TYPES = {
     ".jsonl": "application/x-ndjson",
     ".json": "application/json",
@@ -73,6 +74,9 @@ class ImportSession(msgspec.Struct, frozen=True):
         session_id: the new session's id; by default what the file says.
         format: the name of its format; by default it is recognized.
         dry_run: only read it, and report.
+        update: a session that was made of this file before gets what it lacks of it; otherwise that is refused.
+        place: a JSON object that is kept with the session (`metadata["session.followed"]`): where the file lies, and
+            how far it was read, for whoever keeps up with it.
     """
 
     body: Upload
@@ -80,6 +84,8 @@ class ImportSession(msgspec.Struct, frozen=True):
     session_id: Annotated[str, Meta(min_length=1, max_length=MAX_SESSION_ID_LENGTH)] | None = None
     format: Name | None = None
     dry_run: bool = False
+    update: bool = False
+    place: Annotated[str, Meta(max_length=_MAX_PLACE)] | None = None
 
 
 @operation(
@@ -88,7 +94,7 @@ class ImportSession(msgspec.Struct, frozen=True):
     ImportSession,
     ImportReply,
     status=lambda reply: 200 if reply.dry_run else 201,
-    statuses={201: "A new session.", 200: "A dry run: what it would become."},
+    statuses={201: "A new session, or what one got with `update`.", 200: "A dry run: what it would become."},
     errors=("import_refused", "session_exists", "too_many_imports", "invalid_key"),
     patient=True,
 )
@@ -100,10 +106,19 @@ async def import_session(context: Context, request: ImportSession) -> ImportRepl
         key=None if request.session_id is None else SessionKey.parse(request.session_id),
         form=None if request.format is None else _format(request.format),
         dry_run=request.dry_run,
+        update=request.update,
+        place=None if request.place is None else _place(request.place),
     )
     context.note(report.session_id)
     findings = [FindingRow(line=one.line, outcome=one.outcome.value, text=one.text) for one in report.findings]
     return ImportReply.of(report, findings=findings)
+
+
+def _place(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise RequestError(422, "invalid_request", f"place is no JSON object: {error}", param="place") from None
 
 
 class ExportSession(msgspec.Struct, frozen=True):

@@ -61,6 +61,17 @@ class ImportFormat(StrEnum):
     GOOGLE = "google"
     ANTHROPIC = "anthropic"
     OPENAI = "openai"
+    GEMINI_CLI = "gemini-cli"
+    GEMINI_CLI_JSON = "gemini-cli-json"
+    OPENCODE = "opencode"
+    OPENCODE_EXPORT = "opencode-export"
+    LLM = "llm"
+
+
+_Programs = Annotated[
+    list[str] | None,
+    typer.Option("--program", metavar="NAME", help="With --discover: those of this program.", show_default=False),
+]
 
 
 # --- in --------------------------------------------------------------------------------------------------------------
@@ -74,12 +85,16 @@ class ImportFormat(StrEnum):
         "import ~/.pi/agent/sessions --recursive --dry-run": "what would become of a directory",
         "import ~/.pi/agent/sessions --recursive --skip-existing": "what is new in it since the last time",
         "import backup.jsonl --as telegram_123": "under this id",
+        "import --discover": "what pi, Claude Code, Codex and others said on this machine; asks what to take",
+        "import --discover --all --follow": "all of it, and whatever they say from now on; Ctrl-C ends it",
     },
 )
 async def import_files(  # noqa: PLR0913 - one for each option
     invocation: Invocation,
     *,
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Files, and directories of files.")],
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="PATH", help="Files, and directories of files.", show_default=False)
+    ] = None,
     form: Annotated[
         ImportFormat | None, typer.Option("--format", help="What the files are; recognized otherwise.")
     ] = None,
@@ -93,11 +108,24 @@ async def import_files(  # noqa: PLR0913 - one for each option
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only read, and report.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", help="Directories within directories, too.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Tell everything that was wrong with a file.")] = False,
+    discover: Annotated[bool, typer.Option("--discover", help="Find other programs' sessions, and ask.")] = False,
+    programs: _Programs = None,
+    everything: Annotated[bool, typer.Option("--all", help="With --discover: all of them.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="With --discover: keep up with them as they grow.")] = False,
 ) -> None:
     """Make sessions of other programs' files, or of our own exports; the files are only read.
 
     What is no session is refused, and the others go on; in a directory, where dot files are left out, it is skipped.
     """
+    if discover or programs or everything or follow:
+        if not discover or paths or form or session_id or skip_existing or recursive:
+            raise typer.BadParameter(
+                "it finds the files itself: no PATH, only its own options", param_hint="'--discover'"
+            )
+        await _discover(invocation, programs or [], everything=everything, follow=follow, dry_run=dry_run)
+        return
+    if not paths:
+        raise typer.BadParameter("name files, or give --discover", param_hint="'PATH'")
     files = found_files(paths, recursive=recursive)
     if session_id is not None and len(files) != 1:
         raise typer.BadParameter(f"it names one session, and there are {len(files)} files", param_hint="'--as'")
@@ -116,6 +144,12 @@ async def import_files(  # noqa: PLR0913 - one for each option
         _tell_imports(invocation, importing.document(), verbose=verbose)
     if importing.refused:
         raise typer.Exit(1)
+
+
+async def _discover(invocation: Invocation, programs: list[str], **wanted: bool) -> None:
+    from miniclaw_sessions.cli.discovering import discover  # noqa: PLC0415 - help does not need it
+
+    await discover(invocation, programs, **wanted)
 
 
 def _tell_imports(invocation: Invocation, document: dict[str, Any], *, verbose: bool) -> None:

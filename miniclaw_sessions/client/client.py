@@ -316,7 +316,7 @@ class Client:
         """Every format of session files."""
         return (await self.transport.call(transfer.list_formats, service.Nothing())).formats
 
-    async def import_stream(
+    async def import_stream(  # noqa: PLR0913 - each can be left out
         self,
         chunks: AsyncIterator[bytes],
         *,
@@ -324,6 +324,8 @@ class Client:
         session_id: str | None = None,
         form: str | None = None,
         dry_run: bool = False,
+        update: bool = False,
+        place: str | None = None,
     ) -> ImportReply:
         """A new session from a file that comes in pieces.
 
@@ -333,12 +335,16 @@ class Client:
             session_id: the new session's id; by default what the file says.
             form: the name of its format; by default it is recognized.
             dry_run: only read it, and report.
+            update: a session that was made of this file before gets what it lacks of it.
+            place: a JSON object that is kept with the session, for whoever keeps up with the file.
 
         Raises:
             ImportRefused: it is not a session in a known format, or cannot be taken in; nothing was stored.
-            SessionExists: there is a session with this id.
+            SessionExists: there is a session with this id; with `update`, one that was not made of this file.
         """
-        wanted = transfer.ImportSession(body=chunks, name=name, session_id=session_id, format=form, dry_run=dry_run)
+        wanted = transfer.ImportSession(
+            body=chunks, name=name, session_id=session_id, format=form, dry_run=dry_run, update=update, place=place
+        )
         return await self.transport.call(transfer.import_session, wanted)
 
     async def import_file(

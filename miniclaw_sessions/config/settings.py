@@ -309,6 +309,17 @@ class EncryptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     key_file: str = ""
 
 
+class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which other programs' sessions the daemon keeps up with; see docs/discover.md.
+
+    Attributes:
+        programs: their names, of `pi`, `claude-code`, `codex`, `nanobot`, `openclaw`, `opencode`, `gemini-cli` and
+            `llm`; or `*`: all of them. They are looked for in the home of the user that the daemon runs as.
+    """
+
+    programs: tuple[str, ...] = ()
+
+
 class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is told of the daemon's work beside the log.
 
@@ -381,7 +392,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         workspace: the directory that holds all files; or the URL of a shared store (`postgresql:`), which is as if that
             was `sessions.store`. Beside a shared store a directory holds nothing but the daemon's socket.
-        sessions, listen, model, budgets, channels, encryption, telemetry, log: the sections.
+        sessions, listen, model, budgets, channels, follow, encryption, telemetry, log: the sections.
         mcp: MCP servers, by name: `[mcp.NAME]`.
         prices: what models cost, by their names.
         plugins: the tables of plug-ins, by kind and name: `[channels.NAME]`, `[tools.NAME]` and so on.
@@ -393,6 +404,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSettings = ModelSettings()
     budgets: BudgetSettings = BudgetSettings()
     channels: ChannelSettings = ChannelSettings()
+    follow: FollowSettings = FollowSettings()
     encryption: EncryptionSettings = EncryptionSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()

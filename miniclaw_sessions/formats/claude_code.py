@@ -182,6 +182,15 @@ class _Reader:
                 held.is_open = False
         return self._released()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether every reply that is open says why it stopped; a model's next block may take its time."""
+        return all(held.stop_reason is not None for held in self._queue if isinstance(held, _Reply) and held.is_open)
+
+    def pending(self) -> list[Entry]:
+        """What `finish` would give now."""
+        return [held.entry() if isinstance(held, _Open) else held for held in self._queue]
+
     # --- lines -------------------------------------------------------------------------------------------------------
 
     def _take(self, line: dict[str, Any]) -> None:

@@ -8,14 +8,18 @@ repaired and what they set aside; whoever stores the entries gives them their se
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from miniclaw_sessions.protocol.encoding import instant
+from miniclaw_sessions.clock import derived_id
+from miniclaw_sessions.errors import InvalidMessage
+from miniclaw_sessions.protocol.encoding import encode_entry, instant
 from miniclaw_sessions.protocol.entries import Entry, EntryBase
 from miniclaw_sessions.protocol.messages import Message, OtherPart, Part, Role, TextPart
 
@@ -25,6 +29,9 @@ W_contra = TypeVar("W_contra", contravariant=True)
 
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 """The largest file that is one JSON document; one of lines may have any size."""
+
+_NO_TIME = datetime.fromtimestamp(0, UTC)
+_MOST_MET = 131_072  # so many different entries a chain remembers, to tell those that say the same
 
 MAX_ELEMENTS = 1_000_000
 """Objects, lists and commas of one document or line: in memory the smallest of them take up to 240 MB."""
@@ -110,6 +117,20 @@ class Reader(Protocol):
 
     def finish(self) -> Iterable[Entry]:
         """There is nothing more."""
+        ...
+
+
+@runtime_checkable
+class Holding(Protocol):
+    """A reader that holds entries back, because the file may yet say more of them."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what it holds is likely to stay as it is, when nothing more has come for a moment."""
+        return True
+
+    def pending(self) -> Iterable[Entry]:
+        """What `finish` would give now; the reader goes on as if nobody had asked."""
         ...
 
 
@@ -199,13 +220,40 @@ class Chain:
         self.now = now
         self.last_id: str | None = None
         self._last_time = now
+        self._met: Counter[bytes] = Counter()
+        self._forgotten = 0
+
+    def __copy__(self) -> Chain:
+        """A chain that goes on like this one, apart from it."""
+        twin = Chain(new_id=self.new_id, now=self.now)
+        twin.last_id, twin._last_time, twin._forgotten = self.last_id, self._last_time, self._forgotten
+        twin._met = self._met.copy()
+        return twin
 
     def add(self, kind: type[E], *, timestamp: datetime | None = None, **fields: Any) -> E:
-        """The next entry; without a time, it has that of the one before."""
+        """The next entry; without a time, it has that of the one before.
+
+        Its id is made of what it says: a file that its program writes anew at each message, or shortens, is read again
+        with the same ids as far as it says the same.
+        """
         self._last_time = timestamp or self._last_time
-        entry = kind(id=self.new_id(), parent_id=self.last_id, timestamp=self._last_time, **fields)
+        entry = kind(
+            id=self._id_of(kind, timestamp, fields), parent_id=self.last_id, timestamp=self._last_time, **fields
+        )
         self.last_id = entry.id
         return entry
+
+    def _id_of(self, kind: type[E], timestamp: datetime | None, fields: dict[str, Any]) -> str:
+        try:
+            said = encode_entry(kind(id="", parent_id=None, timestamp=timestamp or _NO_TIME, **fields))  # type: ignore[arg-type]
+        except InvalidMessage:  # whoever stores it says so
+            return self.new_id()
+        digest = hashlib.blake2b(said, digest_size=16).digest()
+        if len(self._met) >= _MOST_MET:
+            self._met.clear()
+            self._forgotten += 1
+        self._met[digest] += 1
+        return derived_id(f"{digest.hex()} {self._met[digest]} {self._forgotten}")
 
 
 # --- fields ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from copy import copy, deepcopy
 from typing import Any
 
 from msgspec.structs import replace
@@ -104,6 +105,12 @@ class _Reader:
         while self._echoes:
             self._add_event(self._echoes.popleft()[1])
         return self._drain()
+
+    is_settled = True
+
+    def pending(self) -> list[Entry]:
+        """What `finish` would give now."""
+        return deepcopy(self, {id(self._chain): copy(self._chain)}).finish()
 
     def _drain(self) -> list[Entry]:
         done, self._done = self._done, []

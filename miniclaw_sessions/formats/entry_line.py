@@ -39,6 +39,9 @@ from miniclaw_sessions.protocol.entries import Entry, LeafMove, MessageEntry, Ot
 VERSION = 1
 """The version of document 003's form, and of ours."""
 
+IS_PART = "is_part"
+"""A field of the header: the file is a part of a session, whose entries may name others that stand in it already."""
+
 _HEADER = "session"
 _PIECE_OF = "piece_of"  # in the `extra` of a piece, under KEPT: the id of the first
 _PLACES = ("sequence", "parent_sequence", "target_sequence", "first_kept_sequence")
@@ -85,6 +88,7 @@ class _Reader:
         self._new_id = chain.new_id
         self._time = chain.now
         self._has_header = False
+        self._is_part = False
 
     def feed(self, piece: bytes) -> list[Entry]:
         """The entries of a line: one, several for several results, none for the header and for what is no entry.
@@ -142,6 +146,7 @@ class _Reader:
         if facts.created_at is not None:
             del header["timestamp"]
         facts.header = header
+        self._is_part = header.get(IS_PART) is True
 
     def _read(self, fields: dict[str, Any], raw: bytes) -> list[Entry]:
         """The entries of a line's object; `raw` is the line, empty if something was wrong with it."""
@@ -197,7 +202,7 @@ class _Reader:
         first, last = placeless[0], placeless[-1]
         if isinstance(first, LeafMove) and first.target_id is not None:
             target_id = self._tree.meant(first.target_id)
-            if target_id is None or target_id not in self._tree:
+            if target_id is None or (target_id not in self._tree and not self._is_part):
                 self._lines.set_aside("it moves the leaf to an entry that is not in the file before it")
                 self._tree.mean(first.id, first.parent_id)
                 return []
@@ -228,7 +233,7 @@ class _Reader:
             self._lines.repaired("the entry does not name its parent; it follows the entry before it")
             return self._tree.leaf_id
         parent_id = self._tree.meant(named)
-        if parent_id is not None and parent_id not in self._tree:
+        if parent_id is not None and parent_id not in self._tree and not self._is_part:
             parent_id = self._tree.missing_parent()
             self._tree.mean(named, parent_id)
         return parent_id

@@ -7,6 +7,7 @@ number of its line, and none holds what was said.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -55,6 +56,14 @@ class JsonLines:
             value = self._parse_damaged(text, str(error))
             if value is None:
                 return None
+        return self._checked(value)
+
+    def storable(self, value: Any) -> dict[str, Any] | None:
+        """A piece of a document as if it were a line; None, and it is set aside, where it cannot be stored."""
+        self._raw = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        return self._checked(value)
+
+    def _checked(self, value: Any) -> dict[str, Any] | None:
         if not isinstance(value, dict):
             self.set_aside("the line is not a JSON object")
             return None

@@ -9,12 +9,15 @@ from miniclaw_sessions.formats.codec import Format, Sample
 from miniclaw_sessions.formats.codex import CODEX
 from miniclaw_sessions.formats.dive import DIVE
 from miniclaw_sessions.formats.entry_line import ENTRY_LINE
+from miniclaw_sessions.formats.gemini_cli import GEMINI_CLI, GEMINI_CLI_JSON
 from miniclaw_sessions.formats.google import GOOGLE
 from miniclaw_sessions.formats.html import HTML
+from miniclaw_sessions.formats.llm import LLM
 from miniclaw_sessions.formats.markdown import MARKDOWN
 from miniclaw_sessions.formats.nanobot import NANOBOT
 from miniclaw_sessions.formats.openai_chat import OPENAI_CHAT
 from miniclaw_sessions.formats.openai_items import OPENAI_ITEMS
+from miniclaw_sessions.formats.opencode import OPENCODE, OPENCODE_EXPORT
 from miniclaw_sessions.formats.pi import PI
 from miniclaw_sessions.formats.rust_miniclaw import RUST_MINICLAW
 
@@ -24,6 +27,11 @@ FORMATS: tuple[Format, ...] = (
     DIVE,
     CLAUDE_CODE,
     CODEX,
+    GEMINI_CLI,
+    GEMINI_CLI_JSON,
+    OPENCODE,
+    OPENCODE_EXPORT,
+    LLM,
     NANOBOT,
     RUST_MINICLAW,
     OPENAI_ITEMS,

@@ -30,6 +30,7 @@ from miniclaw_sessions.config import ListenSettings, LoadedSettings, socket_path
 from miniclaw_sessions.encryption import load_keys
 from miniclaw_sessions.gateway.admission import access_policy, make_token, print_address
 from miniclaw_sessions.gateway.exit_status import ExitStatus
+from miniclaw_sessions.gateway.following import check_follow, keep_up
 from miniclaw_sessions.gateway.http import Gateway, make_app
 from miniclaw_sessions.gateway.listeners import AddressInUseError, Listener, inherited, listen_tcp, listen_unix
 from miniclaw_sessions.gateway.notify import Notifier, watchdog
@@ -92,6 +93,7 @@ async def _live(
     """From the settings to the saved sessions."""
     settings = loaded.settings
     read_secret(settings.listen.token_file, "token", os.environ)  # what is wrong with it is said before all is read
+    check_follow(settings.follow)
     phase = Phase(notifier)
     keys = load_keys(settings.encryption, os.environ)
     channels, failed = await to_thread.run_sync(make_channels, settings)
@@ -131,7 +133,10 @@ async def _live(
                         dispatcher.serve(channel)
                     announce = partial(print_address, listeners, loaded, os.environ)
                     life = Life(settings.listen, signals, phase, reload, announce)
-                    await _serve(app, manager, dispatcher, listeners, life)
+                    async with anyio.create_task_group() as followers:
+                        followers.start_soon(keep_up, app.context, settings.follow, name="other programs' sessions")
+                        await _serve(app, manager, dispatcher, listeners, life)
+                        followers.cancel_scope.cancel()
             status = await _save(manager)
     if opening.cancelled_caught:
         log.info("stopped before it was ready; nothing was accepted", action="daemon.stopped")

@@ -22,18 +22,19 @@ class Places:
 
     def place(self, entry: Entry, sequence: int) -> Entry:
         """The entry for this place; what it refers to must have been placed before, or it is looked for by its id."""
-        self._note(hash(entry.id), sequence)
-        parent = self._place_of(entry.parent_id)
+        self.note(entry.id, sequence)
+        parent = self.place_of(entry.parent_id)
         placed = msgspec.structs.replace(
             entry, sequence=sequence, parent_sequence=None if parent == sequence - 1 else parent
         )
         if isinstance(placed, LeafMove):
-            return msgspec.structs.replace(placed, target_sequence=self._place_of(placed.target_id))
+            return msgspec.structs.replace(placed, target_sequence=self.place_of(placed.target_id))
         if isinstance(placed, Compaction):
-            return msgspec.structs.replace(placed, first_kept_sequence=self._place_of(placed.first_kept_entry_id))
+            return msgspec.structs.replace(placed, first_kept_sequence=self.place_of(placed.first_kept_entry_id))
         return placed
 
-    def _place_of(self, entry_id: str | None) -> int | None:
+    def place_of(self, entry_id: str | None) -> int | None:
+        """Where the entry with this id stands; 0: nowhere, as far as is known here."""
         if entry_id is None:
             return None
         wanted = hash(entry_id)
@@ -45,8 +46,9 @@ class Places:
                 return places[index]
         return 0
 
-    def _note(self, hashed: int, sequence: int) -> None:
-        self._loose[hashed] = sequence
+    def note(self, entry_id: str, sequence: int) -> None:
+        """The entry with this id stands here."""
+        self._loose[hash(entry_id)] = sequence
         if len(self._loose) >= LOOSE:
             hashes = sorted(self._loose)
             self._packed.append((array("q", hashes), array("q", [self._loose[one] for one in hashes])))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.encryption import DamagedSeal
-from miniclaw_sessions.errors import ImportRefused, InvalidKey, NotArchived, SessionExists
+from miniclaw_sessions.errors import ImportRefused, InvalidKey, NotArchived, SessionExists, SessionNotFound
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.manager.registry import SessionRegistry
@@ -23,9 +23,12 @@ from miniclaw_sessions.session import Session
 
 if TYPE_CHECKING:
     from miniclaw_sessions.formats.codec import Format
-    from miniclaw_sessions.transfer.importing import ImportReport
+    from miniclaw_sessions.transfer.importing import Import, ImportReport, KnownEntries
 
 log = get_logger(__name__)
+
+_MOST_KNOWN = 64
+"""Of so many sessions that files are added to it is remembered where their entries stand."""
 
 
 class SessionMaker(SessionReader):
@@ -34,6 +37,7 @@ class SessionMaker(SessionReader):
     clock: Clock
     _registry: SessionRegistry
     _archive: Archive
+    _known_entries: dict[str, KnownEntries]
 
     @abstractmethod
     def _require_open(self) -> None:
@@ -90,17 +94,28 @@ class SessionMaker(SessionReader):
         on_progress: Callable[[Progress], None] | None = None,
         size: int | None = None,
         check: Callable[[SessionKey], None] = lambda _: None,
+        update: bool = False,
+        place: Mapping[str, Any] | None = None,
     ) -> ImportReport:
         """`import_file` for what comes in pieces: `name` stands for the file's, `size` is in bytes. Raises the same.
 
-        `check` is given the key of what the file is to become, before anything is looked up or made; it may raise.
+        `check` is given the key of what the file is to become, before anything is looked up or made; it may raise. With
+        `update`, a session that was made of this file before gets what it lacks of it (`Import.add_to`), and `place` is
+        kept with a session that keeps up with a file.
         """
         from miniclaw_sessions.transfer.importing import Import  # noqa: PLC0415 - loads every format
 
         self._require_open()
         progress = on_progress or self._progress
         transfer = Import(
-            chunks, name=name, form=form, clock=self.clock, on_progress=progress, size=size, dry_run=dry_run
+            chunks,
+            name=name,
+            form=form,
+            clock=self.clock,
+            on_progress=progress,
+            size=size,
+            dry_run=dry_run,
+            place=place,
         )
         async with transfer:
             key, report = await transfer.begin(key), transfer.report
@@ -112,11 +127,27 @@ class SessionMaker(SessionReader):
                         f"session {report.session_id!r} exists already; delete it first, or choose another name"
                     )
                 return report
+            if update and await self._registry.exists(report.session_id):
+                await self._add_to(await self.find(report.session_id), transfer)
+                return report
+            if transfer.is_part:
+                raise SessionNotFound(report.session_id)
             async with self._registry.new_journal(key, purpose="import", created_at=transfer.created_at) as journal:
                 await transfer.store(Session.of(journal))
         counts = {"entries": report.entries, "repaired": report.repaired, "set_aside": report.set_aside}
         log.info("imported", action="session.imported", session_id=report.session_id, **counts)
         return report
+
+    async def _add_to(self, session: Session, transfer: Import) -> None:
+        if not transfer.is_of(session):
+            raise SessionExists(
+                f"session {session.session_id!r} exists already, and was not made of this file; choose another name"
+            )
+        incarnation = session.journal.incarnation
+        known = await transfer.add_to(session, self._known_entries.pop(incarnation, None))
+        self._known_entries[incarnation] = known  # the last one: it was used last
+        if len(self._known_entries) > _MOST_KNOWN:
+            del self._known_entries[next(iter(self._known_entries))]
 
     async def fork_from(self, path: str | Path, *, key: SessionKey | None = None) -> Session:
         """A session made of a file's history, in the words of document 003. Raises as `import_file`."""

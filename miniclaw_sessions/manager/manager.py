@@ -137,6 +137,7 @@ class SessionManager(SessionMaker, SessionFollower):
         self._create = create
         self._wait_s = wait_s
         self._cache = SessionCache(self.settings.max_cached, knows_names=not is_shared)
+        self._known_entries = {}
         self._stack: AsyncExitStack | None = None
         self._closed = False
         self._owner = 0

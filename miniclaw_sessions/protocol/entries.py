@@ -33,6 +33,9 @@ SOURCE = OWN_METADATA + "source"
 LEGAL_HOLD = OWN_METADATA + "legal_hold"
 """Set while nothing deletes the session, to why that is so."""
 
+FOLLOWED = OWN_METADATA + "followed"
+"""Which file of another program a session keeps up with, and how far that was read."""
+
 SUSPENDED = "agent.suspended"
 FINGERPRINT = "tool_fingerprint"
 """In the data of a call that waits for a person's yes: the tool that he is asked about (`Tool.fingerprint`)."""

@@ -108,20 +108,23 @@ async def _but_for_unfinished(entries: AsyncIterator[Entry]) -> AsyncIterator[En
             yield entry
 
 
-async def adopt_all(target: Journal, entries: AsyncIterator[Entry]) -> None:
-    """Append entries from elsewhere to a new session: the one way in which a fork, `put` and an import are made.
+async def adopt_all(target: Journal, entries: AsyncIterator[Entry], places: Places | None = None) -> None:
+    """Append entries from elsewhere to a session: the one way in which a fork, `put` and an import are made.
 
     They come in the batches of every copy, so that neither memory nor the store's queue fills up.
 
     Args:
-        target: a session that nobody else uses yet.
+        target: a session that nobody else uses yet, or that nobody has a turn in.
         entries: as they come.
+        places: where the entries stand that the session has already; None: it has none that these name.
 
     Raises:
         StoreError: they cannot be stored.
         InvalidMessage: one of them cannot be stored faithfully, or is too large.
+        LeafMoved: somebody else said something meanwhile; what came before that is stored.
     """
-    async for batch in in_batches(_placed(entries, target.last_sequence), lambda placed: len(placed[1])):
+    placed = _placed(entries, target.last_sequence, places or Places())
+    async for batch in in_batches(placed, lambda one: len(one[1])):
         for part in _begun_at_clearings(batch):
             if _is_clearing(part[0][0]):
                 await target.settle()  # what is in force there stays in force
@@ -130,9 +133,8 @@ async def adopt_all(target: Journal, entries: AsyncIterator[Entry]) -> None:
     await target.settle()
 
 
-async def _placed(entries: AsyncIterator[Entry], last: int) -> AsyncIterator[tuple[Entry, bytes]]:
+async def _placed(entries: AsyncIterator[Entry], last: int, places: Places) -> AsyncIterator[tuple[Entry, bytes]]:
     """The entries, numbered from the place behind the last one, and their bytes."""
-    places = Places()
     async for entry in entries:
         last += 1
         placed = places.place(_timed(entry), last)

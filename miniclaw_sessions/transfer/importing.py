@@ -6,7 +6,7 @@ that nobody sees until it is complete. What had to be repaired or left out is re
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -30,14 +30,27 @@ from miniclaw_sessions.formats.codec import (
     Sample,
     SessionFacts,
 )
+from miniclaw_sessions.formats.entry_line import IS_PART
 from miniclaw_sessions.formats.registry import recognize
+from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.persistence.recovery import Progress, ids_for
 from miniclaw_sessions.protocol.encoding import encode_entry, has_more_elements, parse_in_pieces, parse_json
-from miniclaw_sessions.protocol.entries import OWN_METADATA, SOURCE, Custom, Entry, MessageEntry, OtherEntry
+from miniclaw_sessions.protocol.entries import (
+    FOLLOWED,
+    METADATA,
+    OWN_METADATA,
+    SOURCE,
+    Custom,
+    Entry,
+    MessageEntry,
+    OtherEntry,
+    moves_leaf,
+)
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.copying import adopt_all, copy_branch
 from miniclaw_sessions.session.journal import Journal
+from miniclaw_sessions.stores.reading import PAGE
 
 HEAD_BYTES = 262_144
 """How much of a file is looked at to recognize it."""
@@ -98,6 +111,22 @@ class ImportReport(msgspec.Struct, kw_only=True):
         reader.findings.clear()
 
 
+class KnownEntries(Places):
+    """Where the entries of a session stand that a file is added to, again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.covered = 0
+
+    async def bring_up(self, journal: Journal) -> None:
+        """Look at what the session has got since the last time."""
+        while self.covered < journal.last_sequence:
+            page = await journal.reader.read(journal.session_id, after=self.covered, limit=PAGE)
+            for stored in page:
+                self.note(stored.entry_id, stored.sequence)
+            self.covered = page[-1].sequence if page else journal.last_sequence
+
+
 class Import:
     """One file on its way in: `async with` it, `begin`, and then `store` or `only_read`.
 
@@ -115,6 +144,7 @@ class Import:
         on_progress: Callable[[Progress], None],
         size: int | None = None,
         dry_run: bool = False,
+        place: Mapping[str, Any] | None = None,
     ) -> None:
         """Nothing is read yet.
 
@@ -126,7 +156,9 @@ class Import:
             on_progress: told how many bytes are done, and how many there are.
             size: how many bytes there are, where that is known.
             dry_run: what the report says of it.
+            place: where the file lies and how far this reads it, as whoever follows it wants it kept (`FOLLOWED`).
         """
+        self._place = place
         self._name = name
         self._form = form
         self._clock = clock
@@ -175,7 +207,8 @@ class Import:
             raise ImportRefused(f"{self._name} cannot be read as {form.name}: that format is only written")
         if not form.by_line and sample.document is None and self._doubt:
             raise ImportRefused(f"{self._name} is not one JSON document, as {form.name} has it; {self._doubt}")
-        self._reader = form.reader(Chain(new_id=ids_for(head[:HEAD_BYTES]), now=self._clock.now()))
+        seed = head[:HEAD_BYTES].partition(b"\n")[0] if form.by_line else head[:HEAD_BYTES]  # it may have grown since
+        self._reader = form.reader(Chain(new_id=ids_for(seed), now=self._clock.now()))
         self._batches = self._read(form, self._reader, sample.document)
         self._first = await anext(self._batches, self._first)  # by the time there is an entry, the header has been read
         key = key or _key_of(self._reader.facts, self._name)
@@ -223,7 +256,63 @@ class Import:
         _describe(session, self._reader.facts, self._form, self.report)
         if keeps_all:
             await _go_to_leaf(session, self._reader.facts, self.report)
+            if self._place is not None:
+                session.journal.note({FOLLOWED: {**self._place, "leaf": session.leaf_id}})
         session.journal.touch()
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the file is a part of a session that is there, and makes none of its own."""
+        return self._reader.facts.header.get(IS_PART) is True
+
+    def is_of(self, session: Session) -> bool:
+        """Whether a session was made of a file of the same program and id, wherever that lay."""
+        facts, form = self._reader.facts, self._form
+        about = facts.source or {"format": form.name if form else "", "id": facts.source_id or None}
+        known = session.metadata.get(SOURCE)
+        return isinstance(known, dict) and all(known.get(name) == about.get(name) for name in ("format", "id"))
+
+    async def add_to(self, session: Session, known: KnownEntries | None) -> KnownEntries:
+        """Read the rest of the file, and store what a session lacks of it, which was made of it before.
+
+        If somebody went on with the session here, the conversation stays where it is.
+
+        Args:
+            session: which one.
+            known: what this returned the last time; None: it must be looked up.
+
+        Raises:
+            ImportRefused, OSError: as for `begin`.
+            TranscriptNotKept: the store is `none`, and does not know what the session has.
+            LeafMoved: somebody said something meanwhile; do it again.
+            StoreError: it cannot be stored.
+        """
+        journal, known = session.journal, known or KnownEntries()
+        journal.require_transcript("what a file says more")
+        async with journal.between_turns():
+            await known.bring_up(journal)
+            left, followed = session.leaf_id, session.metadata.get(FOLLOWED) or {}
+            async with aclosing(self._entries(journal, known)) as entries:
+                await adopt_all(journal, self._then_place(journal, entries), known)
+            known.covered = journal.last_sequence
+        if self.report.entries and left != followed.get("leaf", left):
+            await session.tree.branch(left)
+        if (title := self._reader.facts.title) and not session.title:
+            session.update(title=title)
+        self.report.title = session.title
+        journal.touch()
+        return known
+
+    async def _then_place(self, journal: Journal, entries: AsyncIterator[Entry]) -> AsyncGenerator[Entry, None]:
+        """The entries, and behind them what is kept of how far the file was read, in one commit where they are few."""
+        leaf_id = None
+        async for entry in entries:
+            leaf_id = entry.id if moves_leaf(entry) else leaf_id
+            yield entry
+        if self._place is not None and self.report.entries:
+            place = {FOLLOWED: {**self._place, "leaf": leaf_id or journal.conversation.state.leaf_id}}
+            new_id, now = self._clock.new_id(), self._clock.now()
+            yield Custom(id=new_id, parent_id=leaf_id, timestamp=now, custom_type=METADATA, data=place)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -241,7 +330,7 @@ class Import:
         """What the file's format is recognized by: its first lines, and all of it where it is one document."""
         while b"\n" not in head and not self._bytes.at_end and len(head) < MAX_LINE_BYTES:
             head = await self._bytes.head(2 * len(head))  # the first line is long: it may hold an image
-        lines = await to_thread.run_sync(partial(_parsed_lines, head, is_whole=self._bytes.at_end))
+        lines = await to_thread.run_sync(partial(parsed_lines, head, is_whole=self._bytes.at_end))
         objects = sum(isinstance(line, dict) for line in lines)  # other values may be lines of a document
         has_lines = objects > 1 or (objects == 1 and not self._bytes.at_end)
         is_by_line = has_lines if form is None else form.by_line
@@ -285,12 +374,15 @@ class Import:
             yield entries
         self._tell(done=True)
 
-    async def _entries(self, journal: Journal | None = None) -> AsyncGenerator[Entry, None]:
-        """All entries, counted; with a journal, those that it could not take are replaced."""
+    async def _entries(
+        self, journal: Journal | None = None, known: Places | None = None
+    ) -> AsyncGenerator[Entry, None]:
+        """All entries but those that are known, counted; with a journal, those that it could not take are replaced."""
         assert self._batches is not None  # noqa: S101 - `begin` made it
         report = self.report
         batch: list[Entry] | None = self._first
         while batch is not None:
+            batch = batch if known is None else [entry for entry in batch if not known.place_of(entry.id)]
             for entry in batch if journal is None else await to_thread.run_sync(self._storable, journal, batch):
                 report.entries += 1
                 report.messages += isinstance(entry, MessageEntry)
@@ -383,7 +475,7 @@ class _Bytes:
         return True
 
 
-def _parsed_lines(head: bytes, *, is_whole: bool) -> list[Any]:
+def parsed_lines(head: bytes, *, is_whole: bool) -> list[Any]:
     """The JSON of the first lines; an incomplete last one does not count, nor what is not JSON."""
     lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     if not is_whole:

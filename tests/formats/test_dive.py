@@ -115,13 +115,13 @@ def test_s1_35_to_s1_38_header_and_events() -> None:
         source_id="sess-123",
         title="Weather",
         created_at=datetime(2026, 2, 8, 10, tzinfo=UTC),
-        leaf_id="new-2",
+        leaf_id=session.entries[-1].id,
     )
     user, assistant = session.entries
     assert isinstance(user, MessageEntry)
     assert isinstance(assistant, MessageEntry)
     assert user.message == Message.user("Hello")
-    assert (user.parent_id, assistant.parent_id) == (None, "new-1")
+    assert (user.parent_id, assistant.parent_id) == (None, user.id)
     assert (user.continues, assistant.continues) == (False, True)
     assert (user.extra, assistant.extra) == ({"dive": {"id": "evt-1"}}, None)  # the usage is the answer's
     assert (assistant.message.text, assistant.message.usage) == ("Hi!", Usage(7, 5, 3))

@@ -1,0 +1,171 @@
+"""`import --discover`: what other programs have, which of it is wanted, and keeping up with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import typer
+from anyio import to_thread
+
+from miniclaw_sessions.cli.invocation import Invocation, write_bytes
+from miniclaw_sessions.cli.output import counted, local_time, one_line
+from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.errors import SessionsError
+
+if TYPE_CHECKING:
+    from miniclaw_sessions.discovery.discover import Overview
+    from miniclaw_sessions.discovery.following import Follower, Kept
+
+Document = dict[str, Any]
+
+
+async def discover(
+    invocation: Invocation, names: Sequence[str], *, everything: bool, follow: bool, dry_run: bool
+) -> None:
+    """Show what there is, import what is chosen, and keep up with it where that is wanted.
+
+    Raises:
+        ConfigError: a program is not known.
+    """
+    from miniclaw_sessions.discovery.programs import programs_named  # noqa: PLC0415 - help does not need it
+
+    found = [one for one in await _overviews(invocation, names) if one.sessions or one.unread]
+    is_asked = not names and not everything and not dry_run and not invocation.as_json and sys.stdin.isatty()
+    if not invocation.as_json:
+        _show(invocation, found)
+    chosen = [one.program for one in found] if names or everything else []
+    if is_asked and found:
+        chosen = _ask(invocation, [one.program for one in found])
+    if follow and (names or everything):
+        chosen = [program.name for program in programs_named(names)]  # also of those that have nothing yet
+    document: Document = {"programs": found}
+    if not dry_run and chosen:
+        await _import(invocation, chosen, document, follow=follow)
+    elif invocation.as_json:
+        invocation.print_json(document)
+    elif found and not dry_run and not is_asked:
+        invocation.errors.print("nothing was imported; --all imports all of it, --program NAME one", style="dim")
+
+
+async def _overviews(invocation: Invocation, names: Sequence[str]) -> list[Overview]:
+    from miniclaw_sessions.discovery.discover import overview  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.discovery.programs import programs_named  # noqa: PLC0415 - same
+
+    read = 0
+
+    def on_read(size: int) -> None:
+        nonlocal read
+        read += size
+        invocation.report("looking", read, None)
+
+    looks = (partial(overview, program, os.environ, Path.home(), on_read) for program in programs_named(names))
+    found = [await to_thread.run_sync(look) for look in looks]
+    invocation.report("looking", read, read)
+    return found
+
+
+def _show(invocation: Invocation, found: Sequence[Overview]) -> None:
+    from rich.filesize import decimal  # noqa: PLC0415 - `--json` does not need it
+
+    if not found:
+        invocation.errors.print("no sessions of other programs were found", style="dim")
+        return
+    rows = [
+        [one.program, f"{one.sessions:,}", f"~{one.messages:,}", decimal(one.bytes), local_time(one.newest)]
+        for one in found
+    ]
+    headings = ("PROGRAM", "SESSIONS", "MESSAGES", "SIZE", "NEWEST")
+    invocation.print_table(headings, rows, numeric=frozenset(headings[1:4]))
+    for one in found:
+        for unread in one.unread:
+            told = f"not read: {one_line(unread['path'])}: {one_line(unread['reason'])}"
+            invocation.errors.print(told, style="yellow", soft_wrap=True)
+
+
+def _ask(invocation: Invocation, names: list[str]) -> list[str]:
+    """Which of these programs' sessions are wanted."""
+    while True:
+        told: str = typer.prompt(f"Import which ({', '.join(names)}; all, none)", default="all", err=True)
+        words: list[str] = told.replace(",", " ").split()
+        if words == ["all"]:
+            return names
+        if words == ["none"]:
+            return []
+        if not (unknown := [word for word in words if word not in names]):
+            return words
+        invocation.errors.print(f"{one_line(unknown[0])} is none of them", style="red")
+
+
+async def _import(invocation: Invocation, names: Sequence[str], document: Document, *, follow: bool) -> None:
+    from miniclaw_sessions.discovery.following import Follower  # noqa: PLC0415 - help does not need it
+    from miniclaw_sessions.discovery.programs import programs_named  # noqa: PLC0415 - same
+
+    async with invocation.sessions(create=True) as client:
+        programs = programs_named(names)
+        follower = Follower(client, programs, environ=os.environ, home=Path.home(), clock=SystemClock())
+
+        def on_progress(done: int, total: int) -> None:
+            invocation.report("importing sessions", done, total)
+
+        kept = [one async for one in follower.catch_up(on_progress)]
+        _tell(invocation, kept, document)
+        if follow:
+            await _follow(invocation, follower)
+    if not follow and any(one.problem for one in kept):
+        raise typer.Exit(1)
+
+
+def _tell(invocation: Invocation, kept: Sequence[Kept], document: Document) -> None:
+    """What was imported."""
+    if invocation.as_json:
+        invocation.print_json({**document, "imported": [_document(one) for one in kept]})
+        return
+    new, more = sum(one.is_new for one in kept), sum(one.reply is not None and not one.is_new for one in kept)
+    messages = sum(one.reply.messages for one in kept if one.reply is not None)
+    told = f"{counted(new, 'session', 'sessions')} imported, {more:,} brought up to date: "
+    invocation.errors.print(told + counted(messages, "message", "messages"))
+    for one in kept:
+        if one.problem:
+            _print(invocation, one)
+
+
+async def _follow(invocation: Invocation, follower: Follower) -> None:
+    if not invocation.as_json:
+        invocation.errors.print("following them; Ctrl-C ends it", style="dim")
+    try:
+        await follower.follow(partial(_print, invocation))
+    except SessionsError as error:
+        raise SessionsError(f"cannot go on following: {error}") from error
+
+
+def _print(invocation: Invocation, one: Kept) -> None:
+    if invocation.as_json:
+        write_bytes(msgspec.json.encode(_document(one)) + b"\n")
+        sys.stdout.buffer.flush()
+    elif one.problem:
+        told = f"not read: {one_line(one.path)}: {one_line(one.problem)}"
+        invocation.errors.print(told, style="red", soft_wrap=True)
+    elif one.reply is not None:
+        told = counted(one.reply.messages, "message", "messages")
+        invocation.console.print(f"{one.program}  {one_line(one.reply.session_id)}  +{told}", soft_wrap=True)
+
+
+def _document(one: Kept) -> Document:
+    reply = one.reply
+    about: Document = {"program": one.program, "path": one.path, "new": one.is_new}
+    if one.problem or reply is None:
+        return {**about, "problem": one.problem}
+    return {
+        **about,
+        "session_id": reply.session_id,
+        "entries": reply.entries,
+        "messages": reply.messages,
+        "repaired": reply.repaired,
+        "set_aside": reply.set_aside,
+    }

@@ -1,0 +1,372 @@
+"""Keeping up with other programs' sessions: each becomes a session here, and gets what the other one gets.
+
+How far a file was read is kept with its session (`FOLLOWED`), in the commit of what was read. A file that only grows
+by lines is read on from there by a reader that stays in memory as long as the file is in use; a new reader reads what
+came before once more, and leaves it out. Files that are written anew, and databases, are read whole when they change.
+In any case the ids of entries decide what a session has already, so that nothing is ever there twice, whatever was cut
+off in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from anyio import to_thread
+from msgspec.structs import replace
+
+from miniclaw_sessions.api.shapes import ImportReply
+from miniclaw_sessions.client import Client
+from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.discovery.databases import lines_of
+from miniclaw_sessions.discovery.discover import find_sources
+from miniclaw_sessions.discovery.programs import Program, Source, id_in
+from miniclaw_sessions.discovery.reading import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines
+from miniclaw_sessions.errors import ImportRefused, SessionExists, SessionNotFound, SessionsError
+from miniclaw_sessions.formats.codec import Chain, Holding, Reader, Sample, SessionFacts
+from miniclaw_sessions.formats.entry_line import ENTRY_LINE, IS_PART
+from miniclaw_sessions.formats.registry import format_named, recognize
+from miniclaw_sessions.persistence.recovery import ids_for
+from miniclaw_sessions.protocol.encoding import encode_entry
+from miniclaw_sessions.protocol.entries import FOLLOWED, Compaction, Entry, Label, LeafMove
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.transfer.importing import HEAD_BYTES, MAX_LINE_BYTES, parsed_lines
+
+POLL_S = 0.7
+"""How often is looked whether something changed; less often where a look takes long."""
+
+_SHARE = 10  # a look takes about one part in so many of the time
+_LONGEST_S = 1.4
+_MOST_READERS = 32
+_SETTLED_S = 10.0  # a reply that does not say that it is complete is taken when nothing came for so long
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a file was read.
+
+    Attributes:
+        path: the file, or the database with the session's id in it.
+        bytes: so many of it were read, up to the end of a line.
+        modified, inode: of the file at that time.
+        tail: what stood before that place (`reading.tail`).
+        is_ended: what the reader held back there was taken, too.
+    """
+
+    path: str
+    bytes: int = 0
+    modified: int = 0
+    inode: int = 0
+    tail: str = ""
+    is_ended: bool = False
+
+
+class Kept(msgspec.Struct, kw_only=True):
+    """What became of one session.
+
+    Attributes:
+        program, path: which one.
+        reply: what was taken in; None where nothing was new, or it could not be read.
+        problem: why it could not be.
+        is_new: whether it was made now.
+    """
+
+    program: str
+    path: str
+    reply: ImportReply | None = None
+    problem: str = ""
+    is_new: bool = False
+
+
+class _Growing:
+    """A file that grows, and the reader that has read it so far."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.shown: dict[str, bytes] = {}  # what was taken of the reader before it was complete: id and content
+        self.instead: dict[str, str] = {}  # of those that changed: the id under which they were taken again
+
+    def fed(self, lines: Iterable[bytes]) -> list[Entry]:
+        """The entries of some lines, as they are to be stored."""
+        entries = [entry for line in lines for entry in self.reader.feed(line)]
+        self.reader.findings.clear()
+        return [stored for entry in entries if (stored := self._stored(entry, is_final=True)) is not None]
+
+    def pending(self) -> list[Entry]:
+        """What the reader holds back, unless it was taken as it is."""
+        held = self.reader.pending() if isinstance(self.reader, Holding) else ()
+        return [stored for entry in held if (stored := self._stored(entry, is_final=False)) is not None]
+
+    def _stored(self, entry: Entry, *, is_final: bool) -> Entry | None:
+        """The entry, or None where it was taken already; one that has changed since is another one beside it."""
+        if is_final and entry.id not in self.shown:
+            return _meaning(entry, self.instead)
+        said = hashlib.blake2b(encode_entry(entry), digest_size=16).digest()
+        before = self.shown.pop(entry.id, None) if is_final else self.shown.get(entry.id)
+        if not is_final:
+            self.shown[entry.id] = said
+        if before == said:
+            return None
+        stored = _meaning(entry, self.instead)
+        if before is not None:
+            self.instead[entry.id] = f"{entry.id}.{said.hex()[:8]}"
+            stored = replace(stored, id=self.instead[entry.id])
+        return stored
+
+
+def _meaning(entry: Entry, instead: Mapping[str, str]) -> Entry:
+    """The entry, with what it names by the ids under which that was stored last."""
+    if not instead:
+        return entry
+    changes: dict[str, Any] = {"parent_id": instead.get(entry.parent_id or "", entry.parent_id)}
+    if isinstance(entry, Label | LeafMove):
+        changes["target_id"] = instead.get(entry.target_id or "", entry.target_id)
+    if isinstance(entry, Compaction):
+        changes["first_kept_entry_id"] = instead.get(entry.first_kept_entry_id or "", entry.first_kept_entry_id)
+    return replace(entry, **changes)
+
+
+class _State:
+    """What is known of one source: how it looked, which session it is, and how far it was read."""
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self.is_looked_up = False
+        self.is_new = True
+        self.seen: Source | None = None
+        self.seen_at = 0.0
+        self.place: Place | None = None
+        self.holds = False
+
+
+class _Look(NamedTuple):
+    """One look at a source, and what became of it."""
+
+    source: Source
+    program: Program
+    state: _State
+    kept: Kept
+
+
+class Follower:
+    """Keeps up with the sessions of some programs.
+
+    Attributes:
+        problems: what could not be read as it is now, by its path.
+    """
+
+    def __init__(
+        self, client: Client, programs: Sequence[Program], *, environ: Mapping[str, str], home: Path, clock: Clock
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            client: where the sessions are kept.
+            programs: whose sessions.
+            environ: the environment that says where they lie.
+            home: the directory that they lie in otherwise.
+            clock: time.
+        """
+        self.problems: dict[str, str] = {}
+        self._client = client
+        self._programs = {program.name: program for program in programs}
+        self._environ = environ
+        self._home = home
+        self._clock = clock
+        self._states: dict[tuple[Path, str], _State] = {}
+        self._growing: OrderedDict[Path, _Growing] = OrderedDict()
+
+    async def follow(self, on_kept: Callable[[Kept], None]) -> None:
+        """Keep up until cancelled; `on_kept` is told what was new, and once of each problem."""
+        while True:
+            began = self._clock.monotonic()
+            async for kept in self.catch_up():
+                if kept.reply is not None or self.problems.get(kept.path) != kept.problem:
+                    on_kept(kept)
+                self.problems[kept.path] = kept.problem
+            await self._clock.sleep(min(max(POLL_S, _SHARE * (self._clock.monotonic() - began)), _LONGEST_S))
+
+    async def catch_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> AsyncIterator[Kept]:  # noqa: ARG005
+        """Read everything that has changed since the last time; gives what was new, and what could not be read.
+
+        `on_progress` is told how many sessions are done of how many.
+        """
+        sources = await to_thread.run_sync(
+            partial(find_sources, list(self._programs.values()), self._environ, self._home)
+        )
+        for done, source in enumerate(sources, 1):
+            kept = Kept(program=source.program, path=source.shown)
+            try:
+                if source.problem:
+                    raise ImportRefused(source.problem)
+                await self._keep_up(source, kept)
+            except (SessionsError, OSError) as error:
+                kept.problem = str(error)
+                self._growing.pop(source.path, None)
+            if kept.reply is not None or kept.problem:
+                yield kept
+            on_progress(done, len(sources))
+
+    async def _keep_up(self, source: Source, kept: Kept) -> None:
+        program, key = self._programs[source.program], (source.path, source.inner)
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = _State(self._session_id(source))
+        look = _Look(source, program, state, kept)
+        if state.seen == source:
+            await self._settle(look)
+            return
+        if not state.is_looked_up:
+            await self._look_up(look)
+        state.seen, state.seen_at = source, self._clock.monotonic()
+        place = state.place
+        if place is not None and (place.modified, place.inode) == (source.modified, source.inode):
+            return
+        is_growing = place is not None and program.kind == "lines" and source.path.suffix == ".jsonl"
+        try:
+            if not (is_growing and await self._grow(look)):
+                await self._take_whole(look)
+        except (ImportRefused, SessionExists, SessionNotFound):
+            raise  # and it is not tried again before it changes; a session that was deleted here stays so
+        except BaseException:
+            state.seen = None
+            raise
+
+    def _session_id(self, source: Source) -> str:
+        own_id = id_in(self._programs[source.program], source, self._environ, self._home)
+        return SessionKey.of("import", own_id).session_id
+
+    async def _look_up(self, look: _Look) -> None:
+        """How far the file was read when this was followed the last time."""
+        state = look.state
+        try:
+            info = await self._client.session(state.session_id).info()
+        except SessionNotFound:
+            pass
+        else:
+            state.is_new = False
+            try:
+                place = msgspec.convert(info.metadata.get(FOLLOWED), Place)
+            except msgspec.ValidationError:
+                place = None
+            state.place = place if place is not None and place.path == look.source.shown else None
+        state.is_looked_up = True
+
+    # --- files and databases that are read whole ---------------------------------------------------------------------
+
+    async def _take_whole(self, look: _Look) -> None:
+        source, program = look.source, look.program
+        place = Place(path=source.shown, modified=source.modified, inode=source.inode)
+        if source.inner:
+            await self._send(look, lines_of(program.name, source.path, source.inner), place, program.form)
+            return
+        with opened(source.path) as fd:
+            end = source.size
+            if source.path.suffix == ".jsonl" and program.kind == "lines":
+                end = await to_thread.run_sync(partial(whole_lines, fd, after=0))
+                place = replace(place, bytes=end, tail=tail(fd, end), is_ended=True)
+            if end:
+                await self._send(look, blocks(fd, 0, end), place, program.form)
+
+    async def _send(self, look: _Look, pieces: Iterator[bytes], place: Place, form: str | None) -> None:
+        reply = await self._client.import_stream(
+            _in_threads(pieces),
+            name=look.source.path.stem,
+            session_id=look.state.session_id,
+            form=form,
+            update=True,
+            place=msgspec.json.encode(place).decode(),
+        )
+        look.kept.is_new = look.state.is_new
+        look.kept.reply = reply if reply.entries or look.state.is_new else None
+        look.state.place, look.state.is_new = place, False
+
+    # --- files that grow ---------------------------------------------------------------------------------------------
+
+    async def _grow(self, look: _Look) -> bool:
+        """Read on where the file was left; False: it is another file now, or was cut short."""
+        source, place = look.source, look.state.place
+        assert place is not None  # noqa: S101 - the caller looked
+        with opened(source.path) as fd:
+            if source.size < place.bytes or tail(fd, place.bytes) != place.tail:
+                self._growing.pop(source.path, None)
+                return False
+            growing = self._growing.get(source.path)
+            if growing is None:
+                growing = await to_thread.run_sync(partial(self._read_again, fd, place, look.program.form))
+            end = await to_thread.run_sync(partial(whole_lines, fd, after=place.bytes))
+            if end > place.bytes:
+                after = replace(
+                    place, bytes=end, modified=source.modified, inode=source.inode, tail=tail(fd, end), is_ended=False
+                )
+                lines = lines_in(blocks(fd, place.bytes, end), MAX_LINE_BYTES)
+                await self._send(look, _written(growing, map(growing.fed, lines)), after, ENTRY_LINE.name)
+        self._growing[source.path] = growing
+        self._growing.move_to_end(source.path)
+        if len(self._growing) > _MOST_READERS:
+            self._growing.popitem(last=False)
+        look.state.holds = True
+        return True
+
+    def _read_again(self, fd: int, place: Place, named: str | None) -> _Growing:
+        """A reader that has read what was taken in before. Blocks."""
+        head = next(blocks(fd, 0, min(HEAD_BYTES, place.bytes)), b"")
+        form = recognize(Sample(lines=parsed_lines(head, is_whole=False))) if named is None else format_named(named)
+        reader = form.reader
+        assert reader is not None  # noqa: S101 - it was read before
+        growing = _Growing(reader(Chain(new_id=ids_for(head.partition(b"\n")[0]), now=self._clock.now())))
+        for lines in lines_in(blocks(fd, 0, place.bytes), MAX_LINE_BYTES):
+            growing.fed(lines)
+        if place.is_ended:
+            growing.pending()
+        return growing
+
+    async def _settle(self, look: _Look) -> None:
+        """Nothing came since the last look: what the reader held back is taken as it is."""
+        state, growing = look.state, self._growing.get(look.source.path)
+        if not state.holds or growing is None or state.place is None:
+            return
+        is_settled = not isinstance(growing.reader, Holding) or growing.reader.is_settled
+        if not is_settled and self._clock.monotonic() < state.seen_at + _SETTLED_S:
+            return
+        state.holds = False
+        if held := growing.pending():
+            after = replace(state.place, is_ended=True)
+            await self._send(look, _written(growing, iter([held])), after, ENTRY_LINE.name)
+
+
+def _written(growing: _Growing, batches: Iterator[list[Entry]]) -> Iterator[bytes]:
+    """Entries as lines of our own format, a part of a session."""
+    facts = growing.reader.facts
+    about = SessionFacts(
+        format=ENTRY_LINE.name,
+        source_id=facts.source_id,
+        title=facts.title,
+        source={"format": facts.format, "id": facts.source_id or None},
+        header={IS_PART: True},
+    )
+    assert ENTRY_LINE.writer is not None  # noqa: S101 - it is written
+    writer = ENTRY_LINE.writer(about)
+    yield writer.begin()
+    for entries in batches:
+        yield b"".join(map(writer.feed, entries))
+    yield writer.finish()
+
+
+async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """What blocks, made by threads; small pieces are put together."""
+
+    def next_piece() -> bytes:
+        gathered = bytearray()
+        for piece in pieces:
+            gathered += piece
+            if len(gathered) >= BLOCK_BYTES:
+                break
+        return bytes(gathered)
+
+    while piece := await to_thread.run_sync(next_piece):
+        yield piece

@@ -1,0 +1,209 @@
+"""Which programs are known, and where each keeps its sessions; docs/discover.md says where each fact is from."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from miniclaw_sessions.errors import ConfigError
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A session of another program.
+
+    Attributes:
+        program: whose it is.
+        path: its file, or the database that it is in.
+        size: of the file in bytes; of a database 0, whose sessions have none of their own.
+        modified: when it last changed, in nanoseconds since 1970, as its file or the database says.
+        inode: tells a file from another one that has taken its place.
+        inner: its id in the database; empty for a file.
+        problem: why it is not read, where that is known already.
+    """
+
+    program: str
+    path: Path
+    size: int
+    modified: int
+    inode: int = 0
+    inner: str = ""
+    problem: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Where it is, for people and for what is kept with its session."""
+        path = os.fsencode(self.path).decode(errors="backslashreplace")
+        return f"{path}#{self.inner}" if self.inner else path
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """One program.
+
+    Attributes:
+        name: as the command line has it.
+        places: the directories, or databases, where its sessions are, for an environment and a home.
+        kind: whether its files only grow by lines, are written anew, or are databases.
+        form: the name of the format that its files are read as; None: it is recognized.
+        names: what of a file's path below its place is the session's id: the first group.
+        marks: what stands once in about every message, so that they can be counted without being read.
+    """
+
+    name: str
+    places: Callable[[Mapping[str, str], Path], Sequence[Path]]
+    kind: Literal["lines", "whole", "database"] = "lines"
+    form: str | None = None
+    names: re.Pattern[str] = re.compile(r"(?:.*/)?([^/]+)\.jsonl")
+    marks: tuple[bytes, ...] = ()
+
+
+def _pi(environ: Mapping[str, str], home: Path) -> list[Path]:
+    agent = Path(environ.get("PI_CODING_AGENT_DIR") or home / ".pi/agent")
+    return [Path(environ.get("PI_CODING_AGENT_SESSION_DIR") or agent / "sessions")]
+
+
+def _claude(environ: Mapping[str, str], home: Path) -> list[Path]:
+    named = environ.get("CLAUDE_CONFIG_DIR")
+    return [root / "projects" for root in ([Path(named)] if named else [home / ".claude", home / ".config/claude"])]
+
+
+def _codex(environ: Mapping[str, str], home: Path) -> list[Path]:
+    root = Path(environ.get("CODEX_HOME") or home / ".codex")
+    return [root / "sessions", root / "archived_sessions"]
+
+
+def _openclaw(environ: Mapping[str, str], home: Path) -> list[Path]:
+    named = environ.get("OPENCLAW_STATE_DIR") or environ.get("CLAWDBOT_STATE_DIR")
+    roots = [Path(named)] if named else [home / name for name in (".openclaw", ".clawdbot", ".moltbot", ".moldbot")]
+    return [root / "agents" for root in roots]
+
+
+def _gemini(environ: Mapping[str, str], home: Path) -> list[Path]:
+    return [Path(environ.get("GEMINI_CLI_HOME") or home) / ".gemini/tmp"]
+
+
+def _opencode(environ: Mapping[str, str], home: Path) -> list[Path]:
+    data = Path(environ.get("XDG_DATA_HOME") or home / ".local/share") / "opencode"
+    named = environ.get("OPENCODE_DB")
+    return [data / named] if named else sorted(data.glob("opencode*.db"))
+
+
+def _llm(environ: Mapping[str, str], home: Path) -> list[Path]:
+    if named := environ.get("LLM_USER_PATH"):
+        return [Path(named) / "logs.db"]
+    if sys.platform == "darwin":
+        return [home / "Library/Application Support/io.datasette.llm/logs.db"]
+    return [Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "io.datasette.llm/logs.db"]
+
+
+_OF_PI = (b'"type":"message"',)
+
+PROGRAMS: tuple[Program, ...] = (
+    Program(name="pi", places=_pi, form="pi", names=re.compile(r"(?:.*/)?(?:[^/]*_)?([^/_]+)\.jsonl"), marks=_OF_PI),
+    Program(name="claude-code", places=_claude, form="claude-code", marks=(b'"type":"user"', b'"type":"assistant"')),
+    Program(
+        name="codex",
+        places=_codex,
+        form="codex",
+        names=re.compile(r"(?:.*/)?rollout-[^/]*?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.jsonl"),
+        marks=(b'"payload":{"type":"message"', b'"payload":{"type":"function_call'),
+    ),
+    Program(
+        name="nanobot",
+        places=lambda environ, home: [home / ".nanobot/workspace/sessions", home / ".nanobot/sessions"],  # noqa: ARG005
+        kind="whole",
+        form="nanobot",
+        names=re.compile(r"([^/]+)\.jsonl"),
+        marks=(b'"role": ', b'"role":"'),
+    ),
+    Program(
+        name="openclaw", places=_openclaw, form="pi", names=re.compile(r"[^/]+/sessions/([^/]+)\.jsonl"), marks=_OF_PI
+    ),
+    Program(name="opencode", places=_opencode, kind="database", form="opencode"),
+    Program(
+        name="gemini-cli",
+        places=_gemini,
+        names=re.compile(r"[^/]+/chats/(?:[^/]+/)?([^/]+)\.jsonl?"),
+        marks=(b'"type":"gemini"', b'"type":"user"', b'"type": "gemini"', b'"type": "user"'),
+    ),
+    Program(name="llm", places=_llm, kind="database", form="llm"),
+)
+
+
+def programs_named(names: Sequence[str]) -> list[Program]:
+    """The programs of these names; all of them for none, and for `*`.
+
+    Raises:
+        ConfigError: one is not known.
+    """
+    known = {program.name: program for program in PROGRAMS}
+    if "*" in names:
+        return list(PROGRAMS)
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"the sessions of {unknown[0]!r} are not known; there are {', '.join(known)}")
+    return [known[name] for name in dict.fromkeys(names)] if names else list(PROGRAMS)
+
+
+def files_of(program: Program, environ: Mapping[str, str], home: Path) -> Iterator[Source]:
+    """The session files of a program that has files; blocks.
+
+    Links are not followed: they may lead out of the home, or in a circle. What cannot be read says why.
+    """
+    for place in dict.fromkeys(place.expanduser() for place in program.places(environ, home)):
+        yield from _files_in(program, place, "")
+
+
+def _files_in(program: Program, directory: Path, below: str) -> Iterator[Source]:
+    try:
+        with os.scandir(directory) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        yield Source(program.name, directory, 0, 0, problem=error.strerror or "it cannot be read")
+        return
+    names = {entry.name for entry in entries}
+    for entry in entries:
+        name = f"{below}{entry.name}"
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_in(program, directory / entry.name, f"{name}/")
+            elif (
+                program.names.fullmatch(name) and f"{entry.name}l" not in names
+            ):  # an old .json, gone on with as .jsonl
+                yield _source(program, Path(entry.path), entry.stat(follow_symlinks=False))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield Source(program.name, Path(entry.path), 0, 0, problem=error.strerror or "it cannot be read")
+
+
+def _source(program: Program, path: Path, status: os.stat_result) -> Source:
+    problem = ""
+    if stat.S_ISLNK(status.st_mode):
+        problem = "it is a link, and links are not followed"
+    elif not stat.S_ISREG(status.st_mode):
+        problem = "it is not a regular file"
+    elif not os.access(path, os.R_OK):
+        problem = "permission denied"
+    return Source(program.name, path, status.st_size, status.st_mtime_ns, status.st_ino, problem=problem)
+
+
+def id_in(program: Program, source: Source, environ: Mapping[str, str], home: Path) -> str:
+    """The session's own id, as its file's name or the database says it."""
+    if source.inner:
+        return source.inner
+    for place in program.places(environ, home):
+        try:
+            named = program.names.fullmatch(source.path.relative_to(place.expanduser()).as_posix())
+        except ValueError:
+            continue
+        if named is not None:
+            return named[1]
+    return source.path.stem

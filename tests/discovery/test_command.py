@@ -1,0 +1,143 @@
+"""`import --discover` as people and scripts use it, and the daemon that keeps up by itself."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents import make_home
+from tests.command_line import Cli, Terminal, running_daemon
+from tests.discovery.test_following import claude_file, put, user
+
+LIMIT_S = 2.0
+"""What another program says is here within this."""
+
+_FIND = ("PI_CODING_AGENT_DIR", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "LLM_USER_PATH")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in _FIND:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return make_home(tmp_path / "home")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    assert home.exists()
+    return Cli(tmp_path / "workspace", monkeypatch)
+
+
+def test_a_script_is_told_what_there_is_and_takes_what_it_names(cli: Cli) -> None:
+    document = cli("import", "--discover", "--json").document
+    assert {one["program"]: one["sessions"] for one in document["programs"]} == {
+        "pi": 1,
+        "claude-code": 1,
+        "codex": 1,
+        "opencode": 1,
+        "gemini-cli": 1,
+        "llm": 2,
+    }
+    assert not cli.workspace.exists()
+    result = cli("import", "--discover", "--program", "pi", "--program", "llm", "--json")
+    assert sorted((one["program"], one["new"]) for one in result.document["imported"]) == [
+        *(("llm", True), ("llm", True), ("pi", True))
+    ]
+    assert cli("import", "--discover", "--all", "--json").status == 0
+    assert cli("import", "--discover", "--all", "--json").document["imported"] == []
+    found = cli("search", "glacier", "--json").document
+    assert len(found["results"]) == 1
+
+
+def test_a_table_says_what_there_is(cli: Cli) -> None:
+    result = cli("import", "--discover")
+    assert result.status == 0
+    assert [line.split()[0] for line in result.out.splitlines()] == [
+        *("PROGRAM", "pi", "claude-code", "codex", "opencode", "gemini-cli", "llm")
+    ]
+    assert "--all imports all of it" in result.err
+    assert "sessions imported" in cli("import", "--discover", "--all").err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--discover", "--program", "clippy"], "there are pi, claude-code"),
+        (["--discover", "a.jsonl"], "it finds the files itself"),
+        (["--follow"], "it finds the files itself"),
+        ([], "name files, or give --discover"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(cli: Cli, arguments: list[str], told: str) -> None:
+    result = cli("import", *arguments)
+    assert result.status != 0
+    assert told in " ".join(result.err.replace("│", " ").split())
+
+
+def test_a_person_is_asked(cli: Cli) -> None:
+    terminal = Terminal(cli.workspace, "import", "--discover")
+    terminal.expect("Import which")
+    terminal.type("codex, nonsense\r")
+    terminal.expect("nonsense is none of them")
+    terminal.type("codex\r")
+    terminal.expect("1 session imported")
+    assert terminal.end() == 0
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "miniclaw_sessions", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+
+
+def next_line(process: subprocess.Popen[bytes], limit_s: float = 30.0) -> Any:
+    """The next JSON document that it prints."""
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], limit_s)[0], "nothing came"
+    return json.loads(process.stdout.readline())
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("holder", [running_daemon, nullcontext])
+def test_a_message_of_another_program_is_shown_within_two_seconds(cli: Cli, home: Path, holder: Any) -> None:
+    command = ("--workspace", str(cli.workspace), "import", "--discover", "--all", "--follow", "--json")
+    with holder(cli.workspace), running(*command) as following:
+        assert len(next_line(following)["imported"]) == 7
+        for number in range(5):
+            began = time.monotonic()
+            said = {**user(f"u{number}", None, "hi"), "sessionId": f"new{number % 2}"}
+            put(claude_file(home, f"new{number % 2}"), [said])
+            told = next_line(following)
+            assert (told["messages"], told["new"]) == (1, number < 2)
+            assert time.monotonic() - began < LIMIT_S
+
+
+@pytest.mark.proof
+def test_the_daemon_keeps_up_by_itself(cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINICLAW_FOLLOW_PROGRAMS", "*")
+    with running("--workspace", str(cli.workspace), "serve") as daemon:
+        assert daemon.stderr is not None
+        put(claude_file(home), [user("u", None, "said to another program")])
+        taken = 0
+        while taken < 8:
+            line = daemon.stderr.readline()
+            assert line, "the daemon ended"
+            taken += b"follow.taken" in line
+        found = cli("search", "said to another program", "--json").document
+        assert [one["session_id"] for one in found["results"]] == ["import_s"]
