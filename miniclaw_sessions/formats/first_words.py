@@ -8,6 +8,7 @@ from collections import Counter
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.protocol.encoding import parse_json
 from miniclaw_sessions.protocol.entries import (
+    SUSPENDED,
     BranchSummary,
     Compaction,
     Custom,
@@ -72,7 +73,7 @@ def speaker(entry: Entry) -> str:
         case MessageEntry(message=message):
             return _SPEAKERS.get(message.role) or one_line(message.role_text or message.role.value)
         case Custom(custom_type=kind):
-            return one_line(kind)
+            return "waits for an answer" if kind == SUSPENDED else one_line(kind)
         case _:
             return _KINDS.get(type(entry), "unknown")
 

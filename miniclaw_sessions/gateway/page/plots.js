@@ -67,7 +67,7 @@ export class Plots {
     PLOTS.forEach(({ values, unit, name }, place) => {
       const found = values(series);
       const { plot, now, frame } = this.drawn[place];
-      plot.setData([series.at, found]);
+      if (series.at.length > 1) plot.setData([series.at, found]); // of a single moment it makes two days
       const newest = found.findLast((one) => one !== null);
       now.textContent = newest === undefined || newest === null ? "" : `${rounded(newest)} ${unit}`;
       frame.setAttribute("aria-label", `${name}: ${now.textContent || "nothing yet"}`);

@@ -20,7 +20,7 @@ export class TreePanel {
     this.outline = { labels: {}, ways: {}, tips: {}, leaf_id: null };
     /** @type {Map<string, HTMLAnchorElement>} */
     this.links = new Map();
-    this.list = make("div", { class: "tree branches", id: "branches", tabindex: -1 });
+    this.list = make("div", { class: "tree branches", id: "branches" });
     this.list.addEventListener("click", (event) => this.clicked(event));
     this.list.addEventListener("toggle", (event) => attempt(() => this.unfolded(/** @type {any} */ (event.target))), { capture: true });
     this.isClosed = false;
@@ -46,8 +46,10 @@ export class TreePanel {
     this.panel.hidden = !isOpen;
     localStorage.setItem("tree", isOpen ? "open" : "closed");
     if (!isOpen) return this.conversation.scroll.focus();
-    this.list.focus();
-    attempt(() => this.refresh());
+    attempt(async () => {
+      await this.refresh();
+      this.list.querySelector(".here")?.closest("a")?.focus();
+    });
   }
 
   refreshSoon() {

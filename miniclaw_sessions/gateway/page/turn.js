@@ -131,7 +131,7 @@ export class Turn {
         { class: "suspended", "aria-label": `${call.name} waits for an approval` },
         make("p", {}, call.reason || "May it be done?"),
         make("p", { class: "using" }, make("b", {}, call.name), " ", call.arguments),
-        make("div", { class: "buttons start" }, ...(buttons ?? ["It waits for somebody who may write here."])),
+        make("div", { class: "buttons" }, ...(buttons ?? ["It waits for somebody who may write here."])),
       );
       this.box.append(question);
     }
