@@ -61,7 +61,8 @@ class Listing(NamedTuple):
         """
         is_asked_for = of_channel(channel) if channel is not None else bool
         everybody: Iterable[tuple[float, str]] = chain(
-            ((used, session_id) for used, session_id, its in self.in_memory if channel is None or its == channel),
+            # the last ones first: most of those behind them are then no candidates
+            ((used, session_id) for used, session_id, its in reversed(self.in_memory) if channel in (None, its)),
             (one for one in zip(self.used, self.on_disk, strict=True) if is_asked_for(one[1])),
         )
         if only is not None:
