@@ -55,11 +55,11 @@ def summarizer_of(
         limits: how much one summary may be, in size and time.
 
     Returns:
-        A coroutine from messages to the summary's text, for `Session.compact`. It raises `ModelError` when the model
-        gives no reply or is cut off in the middle of it, and whatever the provider raises.
+        A coroutine from messages to the summary, with what it cost, for `Session.compact`. It raises `ModelError` when
+        the model gives no reply or is cut off in the middle of it, and whatever the provider raises.
     """
 
-    async def summarize(messages: Sequence[Message]) -> str:
+    async def summarize(messages: Sequence[Message]) -> Message:
         try:
             return await ask(messages)
         except ContextOverflow:
@@ -69,17 +69,20 @@ def summarizer_of(
                 return await summarize(shortened)
             else:
                 raise
-        if not (summary := await summarize(earlier)):
+        if not (summary := await summarize(earlier)).text:
             raise ModelError(f"{provider.model} has summarized a part of the conversation with nothing")
-        return await summarize([Message(Role.COMPACTION_SUMMARY, summary), *later])
+        whole = await summarize([summary, *later])
+        both = [one.usage for one in (summary, whole) if one.usage is not None]
+        return msgspec.structs.replace(whole, usage=sum(both[1:], both[0]) if both else None)
 
-    async def ask(messages: Sequence[Message]) -> str:
+    async def ask(messages: Sequence[Message]) -> Message:
         prompt = [Message.system(system_prompt)] if system_prompt else []
         context = [*prompt, *build_context(messages), Message.user(INSTRUCTION)]
         reply = await asking.ask(provider, context, (), limits or ReplyLimits())
         if reply.stop_reason in _CUT_OFF:  # half a summary would be taken for a whole one
             raise ModelError(f"the summary of {provider.model} was cut off at its limit of tokens")
-        return reply.text.strip()
+        summary = Message(Role.COMPACTION_SUMMARY, reply.text.strip())
+        return msgspec.structs.replace(summary, model=reply.model or provider.model, usage=reply.usage)
 
     return summarize
 

@@ -136,7 +136,8 @@ class Conversation:
             if not entry.continues:
                 totals.events += 1
             if message.usage is not None:
-                totals.add_usage(entry, message.usage, is_copy=state.metadata.get(INCOMPLETE) == FORK)
+                said_at = message.timestamp or entry.timestamp
+                totals.add_usage(message.usage, said_at, message.model, is_copy=self._is_copying)
             if entry.idempotency_key is not None:
                 self._remember(entry.idempotency_key, entry.id)
             if message.model is not None and message.role is Role.ASSISTANT:
@@ -164,6 +165,11 @@ class Conversation:
         else:
             self._set_metadata(_metadata_of(entry))
         return 0
+
+    @property
+    def _is_copying(self) -> bool:
+        """Whether a fork is being made, so that what is said was said elsewhere before."""
+        return self.state.metadata.get(INCOMPLETE) == FORK
 
     def _note_model(self, entry: MessageEntry) -> None:
         """Whoever answered is the model in force."""
@@ -193,6 +199,8 @@ class Conversation:
 
     def _compact(self, compaction: Compaction, encoded: bytes | None) -> None:
         self.state.totals.events += 1
+        if (usage := compaction.usage) is not None:
+            self.state.totals.add_usage(usage, compaction.timestamp, compaction.model, is_copy=self._is_copying)
         self.state.encoded_compaction = msgspec.Raw(encode_entry(compaction) if encoded is None else encoded)
         self.window.keep_from(
             compaction.sequence

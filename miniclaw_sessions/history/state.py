@@ -46,7 +46,8 @@ class Totals(msgspec.Struct, gc=False):
     """What all entries of a transcript add up to, on all branches.
 
     `events` counts what was saved as one: turns, messages that were saved alone, and compactions (document 001).
-    `usage` is of all messages; `spent` has what was spent for this very session, and so nothing that a fork has copied.
+    `usage` is of all messages and summaries; `spent` has what was spent for this very session: nothing that a fork has
+    copied.
     """
 
     messages: int = 0
@@ -64,15 +65,18 @@ class Totals(msgspec.Struct, gc=False):
         if not entry.continues:
             self.events += sign
         if entry.message.usage is not None:
-            self.add_usage(entry, entry.message.usage, sign)
+            message = entry.message
+            self.add_usage(entry.message.usage, message.timestamp or entry.timestamp, message.model, sign)
 
-    def add_usage(self, entry: MessageEntry, usage: Usage, sign: int = 1, *, is_copy: bool = False) -> None:
-        """Add what a message cost, or take it away when `sign` is -1; that of a copy was spent elsewhere."""
+    def add_usage(
+        self, usage: Usage, said_at: datetime, model: str | None, sign: int = 1, *, is_copy: bool = False
+    ) -> None:
+        """Add what a message or a summary cost, or take it away when `sign` is -1; a copy was paid for elsewhere."""
         known = self.usage or Usage()
         self.usage = known + usage if sign > 0 else known - usage
         if is_copy:
             return
-        day, model = in_utc(entry.message.timestamp or entry.timestamp).date().isoformat(), entry.message.model or ""
+        day, model = in_utc(said_at).date().isoformat(), model or ""
         for place in range(len(self.spent) - 1, -1, -1):  # the newest day comes last
             if (one := self.spent[place]).day == day and one.model == model:
                 break

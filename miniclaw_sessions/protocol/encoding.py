@@ -86,9 +86,13 @@ def encode_entry(entry: Entry) -> bytes:
             return bytes(entry.encoded)
         if isinstance(entry, Custom):
             check_json(entry.data)
-        if isinstance(entry, Compaction) and entry.messages:
-            fields = _flatten(msgspec.structs.replace(entry, messages=()))
-            return _encoder.encode({**fields, "messages": [message_to_dict(message) for message in entry.messages]})
+        if isinstance(entry, Compaction) and (entry.messages or entry.usage is not None):
+            fields = _flatten(msgspec.structs.replace(entry, messages=(), usage=None))
+            if entry.usage is not None:
+                fields["usage"] = _flatten(entry.usage)
+            if entry.messages:
+                fields["messages"] = [message_to_dict(message) for message in entry.messages]
+            return _encoder.encode(fields)
         return _encoder.encode(entry if entry.extra is None else _flatten(entry))
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidMessage(f"a {type(entry).__name__} cannot be stored as JSON: {error}") from None
@@ -520,6 +524,8 @@ def _tolerant_entry(encoded: bytes) -> Entry:
     if kind is None:
         base = {name: fields[name] for name in ("id", "parent_id", "timestamp", "sequence") if name in fields}
         return _gather(OtherEntry, {**base, "encoded": msgspec.Raw(encoded)})
+    if kind is Compaction and isinstance(usage := fields.get("usage"), dict):
+        fields["usage"] = _gather(Usage, usage)
     if kind is Compaction and isinstance(messages := fields.get("messages"), list):
         compaction = _gather(Compaction, {name: value for name, value in fields.items() if name != "messages"})
         return msgspec.structs.replace(compaction, messages=tuple(message_from_dict(message) for message in messages))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from miniclaw_sessions.protocol.messages import EXTRA, OTHER, Instant, Message, Value
+from miniclaw_sessions.protocol.messages import EXTRA, OTHER, Instant, Message, Usage, Value
 
 METADATA = "metadata"
 """The `custom_type` of entries that set a session's free metadata; a value of None removes the key."""
@@ -105,6 +105,7 @@ class Compaction(EntryBase, frozen=True, gc=False, kw_only=True, tag="compaction
 
     The first kept entry stands at `first_kept_sequence`. Without one nothing before the compaction is kept, but
     `messages`, which follow the summary, may stand for some of it. `reason` says why: manual, threshold, overflow.
+    `model` and `usage` are of who made the summary, and what that cost, where it is known.
     """
 
     summary: str = ""
@@ -113,6 +114,8 @@ class Compaction(EntryBase, frozen=True, gc=False, kw_only=True, tag="compaction
     tokens_before: int = 0
     tokens_after: int | None = None
     reason: str = ""
+    model: str | None = None
+    usage: Usage | None = None
     messages: tuple[Message, ...] = ()
 
 

@@ -122,6 +122,7 @@ async def _append(  # noqa: PLR0913 - the parts of one compaction
 ) -> CompactionOutcome:
     """Append the compaction, provided that the branch is still the one that it was planned on."""
     tokens_after = count_tokens(summary, count) + plan.tokens_kept
+    costs = [m.usage for m in summary if m.role is Role.COMPACTION_SUMMARY and m.usage is not None]
     text = "\n\n".join(message.text for message in summary if message.role is Role.COMPACTION_SUMMARY)
     try:
         entry_id = await append_compaction(
@@ -131,6 +132,8 @@ async def _append(  # noqa: PLR0913 - the parts of one compaction
             tokens_before=plan.tokens_before,
             tokens_after=tokens_after,
             reason=reason,
+            model=next((message.model for message in summary if message.model), None),
+            usage=sum(costs[1:], costs[0]) if costs else None,
             messages=(*plan.instructions, *(m for m in summary if m.role is not Role.COMPACTION_SUMMARY)),
         )
     except LeafMoved:  # in another process; the plan may be good still

@@ -482,5 +482,5 @@ class Session:
 
     @property
     def total_usage(self) -> Usage:
-        """What all messages of the transcript cost together, on all branches; a number nobody told counts as zero."""
+        """What all messages and summaries of the transcript cost together, on all branches; what nobody told is 0."""
         return self.journal.conversation.state.totals.usage or Usage()

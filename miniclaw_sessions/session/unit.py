@@ -161,7 +161,9 @@ class Unit:
             elif isinstance(entry, Label):
                 targets = (copy.id for place, copy in made if original_id(copy) == entry.target_id)
                 fields["target_id"] = next(targets, entry.target_id)
-            elif isinstance(entry, Compaction) and (entry.first_kept_sequence or 0) >= instead_of:
+            elif isinstance(entry, Compaction):
+                fields["usage"] = None
+            if isinstance(entry, Compaction) and (entry.first_kept_sequence or 0) >= instead_of:
                 kept = next((copy for place, copy in made if place >= (entry.first_kept_sequence or 0)), None)
                 fields["first_kept_entry_id"] = None if kept is None else kept.id
                 fields["first_kept_sequence"] = None if kept is None else kept.sequence

@@ -28,8 +28,8 @@ CALL = ToolCall("c1", "grep", '{"word": "utcnow"}')
 
 async def summarize(provider: Provider, *messages: Message) -> str:
     summary = await summarizer_of(provider)(messages)
-    assert isinstance(summary, str)
-    return summary
+    assert isinstance(summary, Message)
+    return summary.text
 
 
 # --- what a model is asked -------------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
+from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.manager import SessionManager, open_readonly
@@ -17,7 +19,9 @@ from miniclaw_sessions.manager.bounded import BoundedSessions
 from miniclaw_sessions.protocol.keys import KeyBounds, SessionKey
 from miniclaw_sessions.protocol.messages import Message, Role, Usage
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.compacting import CompactionStatus
 from miniclaw_sessions.statistics import UsageReport
+from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.command_line import Cli, filled_by, serving
 
 pytestmark = pytest.mark.anyio
@@ -94,6 +98,25 @@ async def test_sums_survive_a_start_from_files_that_are_old_or_gone(tmp_path: Pa
             assert await manager.usage() == expected
     async with open_readonly(tmp_path, settings=settings) as reader:
         assert await reader.usage() == expected
+
+
+async def test_a_summary_is_paid_for_as_well_and_once(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        session = await manager.get_or_create("telegram", 1)
+        for _ in range(4):
+            await session.add_messages([Message.user("hello " * 50), reply()])
+        said = Message.assistant("They greeted each other.")
+        model = ScriptedProvider([replace(said, usage=Usage(400, 6, cost=1.0), model="cheap")])
+        assert (await session.compact(summarizer_of(model), keep_tokens=10)).status is CompactionStatus.DONE
+        assert counted(await manager.usage(by="model")) == {"cheap": (1, 406), "small": (4, 40)}
+        assert session.total_usage.total == 446
+        fork = await session.fork()
+        assert fork.total_usage.total == 446
+        expected = await manager.usage(by="model")
+        assert expected.total.total_tokens == 446
+    (tmp_path / "sessions" / "telegram_1.json").unlink()
+    async with SessionManager(tmp_path) as manager:
+        assert await manager.usage(by="model") == expected
 
 
 async def test_days_channels_and_chats_narrow_it_and_the_newest_or_dearest_come_first(tmp_path: Path) -> None:
