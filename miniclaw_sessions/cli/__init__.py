@@ -28,6 +28,11 @@ from miniclaw_sessions import __version__
 PROGRAM = "miniclaw-sessions"
 INTERRUPTED = 130
 
+_OF_THE_EXTRA = frozenset(
+    {"typer", "click", "rich", "prompt_toolkit", "markdown_it", "uvicorn", "httptools", "prometheus_client"}
+)
+"""What commands and the daemon load, and a program that only uses the library does without."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status.
@@ -54,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001 - the last edge: every error becomes one line
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _OF_THE_EXTRA:
+            return _tell_what_to_install(error.name)
         from miniclaw_sessions.cli.failures import tell  # noqa: PLC0415 - only a failure pays for it
 
         return tell(error, debug="--debug" in given)
@@ -72,6 +79,12 @@ def _open_what_was_closed() -> None:
                 os.close(nowhere)
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - for the process's life
+
+
+def _tell_what_to_install(lacking: str | None) -> int:
+    sentence = f"commands need {lacking}, which the library does without: pip install 'miniclaw-sessions[daemon]'"
+    print(f"error: {sentence}", file=sys.stderr)  # noqa: T201 - this is what the function is for
+    return 1
 
 
 def print_version() -> int:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from miniclaw_sessions.api.context import Chats, Context
 from miniclaw_sessions.client.client import Client
 from miniclaw_sessions.client.transport import LocalTransport, Transport
 from miniclaw_sessions.config import is_shared_url
-from miniclaw_sessions.errors import DirectoryInUse, SessionsError, Unreachable
+from miniclaw_sessions.errors import ConfigError, DirectoryInUse, SessionsError, Unreachable
 
 if TYPE_CHECKING:
     from miniclaw_sessions.client.http import HttpTransport
@@ -163,6 +164,7 @@ def _url_of(target: str | Path | None) -> str | None:
 
 @asynccontextmanager
 async def _at_url(url: str, token: str | None, patience_s: float) -> AsyncIterator[HttpTransport]:
+    _require_http()
     from miniclaw_sessions.client.connection import Address, Connections  # noqa: PLC0415 - not needed in process
     from miniclaw_sessions.client.http import HttpTransport  # noqa: PLC0415 - same
 
@@ -175,6 +177,7 @@ async def _found(
 ) -> HttpTransport | None:
     """The daemon that holds the workspace, or None."""
     for path in (path for path in sockets if path.exists()):
+        _require_http()
         from miniclaw_sessions.client.connection import Address, Connections  # noqa: PLC0415 - not needed in process
         from miniclaw_sessions.client.http import HttpTransport, health_of  # noqa: PLC0415 - same
 
@@ -185,6 +188,12 @@ async def _found(
                 await stack.enter_async_context(asking.pop_all())
                 return HttpTransport(connections, f"unix:{path}", patience_s=patience_s)
     return None
+
+
+def _require_http() -> None:
+    """Raise ConfigError where what parses HTTP is not installed: a library that opens its workspace does without."""
+    if find_spec("httptools") is None:
+        raise ConfigError("asking a daemon needs httptools: pip install 'miniclaw-sessions[client]'")
 
 
 def _shown(workspace: Path | str) -> str:

@@ -16,21 +16,15 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from miniclaw_sessions.client.events import MAX_REPLY_BYTES, RequestFailed
 from miniclaw_sessions.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 2.0
 MAX_CONNECTIONS = 64
-MAX_REPLY_BYTES = 536_870_912
-"""A reply that is held as a whole may be this long; one that is taken piece by piece has no end."""
-
 _MAX_BESIDE_BODY = 65_536  # a head, or what else comes between two pieces of a body
 _UNREAD_BYTES = 1_048_576  # then the server waits until its reply is read
 _BEGIN_OF_REPLIES = 200  # what has a lower status only says that there will be one
 _PORTS = {"http": 80, "https": 443}
-
-
-class RequestFailed(Exception):
-    """A request was not answered: the connection broke, or what came is not HTTP."""
 
 
 class NotConnected(RequestFailed):

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import NamedTuple
 
-from miniclaw_sessions.client.connection import MAX_REPLY_BYTES, RequestFailed
+MAX_REPLY_BYTES = 536_870_912
+"""A reply that is held as a whole may be this long; one that is taken piece by piece has no end."""
+
+
+class RequestFailed(Exception):
+    """A request was not answered: the connection broke, or what came is not HTTP."""
 
 
 class ServerSentEvent(NamedTuple):

@@ -25,9 +25,8 @@ from miniclaw_sessions.client.connection import (
     Connections,
     NoReplyInTime,
     NotConnected,
-    RequestFailed,
 )
-from miniclaw_sessions.client.events import server_sent_events
+from miniclaw_sessions.client.events import RequestFailed, server_sent_events
 from miniclaw_sessions.errors import SessionsError, TurnCutOff, Unreachable
 
 ANSWER_TIMEOUT_S = 60.0

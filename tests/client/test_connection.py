@@ -28,9 +28,8 @@ from miniclaw_sessions.client.connection import (
     Connections,
     NoReplyInTime,
     NotConnected,
-    RequestFailed,
 )
-from miniclaw_sessions.client.events import server_sent_events
+from miniclaw_sessions.client.events import RequestFailed, server_sent_events
 from miniclaw_sessions.client.http import HttpTransport
 from miniclaw_sessions.errors import ConfigError, SessionsError, Unreachable
 

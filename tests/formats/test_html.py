@@ -338,7 +338,8 @@ def test_every_message_stands_in_the_page_once(seed: int, size: int) -> None:
 
 def test_the_format_is_written_only() -> None:
     assert (HTML.name, HTML.suffix, HTML.reader) == ("html", ".html", None)
-    assert HTML.page is HtmlPage
+    assert HTML.page is not None
+    assert isinstance(HTML.page(SessionFacts(session_id="telegram_1", channel="telegram", chat_id="1")), HtmlPage)
 
 
 # --- in a real browser -----------------------------------------------------------------------------------------------

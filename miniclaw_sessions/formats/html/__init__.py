@@ -8,12 +8,21 @@ head lets no other script run than its own, whatever a text might contain.
 
 from __future__ import annotations
 
-from miniclaw_sessions.formats.codec import Format
-from miniclaw_sessions.formats.html.page import HtmlPage
+from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.formats.codec import Format, PageWriter, SessionFacts
+
+
+def _page(facts: SessionFacts) -> PageWriter:
+    try:
+        from miniclaw_sessions.formats.html.page import HtmlPage  # noqa: PLC0415 - its Markdown is the daemon's
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"pages need {error.name}: pip install 'miniclaw-sessions[daemon]'") from None
+    return HtmlPage(facts)
+
 
 HTML = Format(
     name="html",
     about="a page for people, with the whole tree; written only",
     suffix=".html",
-    page=HtmlPage,
+    page=_page,
 )
