@@ -11,6 +11,8 @@ from typing import Any
 import anyio
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
+from opentelemetry import context as contexts
+from opentelemetry import trace
 from structlog.testing import capture_logs
 
 from miniclaw_sessions.agent.agent import Agent, TurnFinished
@@ -103,6 +105,16 @@ async def test_a_program_gets_no_variable_that_is_not_given_to_it(tmp_path: Path
         names = (await called(servers)).split()
     assert {"LANGUAGE", "TOKEN", "PATH"} <= {*names}
     assert "MODEL_API_KEY" not in names
+
+
+async def test_a_server_is_not_told_which_trace_a_call_belongs_to() -> None:
+    span = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False, trace_flags=trace.TraceFlags(1)))
+    before = contexts.attach(trace.set_span_in_context(span))
+    try:
+        async with open_servers({"bad": bad("tells_meta")}) as servers:
+            assert await called(servers) == "echo {}"
+    finally:
+        contexts.detach(before)
 
 
 # --- what servers do wrong -------------------------------------------------------------------------------------------

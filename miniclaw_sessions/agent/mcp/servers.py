@@ -11,14 +11,15 @@ import logging
 import math
 import os
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 import anyio
 import httpx2
 import mcp.types
 from mcp import Client, MCPError
+from opentelemetry import context as contexts
 from pydantic import ValidationError
 
 from miniclaw_sessions.agent.mcp.tools import Offer, content_of, offer
@@ -179,7 +180,8 @@ class MCPServer:
         asked = mcp.types.CallToolRequest(params=mcp.types.CallToolRequestParams(name=name, arguments=arguments))
         try:
             # not `call_tool`: that checks the result against a schema of the server, whose patterns may take for ever
-            result = await client.session.send_request(asked, mcp.types.CallToolResult)
+            with _untraced():
+                result = await client.session.send_request(asked, mcp.types.CallToolResult)
         except Exception as error:
             self._look.set()  # is it still there?
             raise AgentError(f"the MCP server {self.name} gave no result: {_sentence(error)}") from error
@@ -187,6 +189,16 @@ class MCPServer:
             self._look.set()
             raise
         return content_of(result, self._settings.max_result_bytes)
+
+
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """The package tells a server which trace a request belongs to; who runs it has no business with that."""
+    before = contexts.attach(contexts.Context())
+    try:
+        yield
+    finally:
+        contexts.detach(before)
 
 
 async def _list(client: Client) -> list[mcp.types.Tool]:

@@ -97,7 +97,7 @@ def main() -> None:
         elif method == "tools/list":
             result = listed(given.get("cursor"))
         elif method == "tools/call":
-            result = called(given["name"], given.get("arguments") or {})
+            result = called(given["name"], given.get("_meta" if HOW == "tells_meta" else "arguments") or {})
             if result is None:
                 continue
         else:
