@@ -150,6 +150,13 @@ async def test_a_server_that_dies_each_time_is_left_alone_for_longer_and_longer(
     assert delays()[:3] == [0.05, 0.1, 0.2]
 
 
+async def test_a_server_that_dies_while_nobody_calls_it_is_started_again(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    async with open_servers({"bad": bad("dies_idle", str(starts))}, backoff_s=AT_ONCE) as servers:
+        await until(lambda: starts.read_text().count("\n") == 2 and not servers.servers[0].problem)
+        assert await called(servers) == "echo {}"
+
+
 async def test_a_command_that_is_none_is_told_so() -> None:
     async with open_servers({"bad": MCPSettings(command="/no/such/program")}) as servers:
         assert servers.servers[0].problem == "/no/such/program cannot be started: No such file or directory"
@@ -158,18 +165,20 @@ async def test_a_command_that_is_none_is_told_so() -> None:
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        ("dies", "gave no result: the connection is closed"),
-        ("huge_line", "gave no result"),
-        ("floods", "gave no result"),
+        ("dies", "gave no result: the program has ended"),
+        ("huge_line", "gave no result: it sent a line of more than 8388608 bytes"),
+        ("floods", "gave no result: it sent more than 2000 messages that nobody had asked for"),
         ("no_result", "gave no result: what it sends is not as MCP has it: content: Input should be"),
         ("fails", "the disk is full"),
     ],
 )
 async def test_a_call_that_goes_wrong_is_told_to_the_model_and_the_server_comes_back(how: str, sentence: str) -> None:
-    async with open_servers({"bad": bad(how)}, backoff_s=AT_ONCE) as servers:
-        assert sentence in await refused(called(servers))
-        await until(lambda: not servers.servers[0].problem)
-        assert servers()
+    with capture_logs() as logs:
+        async with open_servers({"bad": bad(how)}, backoff_s=AT_ONCE) as servers:
+            assert sentence in await refused(called(servers, path="xylophone"))
+            await until(lambda: not servers.servers[0].problem)
+            assert servers()
+    assert "xylophone" not in str(logs)
 
 
 async def test_a_result_that_is_too_long_is_cut_off_and_says_so() -> None:

@@ -98,6 +98,7 @@ class MCPServer:
         secrets = {one: secret.reveal() for one, secret in files.items() if secret is not None}
         self._environment = {**settings.env, **secrets}
         self._client: Client | None = None
+        self._program: Program | None = None
         self._look = anyio.Event()
         self._told: frozenset[str] = frozenset()
 
@@ -132,7 +133,9 @@ class MCPServer:
         """One connection, from its beginning to its end."""
         program = None
         if self._settings.command:
-            program = Program(self._settings.command, self._settings.args, self._environment)
+            command, arguments = self._settings.command, self._settings.args
+            program = Program(command, arguments, self._environment, on_end=self._look_again)
+        self._program = program
         way: AbstractAsyncContextManager[Streams]
         way = at_address(self._settings.url, self._token) if program is None else program.running()
         timeout_s = self._settings.start_timeout_s
@@ -149,12 +152,17 @@ class MCPServer:
                         await anyio.sleep(_LOOK_PAUSE_S)
                         patience.deadline = anyio.current_time() + timeout_s
             except Exception as error:
-                raise ServerEnded(_why(program, first_cause(error))) from error
+                said = program.last_words if program is not None and self._client is None else ""  # later: of chats
+                raise ServerEnded(_why(program, first_cause(error), said)) from error
         raise ServerEnded(f"it did not answer within {timeout_s:g} seconds; is it an MCP server?")
 
     async def _heard(self, message: object) -> None:
         if isinstance(message, mcp.types.ToolListChangedNotification):
-            self._look.set()
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """List its tools once more: they may be others, or it may be gone."""
+        self._look.set()
 
     def _offer(self, listed: list[mcp.types.Tool]) -> None:
         found: Offer = offer(self.name, self._settings, listed, self._call, chosen=self._chosen)
@@ -183,10 +191,11 @@ class MCPServer:
             with _untraced():
                 result = await client.session.send_request(asked, mcp.types.CallToolResult)
         except Exception as error:
-            self._look.set()  # is it still there?
-            raise AgentError(f"the MCP server {self.name} gave no result: {_sentence(error)}") from error
+            self._look_again()
+            why = _why(self._program, error)
+            raise AgentError(f"the MCP server {self.name} gave no result: {why}") from error
         except anyio.get_cancelled_exc_class():
-            self._look.set()
+            self._look_again()
             raise
         return content_of(result, self._settings.max_result_bytes)
 
@@ -214,17 +223,13 @@ async def _list(client: Client) -> list[mcp.types.Tool]:
     raise ServerEnded(f"its list of tools has more than {MAX_PAGES} pages; it does not end")
 
 
-def _why(program: Program | None, error: Exception) -> str:
-    """Why a connection is over, by what is known best."""
+def _why(program: Program | None, error: Exception, said: str = "") -> str:
+    """Why a connection is over, or gave no result, by what is known best; and what a program has said of it."""
     if program is None:
         return _sentence(error)
-    said = f"; it last wrote: {printable(program.last_words)}" if program.last_words else ""
-    gone = "the program has ended" if isinstance(error, MCPError) and _is_closed(error) else _sentence(error)
-    return f"{program.ended or gone}{said}"[:_MAX_SENTENCE]
-
-
-def _is_closed(error: MCPError) -> bool:
-    return error.error.code == mcp.types.CONNECTION_CLOSED
+    is_gone = isinstance(error, MCPError) and error.error.code == mcp.types.CONNECTION_CLOSED
+    why = program.ended or ("the program has ended" if is_gone else _sentence(error))
+    return f"{why}; it last wrote: {printable(said)}"[:_MAX_SENTENCE] if said else why
 
 
 def _sentence(error: Exception) -> str:

@@ -6,7 +6,7 @@ come. The ends of a program (its standard input closed, then SIGTERM, then SIGKI
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import anyio
@@ -49,15 +49,23 @@ class Program:
         command: the program.
         arguments: for it.
         environment: beside the few variables that every program is given (`PATH`, `HOME`, ...).
+        on_end: called when it says nothing more.
 
     Attributes:
         ended: why the connection is over; None while it is not.
     """
 
-    def __init__(self, command: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self.ended: str | None = None
         self._command = [command, *arguments]
         self._environment = {**get_default_environment(), **environment}
+        self._on_end = on_end
         self._tail = b""  # what it wrote last to standard error
         self._unasked = 0
 
@@ -94,11 +102,12 @@ class Program:
                 self._unasked += 1
                 if self._unasked > MAX_UNASKED:
                     self.ended = f"it sent more than {MAX_UNASKED} messages that nobody had asked for"
-                    return
+                    break
                 try:
                     await to_client.send(SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False)))
                 except ValueError:  # some print what is no message; it is passed over
                     await anyio.lowlevel.checkpoint()
+        self._on_end()
 
     async def _lines(self, output: ByteReceiveStream | None) -> AsyncIterator[bytes]:
         if output is None:

@@ -51,6 +51,8 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:  # no
         case "hangs":
             return None
         case "dies":
+            sys.stderr.write(f"fatal: {text}\n")
+            sys.stderr.flush()
             os._exit(3)
         case "huge_line":
             say(text="x" * 9 * 2**20)
@@ -79,7 +81,13 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:  # no
     return {"content": [{"type": "text", "text": f"{name} {text}"}]}
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901 - same
+    starts = 0
+    if HOW == "dies_idle":
+        with Path(sys.argv[2]).open("a+") as file:
+            file.write("started\n")
+            file.seek(0)
+            starts = len(file.readlines())
     if HOW == "cannot_start":
         sys.stderr.write("Traceback ...\nModuleNotFoundError: No module named 'thing'\n")
         sys.exit(3)
@@ -104,6 +112,8 @@ def main() -> None:
             say(id=asked["id"], error={"code": -32601, "message": "not found"})
             continue
         say(id=asked["id"], result=result)
+        if starts == 1 and method == "tools/list":
+            os._exit(3)
 
 
 main()
