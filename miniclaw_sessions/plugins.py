@@ -183,8 +183,9 @@ def template(kind: str, name: str) -> Iterator[str]:
 
 
 def _explained(structure: type[msgspec.Struct], section: str = "") -> Iterator[str]:
-    _, _, attributes = inspect.cleandoc(structure.__doc__ or "").partition("Attributes:")
-    meanings = dict(re.findall(r"^    (\w+): (.+(?:\n     +.+)*)", attributes, re.MULTILINE))
+    pages = [inspect.cleandoc(kind.__doc__ or "") for kind in reversed(structure.__mro__)]
+    stated = "".join(page.partition("Attributes:")[2] for page in pages)
+    meanings = dict(re.findall(r"^    (\w+): (.+(?:\n     +.+)*)", stated, re.MULTILINE))
     for field in msgspec.structs.fields(structure):
         if meaning := meanings.get(field.name):
             yield "# # " + " ".join(meaning.split())

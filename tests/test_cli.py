@@ -867,10 +867,11 @@ def test_config_init_writes_the_shipped_file_and_replaces_nothing(cli: Cli, tmp_
     shipped = Path(__file__).parents[1] / "config" / "miniclaw.toml"
     assert cli("config", "init").status == 0
     written = tmp_path / ".miniclaw" / "miniclaw.toml"
-    assert written.read_bytes() == shipped.read_bytes()
+    assert written.read_text().startswith(shipped.read_text())
+    assert "\n# [channels.telegram]\n# # ids of users" in written.read_text(), "behind it, the plug-ins that are there"
     assert cli("config").status == 0
     assert "is there already" in cli("config", "init").error
-    assert cli("config", "init", "--print").out == shipped.read_text()
+    assert cli("config", "init", "--print").out == written.read_text()
 
 
 def test_systemd_install_prints_units_that_start_this_very_program(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

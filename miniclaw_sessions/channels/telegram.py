@@ -10,10 +10,9 @@ import base64
 import hashlib
 import hmac
 import logging
-import math
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import timedelta
 from enum import IntEnum
@@ -82,14 +81,15 @@ class TelegramSettings(AllowSettings, frozen=True, kw_only=True):
             environment variable `NAME_BOT_TOKEN` (for the channel `telegram`, `TELEGRAM_BOT_TOKEN`).
         webhook_url: the https URL under which Telegram reaches `/channels/NAME` of this daemon; empty: long polling.
         stream: show an answer while it is written.
-        max_image_bytes: a larger image is left out, and the model is told so.
+        max_image_bytes: how large an image may be; of a photograph a smaller version is taken, any other is left out,
+            and the model told so. `sessions.max_message_bytes` must have room for a third more.
         api_url: where the Bot API is served.
     """
 
     token_file: str = ""
     webhook_url: str = ""
     stream: bool = True
-    max_image_bytes: int = 5 * 2**20
+    max_image_bytes: int = 700_000
     api_url: str = "https://api.telegram.org"
 
 
@@ -129,7 +129,7 @@ class Exchange:
         message: what was said; None: it was not handed over yet.
         text: what the model has said of its reply so far.
         shown: the messages that show the answer, each with its part of the text.
-        shown_at: when that was brought up to date.
+        shown_at: when that was brought up to date, or the answer begun.
     """
 
     def __init__(self, update_id: int = 0) -> None:
@@ -139,7 +139,7 @@ class Exchange:
         self.message: telegram.Message | None = None
         self.text = ""
         self.shown: list[tuple[int, str]] = []
-        self.shown_at = -math.inf
+        self.shown_at = 0.0
 
 
 class TelegramChannel:
@@ -361,7 +361,7 @@ class TelegramChannel:
         if message.chat.type != "private":
             text = re.sub(rf"^\s*@{self._bot.username}\b[,:]?\s*", "", text, flags=re.IGNORECASE)
         attachment = message.effective_attachment
-        if attachment is not None and not _image_of(message):
+        if attachment is not None and not _images_of(message):
             text = f"({type(attachment).__name__} that cannot be shown here)\n{text}".rstrip()
         quoted = None if text.startswith("/") else message.reply_to_message
         if quoted is not None and quoted.from_user != self._bot.bot and (said := quoted.text or quoted.caption):
@@ -371,13 +371,16 @@ class TelegramChannel:
     async def _images(self, message: telegram.Message) -> list[Part]:
         from telegram import error  # noqa: PLC0415 - an extra
 
-        if (image := _image_of(message)) is None:
+        images = _images_of(message)
+        if not images:
             return []
+        fitting = [one for one in images if (one.file_size or 0) <= self._settings.max_image_bytes]
+        if fitting:
+            image = fitting[-1]
 
-        async def download() -> bytes:
-            return bytes(await (await self._bot.get_file(image)).download_as_bytearray())
+            async def download() -> bytes:
+                return bytes(await (await self._bot.get_file(image)).download_as_bytearray())
 
-        if (image.file_size or 0) <= self._settings.max_image_bytes:
             with anyio.move_on_after(_DOWNLOAD_S), suppress(error.TelegramError):
                 data = base64.b64encode(await self._asked(download, insist=True)).decode()
                 return [ImagePart(getattr(image, "mime_type", None) or "image/jpeg", data)]
@@ -390,6 +393,7 @@ class TelegramChannel:
         exchange = self._of.setdefault(outgoing.incoming, Exchange())
         match outgoing:
             case Accepted():
+                exchange.shown_at = self._clock.monotonic()  # a quick answer is sent whole
                 self._settle(exchange, State.KEPT)
             case Progress(event=TextDelta(text=text)) if self._settings.stream:
                 exchange.text += text
@@ -525,9 +529,9 @@ def _token(name: str, settings: TelegramSettings, environ: Mapping[str, str]) ->
     return secret.reveal()
 
 
-def _image_of(message: telegram.Message) -> telegram.PhotoSize | telegram.Document | None:
-    """A photograph in its largest size, or a file that is a picture."""
+def _images_of(message: telegram.Message) -> Sequence[telegram.PhotoSize | telegram.Document]:
+    """A photograph in all its sizes, the largest last, or a file that is a picture."""
     if message.photo:
-        return message.photo[-1]
+        return message.photo
     file = message.document
-    return file if file is not None and file.mime_type in _IMAGE_TYPES else None
+    return [file] if file is not None and file.mime_type in _IMAGE_TYPES else []

@@ -176,11 +176,14 @@ class BotServer:
         """Somebody gives his message another wording."""
         self.update(edited_message=message | {"text": text, "edit_date": message["date"] + 60})
 
-    def photograph(self, data: bytes = PNG, caption: str = "", **fields: Any) -> Json:
-        """Somebody sends a picture."""
-        self.files[file_id := f"file{len(self.files)}"] = data
-        size = {"file_id": file_id, "file_unique_id": file_id, "width": 9, "height": 9, "file_size": len(data)}
-        return self.say(photo=[size], caption=caption, **fields)
+    def photograph(self, *sizes: bytes, caption: str = "", **fields: Any) -> Json:
+        """Somebody sends a picture, which there is in these sizes, the largest last."""
+        photo = []
+        for data in sizes or (PNG,):
+            self.files[file_id := f"file{len(self.files)}"] = data
+            size = {"file_id": file_id, "file_unique_id": file_id, "width": 9, "height": 9, "file_size": len(data)}
+            photo.append(size)
+        return self.say(photo=photo, caption=caption, **fields)
 
     def update(self, **fields: Any) -> Json:
         """Something happens that a bot hears of."""

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
-from miniclaw_sessions.agent.provider import ModelEvent, Reply
+from miniclaw_sessions.agent.provider import ModelEvent, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels import telegram
 from miniclaw_sessions.channels.base import WebhookRequest
@@ -242,18 +242,42 @@ async def test_what_telegram_cannot_read_is_sent_as_plain_text(bots: Bots, serve
     assert server.texts() == ["echo: **bold**", "echo: bold"]
 
 
-async def test_an_answer_is_shown_while_it_is_written_and_not_too_often(
-    bots: Bots, server: BotServer, model: Doors
-) -> None:
-    model.close("one", "two")
-    async with bots.serving(stream=True):
-        server.say("one")
-        await server.until(lambda: server.texts() == ["echo:"])
-        model.open("one")  # in the same second
+class Storyteller(Doors):
+    """Says three words, and waits before each of them."""
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        del messages, tools
+        for word in ("one", "two", "three"):
+            await self.doors[word].wait()
+            yield TextDelta(f"**{word}** ")
+        yield Reply(Message.assistant("**one** **two** **three**"))
+
+
+async def test_an_answer_is_shown_while_it_is_written_and_not_too_often(bots: Bots, server: BotServer) -> None:
+    bots.model = teller = Storyteller()
+    teller.close("one", "two", "three")
+    async with bots.serving(stream=True) as channel:
+        server.say("count")
+        teller.open("one")
+        await server.until(lambda: any(one.text for one in channel._exchanges.values()))
+        assert server.texts() == []
+        bots.clock.time = 2.0
+        teller.open("two")
+        await server.until(lambda: server.texts() == ["one two"])
+        bots.clock.time = 2.5
+        teller.open("three")  # in the same second
         await server.until(lambda: not server.updates)
-        assert server.texts() == ["echo: one"]
-        assert len(server.called("editMessageText")) == 1, "only the end"
-        assert len(server.called("sendMessage")) == 1
+    assert server.texts() == ["one two three"]
+    assert len(server.called("sendMessage")) == 1
+    assert len(server.called("editMessageText")) == 1, "only the end"
+
+
+async def test_a_quick_answer_is_sent_whole(bots: Bots, server: BotServer) -> None:
+    async with bots.serving(stream=True):
+        server.say("hello")
+        await server.until(lambda: not server.updates)
+    assert server.texts() == ["echo: hello"]
+    assert server.called("editMessageText") == []
 
 
 # --- who may speak, and where ----------------------------------------------------------------------------------------
@@ -311,7 +335,7 @@ class Painter(Doors):
 async def test_images_come_in_and_go_out(bots: Bots, server: BotServer) -> None:
     bots.model = Painter()
     async with bots.serving(max_image_bytes=100):
-        server.photograph(caption="look")
+        server.photograph(PNG, PNG * 100, caption="look")
         await server.until(lambda: not server.updates)
         server.photograph(b"\xff\xd8" + b"x" * 100)
         await server.until(lambda: not server.updates)
