@@ -35,15 +35,17 @@ async def discover(
     """
     from miniclaw_sessions.discovery.programs import programs_named  # noqa: PLC0415 - help does not need it
 
+    is_chosen = bool(names) or everything
+    if follow and is_chosen:  # nobody waits for the counting of gigabytes
+        await _import(invocation, [program.name for program in programs_named(names)], {}, follow=True)
+        return
     found = [one for one in await _overviews(invocation, names) if one.sessions or one.unread]
-    is_asked = not names and not everything and not dry_run and not invocation.as_json and sys.stdin.isatty()
+    is_asked = not is_chosen and not dry_run and not invocation.as_json and sys.stdin.isatty()
     if not invocation.as_json:
         _show(invocation, found)
-    chosen = [one.program for one in found] if names or everything else []
+    chosen = [one.program for one in found] if is_chosen else []
     if is_asked and found:
         chosen = _ask(invocation, [one.program for one in found])
-    if follow and (names or everything):
-        chosen = [program.name for program in programs_named(names)]  # also of those that have nothing yet
     document: Document = {"programs": found}
     if not dry_run and chosen:
         await _import(invocation, chosen, document, follow=follow)

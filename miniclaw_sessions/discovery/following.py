@@ -22,12 +22,12 @@ from msgspec.structs import replace
 
 from miniclaw_sessions.api.shapes import ImportReply
 from miniclaw_sessions.client import Client
-from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.clock import Clock, derived_id
 from miniclaw_sessions.discovery.databases import lines_of
 from miniclaw_sessions.discovery.discover import find_sources
 from miniclaw_sessions.discovery.programs import Program, Source, id_in
 from miniclaw_sessions.discovery.reading import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines
-from miniclaw_sessions.errors import ImportRefused, SessionExists, SessionNotFound, SessionsError
+from miniclaw_sessions.errors import ImportRefused, InvalidKey, SessionExists, SessionNotFound, SessionsError
 from miniclaw_sessions.formats.codec import Chain, Holding, Reader, Sample, SessionFacts
 from miniclaw_sessions.formats.entry_line import ENTRY_LINE, IS_PART
 from miniclaw_sessions.formats.registry import format_named, recognize
@@ -42,7 +42,7 @@ POLL_S = 0.7
 
 _SHARE = 10  # a look takes about one part in so many of the time
 _LONGEST_S = 1.4
-_MOST_READERS = 32
+_MOST_READERS = 8
 _SETTLED_S = 10.0  # a reply that does not say that it is complete is taken when nothing came for so long
 
 
@@ -100,6 +100,15 @@ class _Growing:
         """What the reader holds back, unless it was taken as it is."""
         held = self.reader.pending() if isinstance(self.reader, Holding) else ()
         return [stored for entry in held if (stored := self._stored(entry, is_final=False)) is not None]
+
+    @property
+    def leaf_id(self) -> str | None:
+        """Where the conversation goes on, as far as the file says it, and that was taken."""
+        leaf_id = self.reader.facts.leaf_id
+        held = self.reader.pending() if isinstance(self.reader, Holding) else ()
+        if leaf_id is None or any(entry.id == leaf_id and leaf_id not in self.shown for entry in held):
+            return None
+        return self.instead.get(leaf_id, leaf_id)
 
     def _stored(self, entry: Entry, *, is_final: bool) -> Entry | None:
         """The entry, or None where it was taken already; one that has changed since is another one beside it."""
@@ -215,7 +224,7 @@ class Follower:
         program, key = self._programs[source.program], (source.path, source.inner)
         state = self._states.get(key)
         if state is None:
-            state = self._states[key] = _State(self._session_id(source))
+            state = self._states[key] = _State(await to_thread.run_sync(self._session_id, source))
         look = _Look(source, program, state, kept)
         if state.seen == source:
             await self._settle(look)
@@ -238,7 +247,10 @@ class Follower:
 
     def _session_id(self, source: Source) -> str:
         own_id = id_in(self._programs[source.program], source, self._environ, self._home)
-        return SessionKey.of("import", own_id).session_id
+        try:
+            return SessionKey.of("import", own_id).session_id
+        except InvalidKey as error:
+            raise ImportRefused(f"it names no session that could be made: {error}") from None
 
     async def _look_up(self, look: _Look) -> None:
         """How far the file was read when this was followed the last time."""
@@ -352,8 +364,13 @@ def _written(growing: _Growing, batches: Iterator[list[Entry]]) -> Iterator[byte
     assert ENTRY_LINE.writer is not None  # noqa: S101 - it is written
     writer = ENTRY_LINE.writer(about)
     yield writer.begin()
+    last = None
     for entries in batches:
         yield b"".join(map(writer.feed, entries))
+        last = entries[-1] if entries else last
+    if last is not None and (leaf_id := growing.leaf_id) not in (None, last.id):  # what came last is a branch beside it
+        move_id = derived_id(f"leaf {leaf_id} {last.id}")
+        yield writer.feed(LeafMove(id=move_id, parent_id=last.id, timestamp=last.timestamp, target_id=leaf_id))
     yield writer.finish()
 
 

@@ -12,7 +12,10 @@ from typing import Literal
 
 import msgspec
 
+from miniclaw_sessions.discovery.reading import blocks, opened
 from miniclaw_sessions.errors import ConfigError
+
+_BEGINNING_BYTES = 65_536
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -52,6 +55,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         kind: whether its files only grow by lines, are written anew, or are databases.
         form: the name of the format that its files are read as; None: it is recognized.
         names: what of a file's path below its place is the session's id: the first group.
+        inside: what in the beginning of a file is the session's id, where its name does not say it: the first group.
         marks: what stands once in about every message, so that they can be counted without being read.
     """
 
@@ -60,6 +64,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["lines", "whole", "database"] = "lines"
     form: str | None = None
     names: re.Pattern[str] = re.compile(r"(?:.*/)?([^/]+)\.jsonl")
+    inside: re.Pattern[bytes] | None = None
     marks: tuple[bytes, ...] = ()
 
 
@@ -130,6 +135,7 @@ PROGRAMS: tuple[Program, ...] = (
         name="gemini-cli",
         places=_gemini,
         names=re.compile(r"[^/]+/chats/(?:[^/]+/)?([^/]+)\.jsonl?"),
+        inside=re.compile(rb'"sessionId":\s*"([^"\\\\]+)"'),
         marks=(b'"type":"gemini"', b'"type":"user"', b'"type": "gemini"', b'"type": "user"'),
     ),
     Program(name="llm", places=_llm, kind="database", form="llm"),
@@ -196,9 +202,18 @@ def _source(program: Program, path: Path, status: os.stat_result) -> Source:
 
 
 def id_in(program: Program, source: Source, environ: Mapping[str, str], home: Path) -> str:
-    """The session's own id, as its file's name or the database says it."""
+    """The session's own id, as its file's name, its beginning or the database says it. Blocks.
+
+    Raises:
+        ImportRefused: its beginning cannot be read.
+    """
     if source.inner:
         return source.inner
+    if program.inside is not None:
+        with opened(source.path) as fd:
+            found = program.inside.search(next(blocks(fd, 0, _BEGINNING_BYTES), b""))
+        if found is not None:
+            return found[1].decode(errors="replace")
     for place in program.places(environ, home):
         try:
             named = program.names.fullmatch(source.path.relative_to(place.expanduser()).as_posix())

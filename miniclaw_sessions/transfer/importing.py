@@ -42,6 +42,7 @@ from miniclaw_sessions.protocol.entries import (
     SOURCE,
     Custom,
     Entry,
+    LeafMove,
     MessageEntry,
     OtherEntry,
     moves_leaf,
@@ -307,7 +308,8 @@ class Import:
         """The entries, and behind them what is kept of how far the file was read, in one commit where they are few."""
         leaf_id = None
         async for entry in entries:
-            leaf_id = entry.id if moves_leaf(entry) else leaf_id
+            if moves_leaf(entry):
+                leaf_id = entry.target_id if isinstance(entry, LeafMove) else entry.id
             yield entry
         if self._place is not None and self.report.entries:
             place = {FOLLOWED: {**self._place, "leaf": leaf_id or journal.conversation.state.leaf_id}}

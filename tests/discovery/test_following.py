@@ -136,6 +136,8 @@ async def test_every_program_s_sessions_are_found_imported_and_searched(tmp_path
             page = await ours.client.search(word)
             (session_id,) = {result.session_id for result in page.results if result.role == "user"}
             assert (await ours.client.session(session_id).info()).metadata["session.source"]["format"] == program
+        (gemini,) = (one.reply.session_id for one in kept if one.reply and one.program == "gemini-cli")
+        assert gemini == "import_7ceefccc-268c-40b8-b313-28ab02b04feb"
         assert await ours.look() == []
         ours.begin()  # after a restart
         assert await ours.look() == []
@@ -290,6 +292,19 @@ async def test_whoever_goes_on_here_stays_where_he_is(tmp_path: Path) -> None:
         assert await ours.taken() == 1
         assert await ours.branch("import_s") == ["one", "1", "said here"]
         assert "said there" in await ours.said("import_s")
+
+
+async def test_a_subagent_s_branch_is_not_where_the_conversation_goes_on(tmp_path: Path) -> None:
+    async with following(tmp_path) as ours:
+        file = put(claude_file(ours.home), TALK)
+        await ours.taken()
+        put(file, [user("u2", "a1", "two"), {**user("s1", None, "find it"), "isSidechain": True}])
+        assert await ours.taken() == 2
+        assert await ours.branch("import_s") == ["one", "1", "two"]
+        put(file, [{**block("s2", "s1", "found", stop="end_turn"), "isSidechain": True}, user("u3", "u2", "three")])
+        assert await ours.taken() + await ours.taken() == 2
+        assert await ours.branch("import_s") == ["one", "1", "two", "three"]
+        assert "found" in await ours.said("import_s")
 
 
 async def test_a_session_that_is_deleted_here_stays_so_while_it_is_followed(tmp_path: Path) -> None:
