@@ -20,7 +20,6 @@ from miniclaw_sessions.api.error_table import as_reply, invalid
 from miniclaw_sessions.api.openapi import described_parameters, parted
 from miniclaw_sessions.api.operation import BODY, HEADERS, IDEMPOTENCY_KEY, Operation, shaped
 from miniclaw_sessions.api.service import program_version
-from miniclaw_sessions.api.shapes import GoTo, SaveTurn
 
 NAME = "miniclaw-sessions"
 
@@ -163,17 +162,12 @@ def _schema(operation: Operation[Any, Any]) -> dict[str, Any]:
     for argument, field in _arguments(operation).items():
         if field.in_body:
             known = next(one for one in msgspec.structs.fields(operation.fields[BODY]) if one.name == field.name)
-            kind = _MESSAGES if known.type in _LISTS else msgspec.json.schema(known.type)
+            kind = _MESSAGES if argument in ("messages", "then") else msgspec.json.schema(known.type)
             properties[argument] = {**kind, "description": _FIELDS[argument]}
             required += [argument] if known.required else []
         elif argument == IDEMPOTENCY_KEY:
             properties[argument] = {"type": "string", "description": "Repeated with the same key, it is done once."}
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-
-
-_LISTS = [
-    one.type for kind in (SaveTurn, GoTo) for one in msgspec.structs.fields(kind) if one.name in ("messages", "then")
-]
 
 
 def _arguments(operation: Operation[Any, Any]) -> dict[str, _Field]:

@@ -89,24 +89,22 @@ async def test_what_clients_are_told_to_start_finds_what_was_said(tmp_path: Path
             assert len((await client.list_tools()).tools) == 5
             refused = await client.call_tool("save_turn", {"session_id": "x_1", "messages": []})
             assert refused.is_error
-        async with Client(program(tmp_path, "mcp", "--scope", "write")) as client:
-            said = [{"role": "user", "content": "xylophone"}]
-            await client.call_tool("save_turn", {"session_id": "notes_1", "messages": said})
-            assert sorted(await recalled(client)) == ["cli_1", "notes_1"]
 
 
 async def test_a_daemon_that_is_killed_and_started_again_is_found_again_by_the_same_client(tmp_path: Path) -> None:
     workspace = tmp_path / ".miniclaw/workspace"
+    said = [{"role": "user", "content": "xylophone"}]
     async with Client(program(tmp_path, "mcp", "--scope", "write")) as client:
         missing = await client.call_tool("list_sessions", {})
         assert "there is no workspace" in missing.content[0].text  # type: ignore[union-attr]
-        for number in range(2):
+        for number in (1, 2):
             async with Process(tmp_path, MINICLAW_WORKSPACE=str(workspace)) as daemon:
                 await daemon.notice("READY=1")
-                said = [{"role": "user", "content": "xylophone"}]
                 await client.call_tool("save_turn", {"session_id": f"notes_{number}", "messages": said})
                 await daemon.killed()
-        assert sorted(await recalled(client)) == ["notes_0", "notes_1"]
+        assert sorted(await recalled(client)) == ["notes_1", "notes_2"]
+        await client.call_tool("save_turn", {"session_id": "notes_3", "messages": said})
+        assert sorted(await recalled(client)) == ["notes_1", "notes_2", "notes_3"]
 
 
 async def test_what_clients_are_told_to_send_over_http_finds_what_was_said(tmp_path: Path) -> None:
@@ -177,8 +175,12 @@ async def test_an_approval_is_asked_for_in_the_chat_and_given_after_a_kill(
         async with daemon.client() as client:
             (waiting,) = (await client.get("/v1/sessions/web_1/approvals")).json()["pending"]
             assert (waiting["name"], waiting["arguments"]) == ("bad_delete", '{"path": "x"}')
-            done = await client.post("/v1/chat", json={**chat, "approvals": {waiting["id"]: True}})
-            assert done.json()["reply"]["content"] == 'heard: delete {"path": "x"}'
+            answer = {**chat, "approvals": {waiting["id"]: True}, "idempotency_key": "k"}
+            for _ in range(2):  # a client may send it again
+                done = await client.post("/v1/chat", json=answer)
+                assert done.json()["reply"]["content"] == 'heard: delete {"path": "x"}'
+            nothing = await client.post("/v1/chat", json={**chat, "approvals": {waiting["id"]: True}})
+            assert (nothing.status_code, nothing.json()["error"]["type"]) == (409, "nothing_to_resume")
             await client.post("/v1/chat", json={**chat, "message": "bad_delete"})
             no = await client.post("/v1/chat", json={**chat, "message": "no"})
             assert "did not agree" in no.json()["reply"]["content"]
