@@ -101,6 +101,7 @@ class MCPServer:
         self._program: Program | None = None
         self._look = anyio.Event()
         self._told: frozenset[str] = frozenset()
+        self._last_problem = ""
 
     def __repr__(self) -> str:
         return f"<MCPServer {self.name}, {len(self.tools)} tools>"
@@ -116,7 +117,9 @@ class MCPServer:
                 self.problem = _sentence(first_cause(error))
                 if anyio.current_time() - begun > longest:  # else it dies each time that it has started
                     delay = self._backoff_s[0]
-                log.warning(
+                is_news = self.problem != self._last_problem  # one that is away for days is no news each minute
+                self._last_problem = self.problem
+                (log.warning if is_news else log.debug)(
                     "an MCP server is not there; it is tried again",
                     action="mcp.failed",
                     server=self.name,
@@ -145,7 +148,10 @@ class MCPServer:
                     while True:
                         self._look = anyio.Event()
                         self._offer(await _list(client))
-                        self._client, self.problem = client, ""
+                        if self._client is None:
+                            tools = len(self.tools)
+                            log.info("an MCP server is there", action="mcp.ready", server=self.name, tools=tools)
+                        self._client, self.problem, self._last_problem = client, "", ""
                         self.settled.set()
                         patience.deadline = math.inf
                         await self._look.wait()
