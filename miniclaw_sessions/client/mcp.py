@@ -6,12 +6,14 @@ told of when to use them, and how a long reply is made short enough for a model.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 import mcp.types as protocol
 import msgspec
+from mcp import MCPError
 from mcp.server.lowlevel import Server
 
 from miniclaw_sessions.api import messages, search, sessions, tree
@@ -106,7 +108,8 @@ def sessions_server(access: Callable[[Any], Access]) -> Server[Any]:
         context: Any, params: protocol.PaginatedRequestParams | None
     ) -> protocol.ListResourcesResult:
         wanted = sessions.ListSessions(last_words=True, after=params.cursor if params is not None else None)
-        page = await access(context).call(sessions.list_sessions, wanted)
+        with _as_protocol_errors():
+            page = await access(context).call(sessions.list_sessions, wanted)
         rows = [
             protocol.Resource(
                 uri=_URI + quote(row.session_id, safe=""),
@@ -120,9 +123,8 @@ def sessions_server(access: Callable[[Any], Access]) -> Server[Any]:
 
     async def read_resource(context: Any, asked: protocol.ReadResourceRequestParams) -> protocol.ReadResourceResult:
         given = {"session_id": unquote(str(asked.uri).removeprefix(_URI))}
-        result = await _answered(lambda: _called(access(context), messages.show_messages.name, given))
-        (block,) = result.content
-        text = block.text if isinstance(block, protocol.TextContent) else ""
+        with _as_protocol_errors():
+            text = await _called(access(context), messages.show_messages.name, given)
         content = protocol.TextResourceContents(uri=asked.uri, mime_type="application/json", text=text)
         return protocol.ReadResourceResult(contents=[content])
 
@@ -217,6 +219,15 @@ async def _called(access: Access, name: str, arguments: Mapping[str, Any]) -> st
         raise invalid(f"there is no tool {name[:100]!r}; there are: {', '.join(one.name for one, _ in TOOLS)}")
     reply = await access.call(operation, _request(operation, arguments))
     return _short(msgspec.to_builtins(reply))
+
+
+@contextmanager
+def _as_protocol_errors() -> Iterator[None]:
+    """What goes wrong with resources is an error of the protocol, which has one sentence as well."""
+    try:
+        yield
+    except Exception as error:
+        raise MCPError(protocol.INVALID_PARAMS, as_reply(error).message) from error
 
 
 async def _answered(work: Callable[[], Awaitable[str]]) -> protocol.CallToolResult:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from mcp import Client
+from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from miniclaw_sessions.agent.mcp.servers import open_servers
@@ -94,6 +94,9 @@ async def test_sessions_are_resources(served: Served) -> None:
     async with opened(served) as client:
         (one,) = (await client.list_resources()).resources
         (content,) = (await client.read_resource(str(one.uri))).contents
+        for uri in ("session:///web_1", "file:///etc/passwd", "session:///..%2F..%2Fetc"):
+            with pytest.raises(MCPError, match="session"):
+                await client.read_resource(uri)
     assert one.name == session.session_id
     assert "hello" in content.text  # type: ignore[union-attr]
 
