@@ -5,23 +5,24 @@ What anybody wrote is escaped there, in one place; whoever shows these fragments
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from miniclaw_sessions.api.error_table import invalid
 from miniclaw_sessions.api.messages import Sequence_
 from miniclaw_sessions.api.operation import operation
 from miniclaw_sessions.api.sessions import ONE
 from miniclaw_sessions.api.shapes import Reply
-from miniclaw_sessions.errors import EntryNotFound
+from miniclaw_sessions.errors import EntryNotFound, SessionNotFound
 from miniclaw_sessions.protocol.entries import Entry, Label, LeafMove, MessageEntry
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
-    from miniclaw_sessions.formats.outline import NumberedRow
     from miniclaw_sessions.session import Session
 
 MAX_ARTICLES = 200
@@ -170,7 +171,7 @@ def _articles(entries: Sequence[Entry], leaf_id: str | None) -> list[ArticleRow]
     for row in outline_of(shape, shape.number_of(leaf_id)):
         first, last = entries[row.entry], entries[max((row.entry, *row.folded))]
         whole = with_entries(row, [entries[number] for number in (row.entry, *row.folded)])
-        plain = msgspec.structs.replace(whole, begins=False)  # the page's beginning is no branch's: it stays as it is
+        plain = replace(whole, begins=False)  # the page's beginning is no branch's: it stays as it is
         html = article(plain, number=first.sequence, parent=None, ways=())
         made.append(
             ArticleRow(
@@ -199,40 +200,42 @@ async def show_outline(context: Context, request: ShowOutline) -> OutlineReply:
 
     Of long runs only their ends are in it; each fold names the places where it begins and ends, to ask for it.
     """
+    from miniclaw_sessions.formats.html import tree  # noqa: PLC0415 - heavy
     from miniclaw_sessions.formats.html.branches import Branches  # noqa: PLC0415 - heavy
-    from miniclaw_sessions.formats.html.tree import Line, line_of, run_list, tree_list  # noqa: PLC0415 - heavy
     from miniclaw_sessions.formats.outline import Shape, outline_of  # noqa: PLC0415 - heavy
+    from miniclaw_sessions.stores.base import decode_stored  # noqa: PLC0415 - a client has these shapes, and no store
 
     session = await context.find(request.session_id)
-    shape, lines = Shape(), list[Line]()
+    shape, ids, places = Shape(), list[str](), array("q")
     async with context.large_replies:
         async for entry in session.tree.read_entries():
-            lines += [line_of(entry)] if not isinstance(entry, LeafMove) and shape.add(entry) else []
+            if not isinstance(entry, LeafMove) and shape.add(entry):
+                ids.append(entry.id)
+                places.append(entry.sequence)
         rows = outline_of(shape, shape.number_of(session.leaf_id))
         branches = Branches(rows)
-
-        def line(row: NumberedRow) -> Line:
-            return lines[row.entry]
-
         if request.first is None:
-            html = tree_list(rows, line, is_whole=False)
+            shown = tree.folded(rows)
         else:
-            places = {line(row).sequence: place for place, row in enumerate(rows)}
-            if request.first not in places or request.last not in places:
+            at = {places[row.entry]: number for number, row in enumerate(rows)}
+            if request.first not in at or request.last not in at:
                 raise EntryNotFound(session.session_id, f"{request.first} to {request.last}")
-            html = run_list(rows[places[request.first] : places[request.last] + 1], line)
+            shown = tree.unfolded(rows[at[request.first] : at[request.last] + 1])
+        wanted = {places[row.entry] for row in tree.rows_read(shown)}
+        stored = await session.tree.read_at(wanted)
+        if wanted - stored.keys():
+            raise SessionNotFound(session.session_id)  # it was deleted meanwhile
+        lines = {place: tree.line_of(replace(decode_stored(stored[place]), sequence=place)) for place in wanted}
+        html = tree.tree_list(shown, lambda row: lines[places[row.entry]], is_whole=False)
         return OutlineReply(
             leaf_id=session.leaf_id,
             entries=session.last_sequence,
-            labels={lines[number].entry_id: label for number, label in shape.labels.items()},
+            labels={ids[number]: label for number, label in shape.labels.items()},
             ways={
-                lines[rows[fork].entry].entry_id: [lines[rows[way].entry].entry_id for way in ways]
-                for fork, ways in branches.ways.items()
+                ids[rows[fork].entry]: [ids[rows[way].entry] for way in ways] for fork, ways in branches.ways.items()
             },
             tips={
-                lines[rows[branch[0]].entry].entry_id: lines[
-                    max((rows[branch[-1]].entry, *rows[branch[-1]].folded))
-                ].entry_id
+                ids[rows[branch[0]].entry]: ids[max((rows[branch[-1]].entry, *rows[branch[-1]].folded))]
                 for branch in branches.left
             },
             html="".join(html),

@@ -139,7 +139,7 @@ def _first_text(message: Message) -> str:
 
 def _without_marks(text: str) -> str:
     """The beginning of a text without the marks of Markdown."""
-    text = text[: 4 * MAX_CHARACTERS]
+    text = text[: 3 * MAX_CHARACTERS]
     for marks, rest in _MARKS:
         text = marks.sub(rest, text)
     return text

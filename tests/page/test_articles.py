@@ -21,6 +21,7 @@ from miniclaw_sessions.api.fragments import (
 )
 from miniclaw_sessions.api.sessions import ListSessions, list_sessions
 from miniclaw_sessions.config import SessionSettings
+from miniclaw_sessions.errors import EntryNotFound
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
@@ -153,6 +154,25 @@ async def test_the_outline_names_labels_ways_and_the_ends_of_what_was_left(
     assert found.ways == {first[0].entry_id: [first[1].entry_id, taken]}
     assert found.tips == {first[1].entry_id: left}
     assert found.html.count("<li") == 4
+
+
+async def test_what_the_outline_folds_is_read_a_part_at_a_time_until_nothing_is_left(
+    manager: SessionManager, session: Session
+) -> None:
+    await said(session, "root", *(f"left {number}" for number in range(300)))
+    root = (await articles(manager, after=0, limit=1)).articles[0].entry_id
+    await session.tree.branch(root, then=[Message.user("taken")])
+    html = (await outline(manager)).html
+    found = set[str]()
+    while folds := re.search(r'data-first="(\d+)" data-last="(\d+)"', html):
+        found |= {*re.findall(r">(left \d+|root|taken)</a>", html)}
+        first, last = map(int, folds.groups())
+        html = (await outline(manager, first=first, last=last)).html
+        assert html.count("<li") == html.count("</li>") <= 201
+    found |= {*re.findall(r">(left \d+)</a>", html)}
+    assert len(found) == 302
+    with pytest.raises(EntryNotFound):
+        await outline(manager, first=1, last=999)
 
 
 async def test_what_somebody_wrote_is_no_markup_in_articles_and_outline(

@@ -19,7 +19,7 @@ from miniclaw_sessions.formats.html.articles import anchor, article, tokens_and_
 from miniclaw_sessions.formats.html.branches import Branches
 from miniclaw_sessions.formats.html.prose import escaped
 from miniclaw_sessions.formats.html.sources import SHARED_STYLES, source
-from miniclaw_sessions.formats.html.tree import line_of, tree_list
+from miniclaw_sessions.formats.html.tree import folded, line_of, tree_list
 from miniclaw_sessions.formats.outline import NumberedRow, Row, Shape, outline_of, with_entries
 from miniclaw_sessions.protocol.encoding import in_utc
 from miniclaw_sessions.protocol.entries import Entry, LeafMove, MessageEntry, SessionInfo, moves_leaf
@@ -93,7 +93,7 @@ class HtmlPage:
 <a class="close" href="#conversation">Close</a></div>
 <div id="hits" hidden></div>
 <div id="branches" class="tree">"""
-        yield from tree_list(rows, lambda row: line_of(entries.row(row).entry))
+        yield from tree_list(folded(rows), lambda row: line_of(entries.row(row).entry))
         yield f"""</div>
 <p class="keys" hidden><kbd>j</kbd> <kbd>k</kbd> move <kbd>o</kbd> open <kbd>/</kbd> search</p>
 </nav>

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from miniclaw_sessions.formats.first_words import first_words, speaker
 from miniclaw_sessions.formats.html.articles import anchor, kind_of
 from miniclaw_sessions.formats.html.prose import escaped
@@ -38,36 +40,35 @@ def line_of(entry: Entry) -> Line:
     return Line(entry.id, entry.sequence, kind, who, f"{who} {words}" if kind == "note" else words)
 
 
+def folded(rows: Iterable[NumberedRow]) -> list[NumberedRow | Fold]:
+    """The rows of an outline, long runs folded."""
+    steps = fold_runs(rows, stays=_is_milestone, longest=LONGEST_WORK, edges=(0, 1))
+    return fold_runs(steps, stays=lambda row: row.is_landmark, longest=LONGEST_RUN, edges=EDGES)
+
+
+def unfolded(rows: Sequence[NumberedRow]) -> list[NumberedRow | Fold]:
+    """The rows that a fold stands for, as a run of their own; those beyond `AT_ONCE` are a fold again."""
+    plain = [msgspec.structs.replace(row, depth=0, begins=False) for row in rows]
+    rest = tuple(plain[AT_ONCE:])
+    return [*plain[:AT_ONCE], *([Fold(rows=rest, depth=0, rails=(), is_current=rest[0].is_current)] if rest else [])]
+
+
+def rows_read(rows: Iterable[NumberedRow | Fold]) -> Iterator[NumberedRow]:
+    """What `tree_list` reads of rows whose folds are not whole."""
+    for row in rows:
+        yield from (_end(row, place) for place in ((0, -1) if isinstance(row, Fold) else (0,)))
+
+
 def tree_list(
-    rows: Iterable[NumberedRow], read: Callable[[NumberedRow], Line], *, is_whole: bool = True
+    rows: Iterable[NumberedRow | Fold], read: Callable[[NumberedRow], Line], *, is_whole: bool = True
 ) -> Iterator[str]:
-    """The rows of an outline, long runs folded; a branch that was left is a list within the row it leaves.
+    """The rows as nested lists; a branch that was left is a list within the row it leaves.
 
     Args:
-        rows: of the whole tree.
+        rows: folded ones.
         read: what is shown of a row.
         is_whole: whether what is folded is there, too; else the places of the entries with which it begins and ends.
     """
-    steps = fold_runs(rows, stays=_is_milestone, longest=LONGEST_WORK, edges=(0, 1))
-    shown = fold_runs(steps, stays=lambda row: row.is_landmark, longest=LONGEST_RUN, edges=EDGES)
-    yield from _nested(shown, read, is_whole=is_whole)
-
-
-def run_list(rows: Sequence[NumberedRow], read: Callable[[NumberedRow], Line]) -> Iterator[str]:
-    """The rows that a fold stands for, beginning with the first; those beyond `AT_ONCE` are a fold again."""
-    first, rest = rows[:AT_ONCE], tuple(rows[AT_ONCE:])
-    more = [Fold(rows=rest, depth=0, rails=(), is_current=rest[0].is_current)] if rest else []
-    yield from _run([*first, *more], read, is_whole=False)
-
-
-def _is_milestone(row: NumberedRow | Fold) -> bool:
-    """What a reader looks for: landmarks, where branches begin, and what people said."""
-    return row.is_landmark or row.begins or (not isinstance(row, Fold) and row.is_user)
-
-
-def _nested(
-    rows: Iterable[NumberedRow | Fold], read: Callable[[NumberedRow], Line], *, is_whole: bool
-) -> Iterator[str]:
     depth = -1  # of the list item that is still open; all lists above it are open, too
     for row in rows:
         while depth > row.depth:
@@ -82,13 +83,9 @@ def _nested(
     yield "</li></ol>" * (depth + 1)
 
 
-def _run(rows: Iterable[NumberedRow | Fold], read: Callable[[NumberedRow], Line], *, is_whole: bool) -> Iterator[str]:
-    """Rows in one column as a list of their own."""
-    yield "<ol>"
-    for row in rows:
-        yield from _item(row, read, is_whole=is_whole)
-        yield "</li>"
-    yield "</ol>"
+def _is_milestone(row: NumberedRow | Fold) -> bool:
+    """What a reader looks for: landmarks, where branches begin, and what people said."""
+    return row.is_landmark or row.begins or (not isinstance(row, Fold) and row.is_user)
 
 
 def _item(row: NumberedRow | Fold, read: Callable[[NumberedRow], Line], *, is_whole: bool) -> Iterator[str]:
@@ -100,7 +97,11 @@ def _item(row: NumberedRow | Fold, read: Callable[[NumberedRow], Line], *, is_wh
     ends = "" if is_whole else f' data-first="{first}" data-last="{last}"'
     yield f'<li class="fold"><details{ends}><summary>{row.count} more</summary>'
     if is_whole:
-        yield from _run(row.rows, read, is_whole=True)
+        yield "<ol>"
+        for one in row.rows:
+            yield from _item(one, read, is_whole=True)
+            yield "</li>"
+        yield "</ol>"
     yield "</details>"
 
 

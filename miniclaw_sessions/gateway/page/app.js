@@ -237,7 +237,6 @@ function openBeside(by) {
 async function start() {
   find("sign-in").hidden = true;
   find("app").hidden = false;
-  checkHealth();
   await Promise.all([list.refresh(), learnAccess().then(offered)]);
   events?.close();
   events = new Live("v1/events", {}, { event: told, state: stateChanged });

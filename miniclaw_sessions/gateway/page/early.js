@@ -19,11 +19,11 @@
     window.early.set(url, answer);
   };
   ask("v1/access");
-  ask("v1/sessions?limit=60&last_words=true");
   const [, kind, id, place] = location.hash.split("/");
   if (kind === "session" && id) {
     ask(`v1/sessions/${id}`);
     if (!place) ask(`v1/sessions/${id}/articles?limit=16`);
   }
+  ask("v1/sessions?limit=60&last_words=true");
   setTimeout(() => new Intl.DateTimeFormat()); // the first one takes a while, in which there is nothing else to do
 })();

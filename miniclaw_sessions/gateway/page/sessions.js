@@ -49,8 +49,8 @@ export class SessionList {
     const older = page.next === null ? [] : this.rows.filter((row) => !fresh.has(row.session_id) && row.last_accessed <= last);
     if (!older.length) this.next = page.next;
     this.rows = [...page.sessions, ...older];
-    this.isLoaded = true;
-    this.draw({ anew: true });
+    this.isLoaded = this.isStale = true;
+    this.drawNow();
     this.changed(this.rows);
   }
 
