@@ -205,6 +205,7 @@ async def _sessions(recorder: Recorder) -> None:
     await ask("resolve", "a part of a title", name="Ann")
     await ask("search", "what was said", query="hello")
     await ask("show_usage", "by model", by="model")
+    await ask("list_models", "which there are")
 
 
 async def _everything_live(recorder: Recorder) -> None:

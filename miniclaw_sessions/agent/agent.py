@@ -150,6 +150,11 @@ class Agent:
         """What the model may call."""
         return self._tools.tools
 
+    @property
+    def models(self) -> dict[str, str]:
+        """The models that a session may choose, and who provides them; the first one answers unless it does."""
+        return {name: one.name for name, one in self.choices.items()} or {self.provider.model: self.provider.name}
+
     def in_place(self, *, provider: Provider, tools: Iterable[Tool], system_prompt: str) -> Agent:
         """An agent like this one, with its hooks and limits, that works with another provider, tools and prompt."""
         return Agent(

@@ -7,7 +7,7 @@ decided in one place, the context's: a caller with bounds is given a view of the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -98,3 +98,7 @@ class BoundedChats:
         """End the session's open turn; False when there is none."""
         self._caller.permit(session.key)
         return self._chats.stop(session)
+
+    async def models(self) -> Mapping[str, str]:
+        """The models that a chat may choose."""
+        return await self._chats.models()

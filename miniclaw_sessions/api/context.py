@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
@@ -48,6 +48,10 @@ class Chats(Protocol):
 
     def stop(self, session: Session) -> bool:
         """End the session's open turn; False when there is none."""
+        ...
+
+    async def models(self) -> Mapping[str, str]:
+        """The models that a chat may choose, and who provides them; the first one answers unless it does."""
         ...
 
 

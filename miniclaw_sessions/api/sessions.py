@@ -320,6 +320,7 @@ def session_reply(session: Session) -> SessionReply:
         agent_id=session.metadata.get("agent_id"),
         entries=session.last_sequence,
         etag=etag_of(session),
+        chosen_model=session.chosen_model,
         usage=usage_reply(session.total_usage),
         metadata=dict(session.metadata),
     )

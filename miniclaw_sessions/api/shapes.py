@@ -189,6 +189,7 @@ class SessionReply(Reply, kw_only=True):
         message_count, event_count: messages, and events, of the whole transcript.
         entries: the sequence number of the newest entry.
         leaf_id: where the conversation goes on; null at the root.
+        chosen_model: the model that was chosen on this branch, whichever has answered since.
         committed_sequence: up to which entry the store has acknowledged it.
         dirty: whether its file lacks something.
         incarnation: what a deleted and recreated session does not share with its predecessor.
@@ -206,6 +207,7 @@ class SessionReply(Reply, kw_only=True):
     event_count: int
     entries: int
     leaf_id: str | None
+    chosen_model: str | None
     usage: UsageReply
     committed_sequence: int
     dirty: bool

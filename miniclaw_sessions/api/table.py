@@ -19,7 +19,7 @@ from miniclaw_sessions.api import (
     upkeep,
     usage,
 )
-from miniclaw_sessions.api.openai import conversations, responses
+from miniclaw_sessions.api.openai import conversations, models, responses
 from miniclaw_sessions.api.operation import Operation
 
 OPERATIONS: tuple[Operation[Any, Any], ...] = (
@@ -37,6 +37,7 @@ OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *forgetting.OPERATIONS,
     *conversations.OPERATIONS,
     *responses.OPERATIONS,
+    *models.OPERATIONS,
     *description.OPERATIONS,
 )
 """Every operation, in the order in which an overview tells them."""

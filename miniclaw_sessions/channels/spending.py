@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC
 from typing import TYPE_CHECKING
 
+from miniclaw_sessions.agent.choosing import choose
 from miniclaw_sessions.manager.usage import spent_in
 from miniclaw_sessions.protocol.messages import Usage
 
@@ -14,18 +15,11 @@ if TYPE_CHECKING:
 
 async def choose_model(said: Said) -> str:
     """Tell which model answers and which may be chosen, or choose one: by its name, or a part that only one has."""
-    agent, wanted, chosen = said.agent, said.arguments.strip(), said.session.chosen_model
-    if not agent.choices:
-        return f"{agent.provider.model} answers here; there is no other one to choose (model.choices)."
-    now = chosen if chosen in agent.choices else next(iter(agent.choices))
-    names = ", ".join(agent.choices)
-    if not wanted:
-        return f"{now} answers here. /model NAME changes that, to one of: {names}"
-    found = [wanted] if wanted in agent.choices else [name for name in agent.choices if wanted.lower() in name.lower()]
-    if len(found) != 1:
-        return f"{'Several models are called like this' if found else 'There is no such model'}; choose one of: {names}"
-    await said.session.tree.append_model_change(agent.choices[found[0]].name, found[0])
-    return f"From here on {found[0]} answers."
+    models = said.agent.models
+    name, sentence = choose(models, said.arguments.strip(), said.session.chosen_model)
+    if name is not None:
+        await said.session.tree.append_model_change(models[name], name)
+    return sentence
 
 
 async def tell_usage(said: Said) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -54,6 +54,10 @@ class _Chats:
     def stop(self, session: Session) -> bool:
         """End the session's open turn; False when there is none."""
         return session.stop_turn()
+
+    async def models(self) -> Mapping[str, str]:
+        """The models that a chat may choose, and who provides them."""
+        return (await self._opened()).agent.models
 
     async def summarize(self, *arguments: Any, **options: Any) -> Any:
         """What the configured model makes of the older part of a conversation."""

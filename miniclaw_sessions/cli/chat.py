@@ -38,6 +38,8 @@ COMMANDS = {
     "/tree": "show all that was said, on every branch",
     "/branch": "list the branches; /branch ENTRY goes back to one, by the end of its id or a label",
     "/compact": "let a summary stand for the older part",
+    "/model": "show which model answers; /model NAME changes it, in this conversation",
+    "/usage": "show what this conversation has used",
     "/history": "show the messages that a model would be reminded of",
     "/new": "begin anew; the transcript is kept (/clear does the same)",
     "/resume": "go on with another conversation; /resume NAME with the one that has this in its id or title",
@@ -45,7 +47,7 @@ COMMANDS = {
     "/help": "show this",
     "/quit": "leave; so does Ctrl-D",
 }
-_WITH_ARGUMENT = ("/edit ", "/branch ", "/resume ", "/rename ")
+_WITH_ARGUMENT = ("/edit ", "/branch ", "/resume ", "/rename ", "/model ")
 _KEYS = "Enter sends, Alt-Enter begins a new line, Tab completes, Esc or Ctrl-C stops an answer"
 
 
@@ -216,6 +218,10 @@ class Conversation:
                 await self._moves.to_entry(rest)
             case "/branch":
                 await self._moves.list_branches()
+            case "/model":
+                await self._choose_model(rest)
+            case "/usage":
+                await self._show_usage()
             case "/compact":
                 await self._moves.compact()
             case _ if name.startswith("/") and not name.startswith("//"):
@@ -225,6 +231,26 @@ class Conversation:
             case _:
                 await self.say(text.removeprefix("/") if text.startswith("//") else text)
         return True
+
+    async def _choose_model(self, wanted: str) -> None:
+        """Show which model answers, or change it."""
+        from miniclaw_sessions.agent.choosing import choose  # noqa: PLC0415 - few need it
+
+        models, key = await self._client.models(), SessionKey.parse(self._session.session_id)
+        session = await self._client.get_or_create(key.channel, key.chat_id)  # which may have been said nothing yet
+        name, sentence = choose(models, wanted, (await session.info()).chosen_model)
+        if name is not None:
+            await self._session.update(provider=models[name], model=name)
+        self._note(one_line(sentence))
+
+    async def _show_usage(self) -> None:
+        from miniclaw_sessions.cli.usage import print_usage  # noqa: PLC0415 - few need it
+
+        report = await self._client.usage(session_id=self._session.session_id)
+        if self._invocation.as_json:
+            self._invocation.print_json(report)
+        else:
+            print_usage(self._invocation, "day", report)
 
     async def _decide(self, *, agrees: bool) -> None:
         """Answer what waits for a yes or no."""

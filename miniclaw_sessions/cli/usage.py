@@ -67,10 +67,11 @@ async def usage(  # noqa: PLR0913 - each can be left out
     if invocation.as_json:
         invocation.print_json(report)
         return
-    _print(invocation, by, report)
+    print_usage(invocation, by, report)
 
 
-def _print(invocation: Invocation, by: str, report: UsageReport) -> None:
+def print_usage(invocation: Invocation, by: str, report: UsageReport) -> None:
+    """A report as a table, with its sum."""
     if not report.rows:
         invocation.errors.print("nothing was used in this time", style="dim")
         return

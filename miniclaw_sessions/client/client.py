@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from miniclaw_sessions.api import forgetting, search, service, sessions, transfer, upkeep, usage
+from miniclaw_sessions.api.openai import models
 from miniclaw_sessions.api.shapes import (
     BackUp,
     BackupReply,
@@ -186,6 +187,11 @@ class Client:
             cursor=cursor,
         )
         return await self.transport.call(search.search, wanted)
+
+    async def models(self) -> dict[str, str]:
+        """The models that a chat may choose, and who provides them; the first one answers unless it does."""
+        reply = await self.transport.call(models.list_models, service.Nothing())
+        return {model.id: model.owned_by for model in reply.data}
 
     async def usage(  # noqa: PLR0913 - each can be left out
         self,

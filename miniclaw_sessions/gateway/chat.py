@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -48,6 +48,10 @@ class DispatchedChats:
     def stop(self, session: Session) -> bool:
         """Stop the session's open turn, and what waits there; False when there is none."""
         return self._dispatcher.stop(session.session_id) or session.stop_turn()
+
+    async def models(self) -> Mapping[str, str]:
+        """The models that a chat may choose, and who provides them."""
+        return self._dispatcher.assistant.agent.models
 
 
 class _Events:

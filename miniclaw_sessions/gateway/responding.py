@@ -102,7 +102,8 @@ class _Responder:
         self._wanted = wanted
         self._place = place
         self._running = running
-        self._model = _Marking(adjusted(assistant.agent.provider, wanted.options))
+        asked_for = assistant.agent.choices.get(wanted.echo.get("model", ""), assistant.agent.provider)
+        self._model = _Marking(adjusted(asked_for, wanted.options))
         agent = assistant.agent.in_place(
             provider=self._model,
             tools=map(_tool, wanted.tools),

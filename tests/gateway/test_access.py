@@ -55,7 +55,8 @@ NOT_HERE = {"unarchive_session": 404, "acknowledge_losses": 200}
 """What the owner is answered where there is nothing of the kind."""
 
 TELLS_NOTHING = {
-    *("list_formats", "health", "probe_live", "probe_ready", "list_sessions", "search", "show_usage", "show_openapi"),
+    *("list_formats", "health", "probe_live", "probe_ready", "list_sessions", "search", "show_usage", "list_models"),
+    "show_openapi",
     *("show_docs", "show_access", "follow_all"),
 }
 """What is answered with 200 to a stranger to all sessions: they are not in it."""

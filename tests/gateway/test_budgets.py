@@ -2,22 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
+from openai import AsyncOpenAI
 
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.budgets import Budgets
+from miniclaw_sessions.agent.provider import ModelEvent, Reply
+from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.config import BudgetSettings
 from miniclaw_sessions.protocol.messages import Message, Role, Usage
+from miniclaw_sessions.protocol.options import Options
 from miniclaw_sessions.providers.offline import OfflineProvider
 
 pytestmark = pytest.mark.anyio
 
 
+class Second(OfflineProvider):
+    """Another one, which says so."""
+
+    name, model = "test", "second"
+
+    def with_options(self, options: Options) -> Second:
+        del options
+        return self
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
+        del messages, tools
+        yield Reply(Message(Role.ASSISTANT, "I am the second"))
+
+
 @pytest.fixture
 def agent() -> Agent:
-    return Agent(OfflineProvider(), budgets=Budgets(BudgetSettings(unit="tokens", chat_day=100), None))
+    budgets = Budgets(BudgetSettings(unit="tokens", chat_day=100), None)
+    return Agent(OfflineProvider(), budgets=budgets, choices={"offline": OfflineProvider(), "second": Second()})
+
+
+async def test_models_are_listed_as_openai_does_and_the_one_that_is_asked_for_responds(served: Any) -> None:
+    client = AsyncOpenAI(base_url="http://miniclaw/v1", api_key="none", http_client=served.unix)
+    assert [(one.id, one.owned_by) async for one in client.models.list()] == [
+        ("offline", "offline"),
+        ("second", "test"),
+    ]
+    for model, said in {"second": "I am the second", "gpt-5": "(offline)", "offline": "(offline)"}.items():
+        assert (await client.responses.create(model=model, input="hello")).output_text.startswith(said)
+
+
+async def test_a_chat_chooses_by_http_and_is_told_so(served: Any) -> None:
+    await served.unix.post("/v1/chat", json={"channel": "web", "chat_id": "5", "message": "hello"})
+    changed = await served.unix.patch("/v1/sessions/web_5", json={"model": "second"})
+    assert changed.json()["chosen_model"] == "second"
+    answered = await served.unix.post("/v1/chat", json={"channel": "web", "chat_id": "5", "message": "who?"})
+    assert answered.json()["reply"]["content"] == "I am the second"
 
 
 async def test_a_spent_budget_is_a_typed_error_and_the_message_is_kept(served: Any) -> None:

@@ -176,6 +176,9 @@ def test_the_command_shows_a_table_or_a_document(
         assert "0.5000" in shown.out
         assert "\x1b" not in shown.out
         assert "of 1 reply no price is known" in shown.err
+        talked = cli("chat", "--channel", "telegram", "--chat-id", "1", stdin="/model\n/usage\n")
+        assert "offline answers here; there is no other one to choose" in talked.err
+        assert "1,011" in talked.out
         assert "--by week is none of" in cli("usage", "--by", "week").err
         document = cli("usage", "--since", "all", "--by", "model", "--json").document
     assert document["total"]["total_tokens"] == 1_011
