@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
+from textwrap import wrap
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,6 +32,7 @@ LOAD_TIMEOUT_S = 20.0
 
 _GROUP = "miniclaw_sessions."
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_WIDTH = 120
 _T = TypeVar("_T")
 
 
@@ -183,12 +185,13 @@ def template(kind: str, name: str) -> Iterator[str]:
 
 
 def _explained(structure: type[msgspec.Struct], section: str = "") -> Iterator[str]:
-    pages = [inspect.cleandoc(kind.__doc__ or "") for kind in reversed(structure.__mro__)]
-    stated = "".join(page.partition("Attributes:")[2] for page in pages)
-    meanings = dict(re.findall(r"^    (\w+): (.+(?:\n     +.+)*)", stated, re.MULTILINE))
+    meanings: dict[str, str] = {}
+    for base in reversed(structure.__mro__):
+        _, _, attributes = inspect.cleandoc(base.__doc__ or "").partition("Attributes:")
+        meanings |= re.findall(r"^    (\w+): (.+(?:\n     +.+)*)", attributes, re.MULTILINE)
     for field in msgspec.structs.fields(structure):
         if meaning := meanings.get(field.name):
-            yield "# # " + " ".join(meaning.split())
+            yield from ("", *wrap(" ".join(meaning.split()), _WIDTH, initial_indent="# # ", subsequent_indent="# # "))
         default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
         if isinstance(default, msgspec.Struct):
             yield from _explained(type(default), f"{section}{field.name}.")

@@ -868,7 +868,9 @@ def test_config_init_writes_the_shipped_file_and_replaces_nothing(cli: Cli, tmp_
     assert cli("config", "init").status == 0
     written = tmp_path / ".miniclaw" / "miniclaw.toml"
     assert written.read_text().startswith(shipped.read_text())
-    assert "\n# [channels.telegram]\n# # ids of users" in written.read_text(), "behind it, the plug-ins that are there"
+    assert "\n# [channels.telegram]\n\n# # ids of users" in written.read_text(), (
+        "behind it, the plug-ins that are there"
+    )
     assert cli("config").status == 0
     assert "is there already" in cli("config", "init").error
     assert cli("config", "init", "--print").out == written.read_text()

@@ -347,7 +347,7 @@ async def test_several_hooks_take_part_one_after_the_other_and_back() -> None:
 def test_the_table_of_a_plugin_is_written_with_its_defaults_explained(tmp_path: Path, parts: str) -> None:
     package(tmp_path, "letters", channels=f"letters = {parts}:Letters\nbroken = {parts}:Nothing")
     lines = [*plugins.template("channels", "letters")]
-    assert lines[:3] == ["# [channels.letters]", "# # where letters lie, on two lines.", '# box = "in"']
+    assert lines[:4] == ["# [channels.letters]", "", "# # where letters lie, on two lines.", '# box = "in"']
     table = configured(tmp_path, "\n".join(line.removeprefix("# ") for line in lines))
     assert (
         plugins.load(table.plugins["channels"]["letters"]).settings == importlib.import_module(parts).LettersSettings()

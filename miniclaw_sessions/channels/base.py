@@ -170,6 +170,19 @@ Last = Answered | Obeyed | NotAnswered
 
 Outgoing = Accepted | Progress | Last
 
+
+def is_settled(outgoing: Outgoing) -> bool:
+    """Whether all that a message asks for is done, so that a network may forget it.
+
+    From `Accepted` on it is in the store, and may be confirmed. A channel that waits until it is settled has an answer
+    that a crash interrupted made after all, when the message is delivered again.
+    """
+    if isinstance(outgoing, NotAnswered):
+        is_repeated = outgoing.reason is Reason.DUPLICATE and not isinstance(outgoing.error, errors.MessageUnderWay)
+        return is_repeated or outgoing.reason is Reason.STOPPED
+    return isinstance(outgoing, Answered | Obeyed)
+
+
 _SENTENCES = {
     Reason.BUSY: "I am busy: too many messages wait for an answer. This one was not taken; please send it again later.",
     Reason.DUPLICATE: "",
