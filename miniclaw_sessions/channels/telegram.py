@@ -166,9 +166,8 @@ class TelegramChannel:
         clock: Clock | None = None,
     ) -> None:
         os.environ.setdefault("PTB_TIMEDELTA", "true")  # the library's own switch; else it warns of each "retry after"
-        logging.getLogger("telegram").setLevel(
-            logging.CRITICAL + 1
-        )  # it would log what Telegram sends, if that is damaged
+        # it would log what people say, where that arrives damaged
+        logging.getLogger("telegram").setLevel(logging.CRITICAL + 1)
         try:
             import telegram  # noqa: PLC0415 - an extra
         except ImportError:
@@ -290,12 +289,12 @@ class TelegramChannel:
             return None
         try:
             message = Update.de_json(dict(fields), self._bot).effective_message
-            if message is not None and not self._is_admitted(message):
-                message = None
+            is_meant = message is not None and self._is_admitted(message)
+            incoming = await self._incoming(message) if message is not None and is_meant else None
         except Exception as error:  # noqa: BLE001 - whatever a new Telegram sends that the library does not know
-            kind, message = type(error).__name__, None
+            message = incoming = None
+            kind = type(error).__name__
             log.warning("an update cannot be read", action="channel.unreadable", channel=self.name, error_type=kind)
-        incoming = None if message is None else await self._incoming(message)
         if incoming is None:
             self._settle(exchange, State.OVER)
         else:
@@ -351,6 +350,7 @@ class TelegramChannel:
         )
         topic = message.message_thread_id if message.is_topic_message else None
         chat_id, message_id = str(Place(message.chat.id, topic)), str(message.message_id)
+        Place.of(chat_id)  # else nothing could be said there
         if message.edit_date is None:
             return Incoming(chat_id, said, message_id=message_id)
         edited = f"{message_id}.{message.edit_date.timestamp():.0f}"

@@ -6,6 +6,7 @@ import base64
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import count
+from random import Random
 from typing import Any
 
 import anyio
@@ -34,6 +35,7 @@ from tests.channels.telegram_server import (
     BOT,
     CONFLICT,
     CUT,
+    CUT_AFTERWARDS,
     GARBAGE,
     GROUP,
     PNG,
@@ -369,6 +371,31 @@ async def test_an_answer_waits_until_telegram_can_be_reached(bots: Bots, server:
     assert 2.0 in bots.clock.pauses, "each time a longer while"
 
 
+async def test_an_answer_comes_twice_rather_than_not_at_all(bots: Bots, server: BotServer) -> None:
+    async with bots.serving():
+        server.fail("sendMessage", CUT_AFTERWARDS)
+        server.say("hello")
+        await server.until(lambda: not server.updates)
+    assert server.texts() == ["echo: hello"] * 2
+
+
+async def test_of_a_flood_as_much_waits_as_may_and_the_rest_is_told_so(
+    bots: Bots, server: BotServer, model: Doors
+) -> None:
+    model.close("slow")
+    async with bots.serving():
+        server.say("slow")
+        for number in range(30):
+            server.say(str(number))
+        await server.until(lambda: len(server.texts()) == 10)
+        assert all("too many messages" in text for text in server.texts())
+        assert len(server.updates) == 31, "none is confirmed before the first one"
+        model.open("slow")
+        await server.until(lambda: not server.updates)
+    assert len(model.asked) == 21
+    assert len(server.texts()) == 31
+
+
 async def test_listening_goes_on_when_the_connection_breaks_and_no_log_tells_what_was_said(
     bots: Bots, server: BotServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -390,6 +417,33 @@ async def test_an_update_that_nobody_can_read_hides_no_other(bots: Bots, server:
         server.say("hello")
         await server.until(lambda: not server.updates)
     assert server.texts() == ["echo: hello"]
+
+
+def damaged(value: Any, random: Random) -> Any:
+    """A document in which something is of another kind than it should be."""
+    if isinstance(value, dict) and value and random.random() < 0.9:
+        name = random.choice(list(value))
+        return {**value, name: damaged(value[name], random)}
+    if isinstance(value, list) and value and random.random() < 0.9:
+        return [damaged(value[0], random), *value[1:]]
+    return random.choice([None, True, -1, 2**70, 0.5, "", "x\ud83d", [], [None], {}, {"id": "a_b"}])
+
+
+async def test_whatever_is_wrong_with_an_update_it_is_read_or_passed_over(
+    bots: Bots, server: BotServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telegram, "_DOWNLOAD_S", 0.001)
+    random, channel = Random(13), bots.channel()
+    async with aclosing(channel), aclosing(channel.receive()) as received:
+        server.say("/x @claw_bot", group=GROUP, reply_to_message=server.say("a", group=GROUP), message_thread_id=3)
+        server.edit(server.photograph(caption="look", quote={"text": "a", "position": 0}), "hello")
+        whole = [dict(update) for update in server.updates]
+        await anext(received)
+        for number in range(300):
+            update = damaged(random.choice(whole), random)
+            if isinstance(update, dict) and "update_id" in update:
+                heard = await channel._heard({**update, "update_id": 10_000 + number})
+                assert heard is None or telegram.Place.of(heard.chat_id).chat_id
 
 
 async def test_who_has_blocked_the_bot_does_not_hold_up_the_others(bots: Bots, server: BotServer) -> None:
