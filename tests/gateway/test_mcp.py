@@ -131,26 +131,24 @@ async def test_what_was_done_is_written_down_as_the_operation_that_it_is(
     assert (refused["session_id"], refused["status"]) == ("notes_1", 403)
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments", "sentence"),
-    [
-        ("delete_session", {"session_id": "web_1"}, "there is no tool 'delete_session'"),
-        ("search", {"qury": "x"}, "'qury' is no argument of search"),
-        ("search", {"query": 7}, "query: Expected `str`, got `int`"),
-        ("show_messages", {}, "the argument 'session_id' is missing"),
-        ("show_messages", {"session_id": "../../etc"}, "session"),
-        ("save_turn", {"session_id": "web_1", "messages": [{"role": "wizard"}, 3]}, ""),
-        ("search", {"query": '"'}, ""),
-    ],
-)
-async def test_what_is_wrong_is_answered_with_a_sentence(
-    served: Served, tool: str, arguments: dict[str, Any], sentence: str
-) -> None:
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("delete_session", {"session_id": "web_1"}, "there is no tool 'delete_session'"),
+    ("search", {"qury": "x"}, "'qury' is no argument of search"),
+    ("search", {"query": 7}, "query: Expected `str`, got `int`"),
+    ("show_messages", {}, "the argument 'session_id' is missing"),
+    ("show_messages", {"session_id": "../../etc"}, "session"),
+    ("save_turn", {"session_id": "web_1", "messages": [{"role": "wizard"}, 3]}, ""),
+    ("search", {"query": '"'}, ""),
+]
+
+
+async def test_what_is_wrong_is_answered_with_a_sentence(served: Served) -> None:
     async with opened(served) as client:
-        answer = await called(client, tool, **arguments)
-    assert isinstance(answer, str)
-    assert sentence in answer
-    assert "\n" not in answer
+        for tool, arguments, sentence in WRONG:
+            answer = await called(client, tool, **arguments)
+            assert isinstance(answer, str), tool
+            assert sentence in answer
+            assert "\n" not in answer
     assert await served.is_alive()
 
 
