@@ -18,9 +18,10 @@ from structlog.testing import capture_logs
 from miniclaw_sessions.agent.agent import Agent, TurnFinished
 from miniclaw_sessions.agent.approving import Approval
 from miniclaw_sessions.agent.mcp.servers import MCPServer, MCPServers, open_servers
-from miniclaw_sessions.config import MCPSettings
+from miniclaw_sessions.config import MCPSettings, ModelSettings, Settings
 from miniclaw_sessions.errors import AgentError, ConfigError
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall
+from miniclaw_sessions.providers.configured import open_agent
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, texts
@@ -115,6 +116,30 @@ async def test_a_server_is_not_told_which_trace_a_call_belongs_to() -> None:
             assert await called(servers) == "echo {}"
     finally:
         contexts.detach(before)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [
+        (("calculator", "bad_*"), ["calculator", "bad_echo", "bad_delete"]),
+        (("bad_echo", "bad_not_there"), ["bad_echo"]),
+        (("calculator",), ["calculator"]),
+    ],
+)
+async def test_the_settings_choose_which_tools_a_model_is_offered(chosen: tuple[str, ...], names: list[str]) -> None:
+    settings = Settings(model=ModelSettings(tools=chosen), mcp={"bad": bad("well")})
+    with capture_logs() as logs:
+        async with open_agent(settings) as agent:
+            assert {tool.name for tool in agent.tools} == {*names}
+    advice = "model.tools chooses none of its 2 tools; add 'bad_*' to it"
+    assert any(one.get("detail") == advice for one in logs) is (names == ["calculator"])
+
+
+async def test_without_the_package_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "miniclaw_sessions.agent.mcp.servers", None)
+    with pytest.raises(ConfigError, match=r"pip install 'miniclaw-sessions\[mcp\]'"):
+        async with open_agent(Settings(mcp={"bad": bad("well")})):
+            pytest.fail("nobody is there who could call it")
 
 
 # --- what servers do wrong -------------------------------------------------------------------------------------------
