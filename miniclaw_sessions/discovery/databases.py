@@ -19,6 +19,7 @@ from miniclaw_sessions.errors import ImportRefused
 
 _PAGE = 100
 _PATIENCE_S = 0.5
+_KNOWN: dict[Path, tuple[list[tuple[int, int, int]], list[DatabaseSession]]] = {}
 _WAL_VERSION = b"\2\2"  # bytes 18 and 19 of the header of a database with a write-ahead log
 
 
@@ -38,13 +39,22 @@ class Database(NamedTuple):
 
 
 def sessions_in(program: str, path: Path) -> list[DatabaseSession]:
-    """The sessions of a database.
+    """The sessions of a database; it is asked only when its files have changed since.
 
     Raises:
         ImportRefused: it cannot be read, or is none of this program.
     """
-    with _opened(path) as connection:
-        return list(_DATABASES[program].sessions(connection))
+    looks = _looks(path)
+    if (known := _KNOWN.get(path)) is None or known[0] != looks:
+        with _opened(path) as connection:
+            known = _KNOWN[path] = looks, list(_DATABASES[program].sessions(connection))
+    return known[1]
+
+
+def _looks(path: Path) -> list[tuple[int, int, int]]:
+    """What changes when a database does: size, time and identity of it and of its log."""
+    files = [file for file in (path, Path(f"{path}-wal")) if file.exists()]
+    return [(status.st_size, status.st_mtime_ns, status.st_ino) for status in (file.stat() for file in files)]
 
 
 def lines_of(program: str, path: Path, session_id: str) -> Iterator[bytes]:

@@ -61,7 +61,7 @@ def overview(
         found.messages += counted
         found.bytes += source.size
         newest = max(newest, source.modified)
-    found.bytes += sum(path.stat().st_size for path in databases)
+    found.bytes += sum(path.stat().st_size for path in databases if path.exists())
     found.newest = datetime.fromtimestamp(newest // 1_000_000_000, UTC) if newest else None
     there = (place.expanduser() for place in program.places(environ, home))
     found.places = [str(place) for place in there if place.exists()]
@@ -82,6 +82,6 @@ def _sources(programs: Sequence[Program], environ: Mapping[str, str], home: Path
                         (Source(program.name, path, 0, one.modified, inner=one.id), one.messages)
                         for one in sessions_in(program.name, path)
                     ]
-            except ImportRefused as error:
+            except (ImportRefused, OSError) as error:
                 found.append((Source(program.name, path, 0, 0, problem=str(error)), 0))
     return found

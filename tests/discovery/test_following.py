@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from miniclaw_sessions.client import Client, connect
 from miniclaw_sessions.discovery.discover import overview
 from miniclaw_sessions.discovery.following import Follower, Kept
 from miniclaw_sessions.discovery.programs import PROGRAMS, programs_named
-from miniclaw_sessions.discovery.reading import count_marks, whole_lines
+from miniclaw_sessions.discovery.reading import blocks, count_marks, whole_lines
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.testing import FakeClock
@@ -398,6 +398,42 @@ async def test_what_cannot_be_read_says_so_and_costs_nothing_else(tmp_path: Path
         assert len(found["claude-code"].unread) == 2
         assert len(found["llm"].unread) == 1
         assert found["claude-code"].sessions == 4
+
+
+async def test_a_file_that_changes_while_it_is_read_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with following(tmp_path) as ours:
+        file = put(claude_file(ours.home), [*TALK, user("u2", "a1", "two")])
+        (first, *_), whole = file.read_bytes().splitlines(keepends=True), file.read_bytes()
+
+        def cut_short(fd: int, start: int, end: int) -> Iterator[bytes]:
+            yield os.pread(fd, len(first), start)
+            os.truncate(file, len(first))
+            yield from blocks(fd, start + len(first), end)
+
+        monkeypatch.setattr("miniclaw_sessions.discovery.following.blocks", cut_short)
+        assert await ours.taken() == 1
+        monkeypatch.undo()
+        assert await ours.taken() == 0
+        file.write_bytes(whole)
+        assert await ours.taken() == 2
+        assert await ours.branch("import_s") == ["one", "1", "two"]
+
+
+async def test_a_line_without_end_is_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("miniclaw_sessions.discovery.following.MAX_LINE_BYTES", 2_000)
+    monkeypatch.setattr("miniclaw_sessions.discovery.reading.BLOCK_BYTES", 1_000)
+    async with following(tmp_path) as ours:
+        file = put(claude_file(ours.home), TALK)
+        other = put(claude_file(ours.home, "other"), [{**one, "sessionId": "other"} for one in TALK])
+        assert await ours.taken() == 4
+        put(file, [user("u2", "a1", "x" * 5_000)])
+        put(other, [{**user("u2", "a1", "two"), "sessionId": "other"}])
+        kept = await ours.look()
+        assert [one.problem for one in kept if one.problem] == ["a line is longer than 2000 bytes"]
+        assert [one.reply.messages for one in kept if one.reply] == [1]
+        assert await ours.look() == []  # it is not tried again before it changes
 
 
 def test_only_whole_lines_count_however_long_they_are(tmp_path: Path) -> None:
