@@ -129,7 +129,7 @@ def _opencode_sessions(connection: sqlite3.Connection) -> Iterator[DatabaseSessi
 
 
 def _opencode_lines(connection: sqlite3.Connection, session_id: str) -> Iterator[dict[str, Any]]:
-    """The session and its messages; not the last one, as long as it is being written."""
+    """The session and its messages; not the last one, as long as it may get more parts."""
     for row in _rows(connection, "SELECT * FROM session WHERE id = ?", session_id):
         parsed = {
             name: _parsed(value) if name in ("model", "revert", "permission") else value for name, value in row.items()
@@ -141,7 +141,7 @@ def _opencode_lines(connection: sqlite3.Connection, session_id: str) -> Iterator
             parts = _rows(connection, "SELECT id, data FROM part WHERE message_id = ? ORDER BY id", row["id"])
             info = _parsed(row["data"])
             is_last = len(page) < _PAGE and row is page[-1]
-            if is_last and _is_being_written(info):
+            if is_last and not _is_complete(info):
                 return
             yield {
                 "info": {"id": row["id"], **info} if isinstance(info, dict) else info,
@@ -153,11 +153,10 @@ def _opencode_lines(connection: sqlite3.Connection, session_id: str) -> Iterator
         after = (page[-1]["time_created"], page[-1]["id"])
 
 
-def _is_being_written(info: Any) -> bool:
+def _is_complete(info: Any) -> bool:
+    """Whether a message gets no more parts: a model's says so, a user's has them when the model's is begun."""
     match info:
         case {"role": "assistant", "error": _} | {"role": "assistant", "time": {"completed": _}}:
-            return False
-        case {"role": "assistant"}:
             return True
         case _:
             return False

@@ -59,7 +59,7 @@ def overview(
             databases.add(source.path)
         found.sessions += 1
         found.messages += counted
-        found.bytes += source.size
+        found.bytes += 0 if source.inner else source.size
         newest = max(newest, source.modified)
     found.bytes += sum(path.stat().st_size for path in databases if path.exists())
     found.newest = datetime.fromtimestamp(newest // 1_000_000_000, UTC) if newest else None
@@ -79,7 +79,7 @@ def _sources(programs: Sequence[Program], environ: Mapping[str, str], home: Path
             try:
                 if path.exists():
                     found += [
-                        (Source(program.name, path, 0, one.modified, inner=one.id), one.messages)
+                        (Source(program.name, path, one.messages, one.modified, inner=one.id), one.messages)
                         for one in sessions_in(program.name, path)
                     ]
             except (ImportRefused, OSError) as error:

@@ -231,10 +231,11 @@ class Follower:
             return
         if not state.is_looked_up:
             await self._look_up(look)
+        is_first = state.seen is None
         state.seen, state.seen_at = source, self._clock.monotonic()
         place = state.place
-        if place is not None and (place.modified, place.inode) == (source.modified, source.inode):
-            return
+        if is_first and place is not None and (place.modified, place.inode) == (source.modified, source.inode):
+            return  # it is as it was when this was followed before
         is_growing = place is not None and program.kind == "lines" and source.path.suffix == ".jsonl"
         try:
             if not (is_growing and await self._grow(look)):

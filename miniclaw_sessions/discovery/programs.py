@@ -24,7 +24,7 @@ class Source(msgspec.Struct, frozen=True):
     Attributes:
         program: whose it is.
         path: its file, or the database that it is in.
-        size: of the file in bytes; of a database 0, whose sessions have none of their own.
+        size: of the file in bytes; in a database, how many messages the session has.
         modified: when it last changed, in nanoseconds since 1970, as its file or the database says.
         inode: tells a file from another one that has taken its place.
         inner: its id in the database; empty for a file.

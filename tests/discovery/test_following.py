@@ -340,11 +340,18 @@ async def test_a_database_is_read_while_its_program_writes_and_nothing_is_left_b
         writer = sqlite3.connect(path)
         writer.execute("PRAGMA journal_mode = WAL")
         (session_id,) = writer.execute("SELECT id FROM session").fetchone()
-        info = {"role": "assistant", "time": {"created": 1795396940000}, "modelID": "m"}
         at = 1795396940000
+        asked = json.dumps({"role": "user", "time": {"created": at}})
+        writer.execute("INSERT INTO message VALUES ('msg_y', ?, ?, ?, ?)", (session_id, at, at, asked))
+        writer.commit()
+        assert await ours.taken() == 0  # its parts come after it
+        part = json.dumps({"type": "text", "text": "asked"})
+        writer.execute("INSERT INTO part VALUES ('prt_y', 'msg_y', ?, ?, ?, ?)", (session_id, at, at, part))
+        writer.commit()
+        info = {"role": "assistant", "time": {"created": at}, "modelID": "m"}
         writer.execute("INSERT INTO message VALUES ('msg_z', ?, ?, ?, ?)", (session_id, at, at, json.dumps(info)))
         writer.commit()
-        assert await ours.taken() == 0  # the message is not complete
+        assert await ours.taken() == 1  # the answer is not complete
         part = json.dumps({"type": "text", "text": "quite new"})
         writer.execute("INSERT INTO part VALUES ('prt_z', 'msg_z', ?, ?, ?, ?)", (session_id, at, at, part))
         info["time"] = {"created": at, "completed": at + 1}
@@ -354,7 +361,7 @@ async def test_a_database_is_read_while_its_program_writes_and_nothing_is_left_b
         assert await ours.taken() == 1
         writer.rollback()
         writer.close()
-        assert (await ours.said(f"import_{session_id}"))[-1] == "quite new"
+        assert (await ours.said(f"import_{session_id}"))[-2:] == ["asked", "quite new"]
 
 
 async def test_the_log_of_llm_before_0_36_is_read(tmp_path: Path) -> None:
