@@ -182,6 +182,9 @@ WITH RECURSIVE branch(hash, parent_hash, role, provider_metadata, depth) AS (
 ) SELECT hash, parent_hash, role, provider_metadata FROM branch ORDER BY depth DESC
 """
 _PARTS = "SELECT position, type, tool_name, text, payload FROM parts WHERE message_hash = ? ORDER BY position"
+_FRAGMENTS = """
+SELECT content FROM prompt_fragments p JOIN fragments f ON f.id = p.fragment_id WHERE p.response_id = ? ORDER BY "order"
+"""
 _TURN = """
 SELECT id, model, resolved_model, options_json, input_tokens, output_tokens, token_details, duration_ms, datetime_utc
 FROM turns WHERE thread_id = ? AND tip_message_hash = ?
@@ -217,7 +220,7 @@ def _llm_lines(connection: sqlite3.Connection, session_id: str) -> Iterator[dict
             turns = _rows(connection, _TURN, session_id, row["hash"]) or _rows(
                 connection, _TURN_AFTER, session_id, row["hash"]
             )
-            yield {"message": row, "parts": _rows(connection, _PARTS, row["hash"]), "turn": turns[0] if turns else None}
+            yield {"message": row, "parts": _llm_parts(connection, row["hash"]), "turn": turns[0] if turns else None}
         return
     for row in _rows(connection, "SELECT * FROM conversations WHERE id = ?", session_id):
         yield {"conversation": row}
@@ -226,6 +229,9 @@ def _llm_lines(connection: sqlite3.Connection, session_id: str) -> Iterator[dict
     while page := _rows(connection, query, session_id, after, _PAGE):
         for row in page:
             kept = {name: value for name, value in row.items() if name not in ("prompt_json", "response_json")}
+            if "prompt_fragments" in tables:  # what was said before the prompt
+                said = [one["content"] for one in _rows(connection, _FRAGMENTS, row["id"])]
+                kept["prompt"] = "\n".join([*said, *([row["prompt"]] if row["prompt"] else [])])
             beside: dict[str, Any] = {
                 table: _rows(connection, f"SELECT * FROM {table} WHERE response_id = ? ORDER BY id", row["id"])  # noqa: S608
                 for table in ("tool_calls", "tool_results")
@@ -233,6 +239,23 @@ def _llm_lines(connection: sqlite3.Connection, session_id: str) -> Iterator[dict
             }
             yield {"response": kept, **beside}
         after = page[-1]["id"]
+
+
+def _llm_parts(connection: sqlite3.Connection, message_hash: str) -> list[dict[str, Any]]:
+    """A message's parts; what one has of fragments, which are stored once, is put into its text."""
+    parts = _rows(connection, _PARTS, message_hash)
+    for part in parts:
+        payload = _parsed(part["payload"])
+        if isinstance(payload, dict) and isinstance(pieces := payload.get("text_ref"), list):
+            part["text"] = "".join(_llm_piece(connection, piece) for piece in pieces if isinstance(piece, dict))
+    return parts
+
+
+def _llm_piece(connection: sqlite3.Connection, piece: dict[str, Any]) -> str:
+    if isinstance(literal := piece.get("literal"), str):
+        return literal
+    found = _rows(connection, "SELECT content FROM fragments WHERE id = ?", piece.get("fragment"))
+    return found[0]["content"] if found else ""
 
 
 _DATABASES: Mapping[str, Database] = {

@@ -372,11 +372,27 @@ async def test_the_log_of_llm_before_0_36_is_read(tmp_path: Path) -> None:
     INSERT INTO conversations VALUES ('01h', 'Tides', 'gpt-4o');
     INSERT INTO responses VALUES
         ('01r', 'gpt-4o', 'Why tides?', NULL, '{}', 'The moon.', '{}', '01h', '2025-06-01T10:00:00', 5, 2);
+    CREATE TABLE fragments (id INTEGER PRIMARY KEY, hash TEXT, content TEXT);
+    CREATE TABLE prompt_fragments (response_id TEXT, fragment_id INTEGER, "order" INTEGER);
+    INSERT INTO fragments VALUES (7, 'x', 'A page on the sea.');
+    INSERT INTO prompt_fragments VALUES ('01r', 7, 0);
     """
     async with following(tmp_path) as ours:
         make_database(ours.home, "llm", script)
         assert await ours.taken() == 2
-        assert await ours.branch("import_01h") == ["Why tides?", "The moon."]
+        assert await ours.branch("import_01h") == ["A page on the sea.\nWhy tides?", "The moon."]
+
+
+async def test_what_llm_has_stored_once_is_in_every_prompt_that_has_it(tmp_path: Path) -> None:
+    async with following(tmp_path) as ours:
+        path = make_database(ours.home, "llm")
+        with sqlite3.connect(path) as writer:
+            writer.execute("INSERT INTO fragments (id, content) VALUES (7, 'A page on rivers.')")
+            pieces = json.dumps({"text_ref": [{"fragment": 7}, {"literal": " And the Rhine?"}]})
+            writer.execute("UPDATE parts SET text = NULL, payload = ? WHERE id = 2", (pieces,))
+        writer.close()
+        await ours.taken()
+        assert "A page on rivers. And the Rhine?" in await ours.said("import_01m82zx6dm4kbfexfpyg1cgemf")
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
