@@ -15,8 +15,10 @@ from miniclaw_sessions.agent.hooks import Generation, Hooks, InTurn
 from miniclaw_sessions.channels.registry import make_channels
 from miniclaw_sessions.config import Settings, load_settings
 from miniclaw_sessions.errors import ConfigError, PluginFailed
+from miniclaw_sessions.formats import registry
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.providers.configured import open_agent
+from tests.command_line import Cli
 
 PARTS = """
 from collections.abc import AsyncIterator
@@ -339,6 +341,52 @@ async def test_several_hooks_take_part_one_after_the_other_and_back() -> None:
         f"after {one}" for one in "cba"
     ]
     assert told[3:6] == ["tool a -", "tool b -", "tool c b"]
+
+
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+TALK = """
+from miniclaw_sessions.formats.codec import Format, SessionFacts
+from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.messages import Message
+
+class Reader:
+    def __init__(self, chain):
+        self.chain, self.facts, self.findings = chain, SessionFacts(format="talk"), []
+
+    def feed(self, piece):
+        return [self.chain.add(MessageEntry, message=Message.user(piece["talk"]))]
+
+    def finish(self):
+        return []
+
+TALK = Format(
+    name="talk", about="Talk.", suffix=".talk", by_line=False, reader=Reader,
+    recognize=lambda sample: isinstance(sample.document, dict) and "talk" in sample.document,
+)
+"""
+
+
+def test_a_format_of_another_package_is_read_like_ours_and_one_that_fails_says_so_when_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "some_talk.py").write_text(TALK)
+    package(tmp_path, "talks", formats="talk = some_talk:TALK\npi = some_talk:TALK\nbroken = some_talk:NOTHING")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    others = [*registry._others()]
+    assert [form.name for form in others] == ["talk"]
+    monkeypatch.setattr(registry, "FORMATS", (*registry.FORMATS, *others))
+    monkeypatch.setattr(registry, "READABLE", (*registry.READABLE, *others))
+    (tmp_path / "one.talk").write_text('{"talk": "hello"}')
+    cli = Cli(tmp_path / "workspace", monkeypatch)
+    for options in ((), ("--format", "talk", "--as", "cli_2")):
+        (report,) = cli("import", str(tmp_path / "one.talk"), *options, "--json").document["imported"]
+        assert (report["format"], report["messages"]) == ("talk", 1)
+    assert any(row["name"] == "talk" for row in cli("formats", "--json").document["formats"])
+    broken = cli("import", str(tmp_path / "one.talk"), "--format", "broken")
+    assert "the format 'broken' cannot be loaded from some_talk:NOTHING: AttributeError" in broken.err
+    assert "has one of ours" in registry.FAILED.pop("pi")
+    assert registry.FAILED.pop("broken")
 
 
 # --- shown -----------------------------------------------------------------------------------------------------------

@@ -178,13 +178,14 @@ def file_name(session_id: str, suffix: str) -> str:
 
 
 def _format_to_write(name: str) -> Format:
-    from miniclaw_sessions.formats.registry import WRITABLE  # noqa: PLC0415 - heavy
+    from miniclaw_sessions.formats.registry import FAILED, WRITABLE  # noqa: PLC0415 - heavy
 
     for form in WRITABLE:
         if form.name == name:
             return form
     names = ", ".join([*(form.name for form in WRITABLE), JSON])
-    raise RequestError(422, "import_refused", f"nothing is written as {name!r}; there are {names}", param="format")
+    why = FAILED.get(name, f"nothing is written as {name!r}; there are {names}")
+    raise RequestError(422, "import_refused", why, param="format")
 
 
 def _format(name: str) -> Format:

@@ -74,6 +74,23 @@ _Programs = Annotated[
 ]
 
 
+def _one_of(ours: type[StrEnum], text: str) -> Any:
+    """The option that names one of our formats, or of those that installed packages declare."""
+
+    def named(name: str | None) -> str | None:
+        if name is None or name in set(ours):
+            return name
+        from miniclaw_sessions.plugins import declared  # noqa: PLC0415 - only for a name that is none of ours
+
+        if name in declared("formats"):
+            return name
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, map(str, ours)))}.")
+
+    return typer.Option(
+        "--format", help=text, callback=named, metavar=f"[{'|'.join(ours)}]", autocompletion=[*ours].copy
+    )
+
+
 # --- in --------------------------------------------------------------------------------------------------------------
 
 
@@ -95,9 +112,7 @@ async def import_files(  # noqa: PLR0913 - one for each option
     paths: Annotated[
         list[Path] | None, typer.Argument(metavar="PATH", help="Files, and directories of files.", show_default=False)
     ] = None,
-    form: Annotated[
-        ImportFormat | None, typer.Option("--format", help="What the files are; recognized otherwise.")
-    ] = None,
+    form: Annotated[str | None, _one_of(ImportFormat, "What the files are; recognized otherwise.")] = None,
     session_id: Annotated[
         str | None,
         typer.Option("--as", metavar="SESSION_ID", help="The new session's id; of one file only.", show_default=False),
@@ -131,7 +146,7 @@ async def import_files(  # noqa: PLR0913 - one for each option
         raise typer.BadParameter(f"it names one session, and there are {len(files)} files", param_hint="'--as'")
     importing = Importing(
         files,
-        form=None if form is None else form.value,
+        form=form,
         session_id=session_id,
         skip_existing=skip_existing,
         dry_run=dry_run,
@@ -199,7 +214,7 @@ async def export(  # noqa: PLR0913 - one for each option
     invocation: Invocation,
     *,
     session_id: AnySessionId = None,
-    form: Annotated[ExportFormat, typer.Option("--format", help="How it is written.")] = ExportFormat.JSONL,
+    form: Annotated[str, _one_of(ExportFormat, "How it is written.")] = ExportFormat.JSONL.value,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -242,7 +257,7 @@ async def export(  # noqa: PLR0913 - one for each option
     _tell_damage(invocation, problems)
 
 
-async def _export_all(invocation: Invocation, form: ExportFormat, directory: Path) -> None:
+async def _export_all(invocation: Invocation, form: str, directory: Path) -> None:
     """Every session into a file of its own, named after its id."""
     from miniclaw_sessions.transfer.exporting_all import export_all  # noqa: PLC0415 - help does not need it
 
@@ -250,7 +265,7 @@ async def _export_all(invocation: Invocation, form: ExportFormat, directory: Pat
     suffix = _suffix(form)
     async with invocation.sessions(reads=True) as client:
         ids = [row.session_id for row in await client.list()]
-        sizes = await export_all(ids, partial(client.export, form=form.value), directory, suffix, invocation.report)
+        sizes = await export_all(ids, partial(client.export, form=form), directory, suffix, invocation.report)
         for done, session_id in enumerate(ids, 1):  # also of what was there already
             with suppress(SessionNotFound):
                 problems += [f"{session_id}: {text}" for text in await client.session(session_id).damage()]
@@ -279,7 +294,7 @@ def _tell_damage(invocation: Invocation, problems: list[str]) -> None:
         raise typer.Exit(1)
 
 
-def _suffix(form: ExportFormat) -> str:
+def _suffix(form: str) -> str:
     """What the names of files in a format end with."""
     from miniclaw_sessions.api.transfer import format_rows  # noqa: PLC0415 - help does not need it
 
@@ -305,12 +320,10 @@ async def _export_person(invocation: Invocation, user: str, output: Path | None,
         invocation.errors.print(f"{one_line(output)} has everything about {one_line(user)}", style="dim")
 
 
-async def _write_session(
-    session: ClientSession, form: ExportFormat, output: Path | None, invocation: Invocation
-) -> int:
+async def _write_session(session: ClientSession, form: str, output: Path | None, invocation: Invocation) -> int:
     """Write one session to a file or to standard output; how many bytes."""
     written = 0
-    async with _sink(output) as write, aclosing(session.export(form.value)) as chunks:
+    async with _sink(output) as write, aclosing(session.export(form)) as chunks:
         async for chunk in chunks:
             await write(chunk)
             written += len(chunk)

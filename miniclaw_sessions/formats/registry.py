@@ -1,8 +1,10 @@
-"""All formats of session files, in the order in which a file is compared with them."""
+"""All formats of session files, in the order in which a file is compared with them: ours, then other packages'."""
 
 from __future__ import annotations
 
-from miniclaw_sessions.errors import ImportRefused
+from collections.abc import Iterator
+
+from miniclaw_sessions.errors import ConfigError, ImportRefused, PluginFailed
 from miniclaw_sessions.formats.anthropic import ANTHROPIC
 from miniclaw_sessions.formats.claude_code import CLAUDE_CODE
 from miniclaw_sessions.formats.codec import Format, Sample
@@ -20,8 +22,9 @@ from miniclaw_sessions.formats.openai_items import OPENAI_ITEMS
 from miniclaw_sessions.formats.opencode import OPENCODE, OPENCODE_EXPORT
 from miniclaw_sessions.formats.pi import PI
 from miniclaw_sessions.formats.rust_miniclaw import RUST_MINICLAW
+from miniclaw_sessions.plugins import declared, find, loaded
 
-FORMATS: tuple[Format, ...] = (
+_OURS: tuple[Format, ...] = (
     ENTRY_LINE,
     PI,
     DIVE,
@@ -42,6 +45,24 @@ FORMATS: tuple[Format, ...] = (
     HTML,
 )
 
+FAILED: dict[str, str] = {}
+"""The formats of other packages that cannot be used, by name, and why."""
+
+
+def _others() -> Iterator[Format]:
+    for name in declared("formats"):
+        try:
+            form = loaded(find("formats", name, "an entry point"), f"the format {name!r}")
+            if not isinstance(form, Format) or form.name != name or any(name == ours.name for ours in _OURS):
+                raise PluginFailed(
+                    f"the format {name!r} of another package is no Format of this name, or has one of ours"
+                )
+            yield form
+        except ConfigError as error:
+            FAILED[name] = str(error)
+
+
+FORMATS = (*_OURS, *_others())
 READABLE = tuple(form for form in FORMATS if form.reader is not None)
 WRITABLE = tuple(form for form in FORMATS if form.is_written)
 
@@ -70,4 +91,5 @@ def format_named(name: str) -> Format:
     for form in FORMATS:
         if form.name == name:
             return form
-    raise ImportRefused(f"there is no format {name!r}; there are {', '.join(form.name for form in FORMATS)}")
+    there_are = f"there is no format {name!r}; there are {', '.join(form.name for form in FORMATS)}"
+    raise ImportRefused(FAILED.get(name, there_are))
