@@ -11,7 +11,7 @@ const SHOWN_MS = 6_000;
  */
 export function notify(text, how = {}) {
   const notice = make("p", { class: how.failed ? "notice failed" : "notice" }, text);
-  if (!how.failed) for (const old of find("notices").querySelectorAll(":not(.failed)")) old.remove();
+  for (const old of [...find("notices").children]) if (old.textContent === text || !(how.failed || old.matches(".failed"))) old.remove();
   find("notices").append(notice);
   setTimeout(() => notice.remove(), SHOWN_MS);
   return notice;
