@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import anyio
 import msgspec
 
-from miniclaw_sessions.agent.events import ReplyFinished, TurnFinished
+from miniclaw_sessions.agent.events import ReplyFinished, TurnFinished, TurnSuspended
 from miniclaw_sessions.agent.provider import TextDelta
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import (
@@ -128,6 +128,7 @@ class Exchange:
         settled: set when that is more than heard, or when it is to be delivered again.
         message: what was said; None: it was not handed over yet.
         text: what the model has said of its reply so far.
+        is_verbatim: whether its answer is not the model's, and is shown to the letter, as what a person is to agree to.
         shown: the messages that show the answer, each with its part of the text.
         shown_at: when that was brought up to date, or the answer begun.
     """
@@ -138,6 +139,7 @@ class Exchange:
         self.settled = anyio.Event()
         self.message: telegram.Message | None = None
         self.text = ""
+        self.is_verbatim = False
         self.shown: list[tuple[int, str]] = []
         self.shown_at = 0.0
 
@@ -416,6 +418,7 @@ class TelegramChannel:
         comes_again = exchange.state is State.HEARD or (is_cut_off and not self._settings.webhook_url)
         try:
             if not (is_cut_off and comes_again):
+                exchange.is_verbatim = not isinstance(last, Answered) or isinstance(last.event, TurnSuspended)
                 await self._show(place, exchange, last.text, insist=True)
                 if isinstance(last, Answered) and isinstance(last.event, TurnFinished):
                     await self._send_images(place, exchange, last.event.message)
@@ -445,7 +448,8 @@ class TelegramChannel:
         """Send or edit a message, with tags, else as it is; its id."""
         from telegram.error import BadRequest  # noqa: PLC0415 - an extra
 
-        for text, mode in ((telegram_html(piece), "HTML"), (piece, None)):
+        forms = [(piece, None)] if exchange.is_verbatim else [(telegram_html(piece), "HTML"), (piece, None)]
+        for text, mode in forms:
             try:
                 if message_id is None:
                     sent = await self._asked(

@@ -44,7 +44,7 @@ class Model:
         if last.is_tool_result:
             return Answer(text=f"The tool says: {last.text}")
         if last.text.startswith("use "):
-            return Answer(calls=(Call(f"files_{last.text.removeprefix('use ')}", {"path": "a"}),))
+            return Answer(calls=(Call(f"files_{last.text.removeprefix('use ')}", {"path": "*a*"}),))
         if last.text.startswith("slow") and self.is_slow:
             return Answer(text="I begin to write", ending="stall", ending_after=4)
         return Answer(text=f"{last.text}? You said first: **{said[0]}**")
@@ -119,8 +119,7 @@ async def test_two_commands_and_a_token_give_a_bot_that_remembers_uses_tools_ask
     assert server.texts()[:2] == [f"my name is Ann? {first}", 'The tool says: echo {"path": "a"}']
     assert server.texts()[3:] == [f"slow, what is my name? {first}", f"this waits behind it? {first}"]
     question, answer = server.texts(43)
-    assert question.startswith("May I do this?")
-    assert "files_delete" in question
+    assert '- files_delete {"path": "*a*"}\n' in question, "to the letter, and not as Markdown"
     assert answer == 'The tool says: delete {"path": "a"}'
     assert server.problems == model.problems == []
     assert TOKEN not in (tmp_path / "log").read_text()
