@@ -102,7 +102,9 @@ class Metrics:
             "model_first_token_seconds", "From a request to the first piece of its text.", _SLOW_S, *model
         )
         self.model_tokens = counter("model_tokens", "Tokens, as the model's service counts them.", *model, "kind")
-        self.model_cost = counter("model_cost", "What they cost, where the service says it.", *model)
+        self.model_cost = counter(
+            "model_cost", "What they cost, as the service says, or by the prices that are set.", *model
+        )
 
         self.commit_seconds = histogram("commit_seconds", "How long a group commit took.", _FAST_S)
         self.commit_entries = histogram("commit_entries", "Entries of a group commit.", _ENTRIES)

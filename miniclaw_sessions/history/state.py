@@ -28,6 +28,13 @@ NO_COMPACTION = msgspec.Raw(b"null")
 NO_MESSAGES = msgspec.Raw(b"[]")
 
 
+MOST_SPENT = 4_000
+"""Lines that a session's account has at most, enough for ten years; what comes beyond is added to the last one."""
+
+LONGEST_MODEL = 200
+"""Characters of a model's name in an account."""
+
+
 class Spent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What one model's replies of one day (UTC) cost; of `unpriced` of them nobody said a price.
 
@@ -76,18 +83,28 @@ class Totals(msgspec.Struct, gc=False):
         self.usage = known + usage if sign > 0 else known - usage
         if is_copy:
             return
-        day, model = in_utc(said_at).date().isoformat(), model or ""
+        usage = _not_below_zero(usage)
+        day, model = in_utc(said_at).date().isoformat(), (model or "")[:LONGEST_MODEL]
         for place in range(len(self.spent) - 1, -1, -1):  # the newest day comes last
             if (one := self.spent[place]).day == day and one.model == model:
                 break
         else:
-            place, one = len(self.spent), Spent(day, model, 0, Usage())
-            self.spent.append(one)
+            if len(self.spent) < MOST_SPENT:
+                self.spent.append(Spent(day, model, 0, Usage()))
+            place, one = len(self.spent) - 1, self.spent[-1]
         added = one.usage + usage if sign > 0 else one.usage - usage
         unpriced = one.unpriced + (sign if usage.cost is None else 0)
-        self.spent[place : place + 1] = (
-            [Spent(day, model, one.replies + sign, added, unpriced)] if one.replies + sign else []
-        )
+        both = Spent(one.day, one.model, one.replies + sign, added, unpriced)
+        self.spent[place : place + 1] = [both] if both.replies else []
+
+
+def _not_below_zero(usage: Usage) -> Usage:
+    """The usage, none of it negative: whoever may write messages could pay back with them what was spent."""
+    names = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
+    counts = {name: max(0, getattr(usage, name)) for name in names}
+    if min(usage.total, usage.cost or 0) >= 0 and all(getattr(usage, name) == count for name, count in counts.items()):
+        return usage
+    return Usage(**counts, cost=None if usage.cost is None else max(0.0, usage.cost))
 
 
 class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):

@@ -141,6 +141,7 @@ CALLS: dict[str, Call] = {
     "list": lambda here: here.manager.list(),
     "count": lambda here: here.manager.count(),
     "search": lambda here: here.manager.search("said"),
+    "usage": lambda here: here.manager.usage(),
     "history": lambda here: here.manager.get_session_history("fuzz", "cold"),
     "flush": lambda here: here.manager.flush(),
     "check": lambda here: here.manager.check(),

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionNotFound
+from miniclaw_sessions.history.state import LONGEST_MODEL, MOST_SPENT
 from miniclaw_sessions.manager import SessionManager, open_readonly
 from miniclaw_sessions.manager.bounded import BoundedSessions
 from miniclaw_sessions.protocol.keys import KeyBounds, SessionKey
@@ -117,6 +118,18 @@ async def test_a_summary_is_paid_for_as_well_and_once(tmp_path: Path) -> None:
     (tmp_path / "sessions" / "telegram_1.json").unlink()
     async with SessionManager(tmp_path) as manager:
         assert await manager.usage(by="model") == expected
+
+
+async def test_an_account_is_bounded_and_nobody_can_pay_back_what_was_spent(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path, store="memory:") as manager:
+        session = await manager.get_or_create("telegram", 1)
+        await session.add_message(reply(usage=Usage(-7, -2, -100, 0, total_tokens=-50, cost=-3.5)))
+        assert [(row.replies, row.total_tokens, row.cost) for row in (await manager.usage()).rows] == [(1, 0, 0.0)]
+        await session.add_messages([reply(f"{number}{'x' * 1000}") for number in range(MOST_SPENT + 10)])
+        report = await manager.usage(by="model", limit=10_000)
+        assert (len(report.rows), report.total.replies) == (MOST_SPENT, MOST_SPENT + 11)
+        assert report.total.total_tokens == 10 * (MOST_SPENT + 10)
+        assert max(len(row.name) for row in report.rows) == LONGEST_MODEL
 
 
 async def test_days_channels_and_chats_narrow_it_and_the_newest_or_dearest_come_first(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from miniclaw_sessions.providers.pydantic_ai import PydanticAIProvider
 from tests.providers.all_providers import KEY, events_of, provider_for, reply_of
 from tests.providers.strict_server import Answer, Call, Refusal, StrictServer, in_turn
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.proof]  # it needs pydantic-ai, which the quick round does without
 
 HELLO = Message.user("hello")
 CALLS = (Call("calculator", {"expression": "6*7"}),)
