@@ -39,8 +39,8 @@ rules: install ## Which rule of reliability and security is kept where, and whic
 	$(BIN)/python -m tests.rules
 
 build: install ## The wheel and the source distribution, in dist/
-	$(BIN)/pip install --quiet --disable-pip-version-check build --constraint .ci/constraints.txt
 	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 clean: ## Remove what can be made again
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

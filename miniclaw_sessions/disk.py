@@ -1,4 +1,4 @@
-"""Files that survive power cuts. Nothing else syncs but `stores/sql`, the files around its databases.
+"""Files that survive power cuts. Nothing else syncs.
 
 One protocol, in one order: temporary file in the same directory, created 0600, written whole, synced; renamed;
 directory synced (rules R1-R5). `Directory.replace` does it for many files at once: write all, sync once, rename all,
@@ -17,7 +17,9 @@ import fcntl
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Self
@@ -32,12 +34,31 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 SYNC_ONE_BY_ONE = 8
 """Up to this many files are synced one by one; more of them by one sync of their whole file system."""
 
+SYNCS_TOGETHER = sys.platform == "linux"
+"""Whether the system has such a sync, and waits for it; where it has none, each file is synced."""
+
 LOCK = ".lock"
 """The name of a directory's lock file."""
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{24}\.tmp")
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_FULL_SYNC = (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)  # on a disk that is not Apple's, such as a network's
 _CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def sync_file(fd: int, *, data: bool = False) -> None:
+    """Return when a file, or its data, is on the disk itself: macOS' fsync leaves it in the drive's cache."""
+    if sys.platform == "darwin":
+        try:
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+        except OSError as error:
+            if error.errno not in _NO_FULL_SYNC:
+                raise
+            os.fsync(fd)
+    elif data:
+        os.fdatasync(fd)
+    else:
+        os.fsync(fd)
 
 
 class NotRegular(OSError):
@@ -224,7 +245,7 @@ class Directory:
     ) -> list[Exception | None]:
         outcomes: list[Exception | None] = [None] * len(files)
         written: list[tuple[int, str, str]] = []
-        sync_each = len(files) <= SYNC_ONE_BY_ONE
+        sync_each = len(files) <= SYNC_ONE_BY_ONE or not SYNCS_TOGETHER
         for index, (name, encode) in enumerate(files):
             try:
                 temporary = self._write_temporary(encode(), sync=sync_each, modified_ns=modified_ns.get(name))
@@ -252,8 +273,8 @@ class Directory:
         error nothing is known of the file beyond what was safe before, and its descriptor must not be synced again: it
         could report success for what never reached the disk (rule R5). Close it, and `cut` the file.
         """
-        if len(fds) <= SYNC_ONE_BY_ONE:
-            return [_outcome_of(os.fdatasync, fd) for fd in fds]
+        if len(fds) <= SYNC_ONE_BY_ONE or not SYNCS_TOGETHER:
+            return [_outcome_of(partial(sync_file, data=True), fd) for fd in fds]
         return [_outcome_of(self._sync_file_system)] * len(fds)
 
     def cut(self, name: str, length: int) -> None:
@@ -268,7 +289,7 @@ class Directory:
             if size < length:  # truncating would fill it up with NULs
                 raise OSError(errno.EIO, f"{name} has {size} bytes, not the {length} that were written")
             os.ftruncate(fd, length)
-            os.fsync(fd)
+            sync_file(fd)
         finally:
             os.close(fd)
 
@@ -292,7 +313,7 @@ class Directory:
             OSError: the file is not safe. It is gone, unless only the last sync failed, that of the directory.
         """
         try:
-            os.fsync(fd)
+            sync_file(fd)
             os.link(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)
         finally:
             self.discard(temporary)
@@ -366,7 +387,7 @@ class Directory:
 
     def sync(self) -> None:
         """Make creations, renames and deletions in this directory durable."""
-        os.fsync(self.fd)
+        sync_file(self.fd)
 
     def _secure(self) -> None:
         status = os.fstat(self.fd)
@@ -389,7 +410,7 @@ class Directory:
                 if modified_ns is not None:
                     os.utime(fd, ns=(modified_ns, modified_ns))
                 if sync:
-                    os.fsync(fd)
+                    sync_file(fd)
             finally:
                 os.close(fd)
         except BaseException:
@@ -426,28 +447,6 @@ class Directory:
             raise OSError(number, os.strerror(number), str(self.path))
 
 
-class AbsentDirectory(Directory):
-    """A directory that is not there, to be read: it has no files, and it is not made."""
-
-    def __init__(self, path: Path) -> None:
-        """Note where it would be."""
-        self.path = path
-        self.fd = -1
-
-    def names(self) -> list[str]:
-        """None."""
-        return []
-
-    def modified(self) -> list[tuple[str, float]]:
-        """None."""
-        return []
-
-    def open_file(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """Raise FileNotFoundError."""
-        del flags
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-
-
 def remove_tree(path: Path) -> None:
     """Delete a directory of ours with all that is in it, durably; one that is not there is fine."""
     if not path.exists():
@@ -456,7 +455,7 @@ def remove_tree(path: Path) -> None:
 
     shutil.rmtree(path)
     with _opened(path.parent) as fd:
-        os.fsync(fd)
+        sync_file(fd)
 
 
 class DirectoryLock:
@@ -559,7 +558,7 @@ def _make(path: Path) -> None:
             directory.mkdir(mode=DIRECTORY_MODE)
             directory.chmod(DIRECTORY_MODE)  # a umask of 0777 would have taken even the owner's bits
         with _opened(directory.parent) as fd:
-            os.fsync(fd)
+            sync_file(fd)
 
 
 @contextlib.contextmanager

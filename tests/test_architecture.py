@@ -77,7 +77,6 @@ CLOCKS: dict[str, str] = {
 
 SYNCING: dict[str, str] = {
     "disk.py": "it is the disk",
-    "stores/sql/files.py": "the database file is made private and durable before SQLite opens it",
     "stores/sql/failures.py": "asking the disk itself, whether it is full, takes a sync",
     "stores/sql/reader.py": "a copy in a temporary directory, to be read and thrown away",
 }

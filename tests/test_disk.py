@@ -668,3 +668,53 @@ def test_the_lock_survives_a_forked_child_and_its_release_does_not_wait_for_one(
 def test_a_full_disk_does_not_keep_the_lock_from_being_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
     DirectoryLock(tmp_path).release()
+
+
+# --- a system without syncfs, where fsync is no promise: macOS -------------------------------------------------------
+
+
+def test_on_macos_a_sync_is_one_of_the_drive_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda fd, command: asked.append((fd, command)))
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
+    fd = os.open(tmp_path, os.O_RDONLY)
+    disk.sync_file(fd)
+    disk.sync_file(fd, data=True)
+    os.close(fd)
+    assert asked == [(fd, 51), (fd, 51)]
+
+
+def test_on_macos_a_disk_that_knows_no_such_sync_gets_the_usual_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    monkeypatch.setattr(fcntl, "fcntl", failing(errno.ENOTSUP))
+    disk.sync_file(fd)
+    assert synced == [fd]
+    monkeypatch.setattr(fcntl, "fcntl", failing(errno.EIO))
+    with pytest.raises(OSError, match="error"):
+        disk.sync_file(fd)
+    os.close(fd)
+
+
+def test_without_a_sync_of_the_file_system_each_file_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "SYNCS_TOGETHER", False)
+    monkeypatch.setattr(Directory, "_sync_file_system", failing(errno.ENOSYS))
+    synced: list[int] = []
+    fdatasync = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(fd), fdatasync(fd)))
+    with Directory(tmp_path) as directory:
+        names = [str(number) for number in range(MANY)]
+        assert directory.create([(name, constant(b"first ")) for name in names]) == [None] * MANY
+        fds = [appended(directory, name, b"second") for name in names]
+        assert directory.sync_files(fds) == [None] * MANY
+        assert synced == fds
+        for fd in fds:
+            os.close(fd)

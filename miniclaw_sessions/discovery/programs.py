@@ -103,8 +103,10 @@ def _llm(environ: Mapping[str, str], home: Path) -> list[Path]:
     if named := environ.get("LLM_USER_PATH"):
         return [Path(named) / "logs.db"]
     if sys.platform == "darwin":
-        return [home / "Library/Application Support/io.datasette.llm/logs.db"]
-    return [Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "io.datasette.llm/logs.db"]
+        directory = home / "Library/Application Support"
+    else:
+        directory = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    return [directory / "io.datasette.llm/logs.db"]
 
 
 _OF_PI = (b'"type":"message"',)

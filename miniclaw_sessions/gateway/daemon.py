@@ -324,7 +324,7 @@ def _settle_memory() -> None:
 
 _FOR_GOOD = (errors.StoreCorrupt, errors.SchemaTooNew, errors.SnapshotUnreadable, errors.QuarantineFull)
 _BROKEN_DISK = {
-    *(errno.EIO, errno.EROFS, errno.EUCLEAN, errno.ENODEV, errno.ENXIO),
+    *(errno.EIO, errno.EROFS, getattr(errno, "EUCLEAN", errno.EIO), errno.ENODEV, errno.ENXIO),
     *(errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
 }
 

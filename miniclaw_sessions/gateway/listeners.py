@@ -93,7 +93,7 @@ def listen_unix(path: Path) -> Listener:
         ConfigError: the path is too long, is no socket, or cannot be bound.
     """
     _remove_stale(path)
-    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Linux gives the file the mode of the socket's inode, less the umask: there is no moment of a wider mode.
         os.fchmod(unix.fileno(), _MODE)
@@ -164,7 +164,7 @@ def _parse_address(address: str) -> tuple[str, int]:
 def _bind_tcp(host: str, port: int) -> Listener:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        tcp = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, socket.IPPROTO_TCP)
+        tcp = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}: {error}") from error
     try:

@@ -34,7 +34,7 @@ class Notifier:
 
     def __init__(self, address: str = "", *, watchdog_s: float = 0.0) -> None:
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) if address else None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
         self._extended_at = float("-inf")
         self.watchdog_s = watchdog_s if address else 0.0
 

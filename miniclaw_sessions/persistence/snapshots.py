@@ -7,6 +7,7 @@ are encrypted here, in the same thread.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -20,7 +21,7 @@ from anyio import CapacityLimiter, to_thread
 
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.config import SessionSettings
-from miniclaw_sessions.disk import AbsentDirectory, Directory, Found, NotRegular, TooLarge
+from miniclaw_sessions.disk import Directory, Found, NotRegular, TooLarge
 from miniclaw_sessions.encryption import OVERHEAD, DamagedSeal, KeyRing, is_sealed, of_snapshot, refuse_sealed
 from miniclaw_sessions.errors import SnapshotUnreadable
 from miniclaw_sessions.formats.snapshot import encode_snapshot
@@ -63,7 +64,7 @@ class Snapshots:
         self._limiter = CapacityLimiter(1)  # one writer: an older snapshot can never overtake a newer one (R9)
         self._running = Lock()  # the same for a step that asyncio's own cancellation has left behind in its thread
         is_absent = read_only and not path.exists()  # as in the backup of a workspace without sessions
-        self._directory = AbsentDirectory(path) if is_absent else Directory(path, is_ours=not read_only)
+        self._directory = _AbsentDirectory(path) if is_absent else Directory(path, is_ours=not read_only)
 
     def close(self) -> None:
         """Let go of the directory."""
@@ -216,3 +217,25 @@ def _nanoseconds(moment: datetime) -> int:
 
 def _is_session_file(name: str) -> bool:
     return name.endswith(SUFFIX) and not name.startswith(".")
+
+
+class _AbsentDirectory(Directory):
+    """A directory that is not there, to be read: it has no files, and it is not made."""
+
+    def __init__(self, path: Path) -> None:
+        """Note where it would be."""
+        self.path = path
+        self.fd = -1
+
+    def names(self) -> list[str]:
+        """None."""
+        return []
+
+    def modified(self) -> list[tuple[str, float]]:
+        """None."""
+        return []
+
+    def open_file(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Raise FileNotFoundError."""
+        del flags
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)

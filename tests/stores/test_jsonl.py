@@ -1278,3 +1278,25 @@ async def test_whoever_is_cancelled_while_a_thread_reads_leaves_no_descriptor(
         await anyio.to_thread.run_sync(left.wait, 10)
         assert file not in [descriptor.resolve() for descriptor in Path("/proc/self/fd").iterdir()]
         assert await store.read("telegram_1") == sample_entries(1, 3)
+
+
+async def test_without_a_sync_of_the_file_system_no_file_is_closed_before_it_is_synced(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS; a descriptor that was closed may be another file's when it is synced."""
+    monkeypatch.setattr(disk, "SYNCS_TOGETHER", False)
+    monkeypatch.setattr(descriptors, "MAX_DESCRIPTORS", 4)
+    synced: list[str] = []
+    fdatasync = os.fdatasync
+
+    def noted(fd: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+        fdatasync(fd)
+
+    async with JSONLStore(path) as store:
+        ids = range(1, 12)
+        await store.append([Append(sample_head(n), sample_entries(1, 1)) for n in ids])
+        monkeypatch.setattr(os, "fdatasync", noted)
+        assert await store.append([Append(sample_head(n), sample_entries(2, 3)) for n in ids]) == [None] * 11
+        assert await store.read("telegram_11") == sample_entries(1, 3)
+    assert sorted(synced) == sorted(f"telegram_{n}.jsonl" for n in ids)

@@ -21,6 +21,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from miniclaw_sessions import disk
 from miniclaw_sessions.disk import (
     SYNC_ONE_BY_ONE,
     Directory,
@@ -121,6 +122,9 @@ class Transcripts:
                 self._write(item, written, new)
             except (OSError, StoreError) as error:
                 outcomes[item.head.session_id] = error
+            if len(written) >= MAX_DESCRIPTORS and not disk.SYNCS_TOGETHER:  # before the first of them is closed
+                outcomes |= self._settle(written)
+                written.clear()
         outcomes |= self._settle(written)
         outcomes |= self._create(new)
         refused = [error for error in outcomes.values() if isinstance(error, OSError)]
@@ -560,7 +564,8 @@ class Descriptors:
             try:
                 return self._directory.open_file(name, os.O_WRONLY | os.O_APPEND)
             except OSError as error:
-                if error.errno not in _TOO_MANY_OPEN or len(self._opened) <= SYNC_ONE_BY_ONE:
+                few = not disk.SYNCS_TOGETHER or len(self._opened) <= SYNC_ONE_BY_ONE
+                if error.errno not in _TOO_MANY_OPEN or few:
                     raise
                 self._close_oldest()
 

@@ -82,16 +82,13 @@ def _has_no_space(path: Path) -> bool:
 
     Written to a file without a name, at the end of what the database's largest file has reached.
     """
+    import tempfile  # noqa: PLC0415 - only a failure needs it
+
     try:
         end = max((file.stat().st_size for file in path.parent.glob(f"{path.name}*")), default=0)
-        fd = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as file:
+            written = os.pwrite(file.fileno(), bytes(_PROBE_BYTES), end)
+            os.fsync(file.fileno())
     except OSError as error:
         return error.errno in _NO_SPACE
-    try:
-        written = os.pwrite(fd, bytes(_PROBE_BYTES), end)
-        os.fsync(fd)
-    except OSError as error:
-        return error.errno in _NO_SPACE
-    finally:
-        os.close(fd)
     return written < _PROBE_BYTES

@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote
 
+from miniclaw_sessions.disk import sync_file
 from miniclaw_sessions.errors import ConfigError, StoreCorrupt, StoreUnavailable
 
 CHECKPOINT_BYTES = 16 * 1024 * 1024
@@ -109,12 +110,12 @@ def create_file(path: Path) -> None:
         return
     try:
         os.fchmod(fd, _MODE)  # a umask of 0777 would have taken even the owner's bits
-        os.fsync(fd)
+        sync_file(fd)
     finally:
         os.close(fd)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(directory)
+        sync_file(directory)
     finally:
         os.close(directory)
 
@@ -210,6 +211,7 @@ def _set_up_writing(connection: sqlite3.Connection, path: Path) -> None:
             f"{mode}); put the workspace on a local disk"
         )
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA fullfsync = ON")  # on macOS, as `disk.sync`
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // PAGE_BYTES}")
     connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
@@ -274,7 +276,7 @@ def _append_zeros(fd: int, size: int) -> None:
     try:
         while end < CHECKPOINT_BYTES and (written := os.pwrite(fd, bytes(CHECKPOINT_BYTES - end), end)):
             end += written
-        os.fsync(fd)
+        sync_file(fd)
     except OSError:
         os.ftruncate(fd, size)
         raise

@@ -1,0 +1,18 @@
+# miniclaw-sessions as a container: docker build -t miniclaw-sessions . && docker compose up
+FROM python:3.13-slim-trixie AS build
+WORKDIR /src
+COPY . .
+# hadolint ignore=DL3042 -- the stage is thrown away, its cache with it
+RUN python -m venv /opt/miniclaw-sessions \
+    && /opt/miniclaw-sessions/bin/pip install --quiet '.[all]' --constraint .ci/constraints.txt
+
+FROM python:3.13-slim-trixie
+RUN useradd --create-home --uid 10001 miniclaw && install -d -o miniclaw -g miniclaw -m 0700 /data
+COPY --from=build /opt/miniclaw-sessions /opt/miniclaw-sessions
+ENV PATH=/opt/miniclaw-sessions/bin:$PATH MINICLAW_WORKSPACE=/data
+USER 10001
+VOLUME /data
+# SIGTERM ends it in order; everything that was acknowledged is in the store already.
+HEALTHCHECK --interval=30s --timeout=5s CMD ["miniclaw-sessions", "stats", "--json"]
+ENTRYPOINT ["miniclaw-sessions"]
+CMD ["serve"]
