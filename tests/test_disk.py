@@ -709,7 +709,12 @@ def test_without_a_sync_of_the_file_system_each_file_is_synced(tmp_path: Path, m
     monkeypatch.setattr(Directory, "_sync_file_system", failing(errno.ENOSYS))
     synced: list[int] = []
     fdatasync = os.fdatasync
-    monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(fd), fdatasync(fd)))
+
+    def noted(fd: int) -> None:
+        synced.append(fd)
+        fdatasync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", noted)
     with Directory(tmp_path) as directory:
         names = [str(number) for number in range(MANY)]
         assert directory.create([(name, constant(b"first ")) for name in names]) == [None] * MANY

@@ -28,6 +28,7 @@ def test_every_public_coroutine_of_a_manager_is_cancelled() -> None:
         "close": "is a scene of its own",
         "purge": "tests/client/test_erasing.py",
         "restore": "is a scene of its own",
+        "hold": "is an append, which add_message is",
         "import_file": "is import_stream",
         "fork_from": "is import_stream",
         "import_stream": "is called import here",
