@@ -16,7 +16,6 @@ from anyio import to_thread
 from miniclaw_sessions.cli.invocation import Invocation, write_bytes
 from miniclaw_sessions.cli.output import counted, local_time, one_line
 from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.errors import SessionsError
 
 if TYPE_CHECKING:
     from miniclaw_sessions.discovery.discover import Overview
@@ -140,10 +139,7 @@ def _tell(invocation: Invocation, kept: Sequence[Kept], document: Document) -> N
 async def _follow(invocation: Invocation, follower: Follower) -> None:
     if not invocation.as_json:
         invocation.errors.print("following them; Ctrl-C ends it", style="dim")
-    try:
-        await follower.follow(partial(_print, invocation))
-    except SessionsError as error:
-        raise SessionsError(f"cannot go on following: {error}") from error
+    await follower.follow(partial(_print, invocation))
 
 
 def _print(invocation: Invocation, one: Kept) -> None:
@@ -151,7 +147,7 @@ def _print(invocation: Invocation, one: Kept) -> None:
         write_bytes(msgspec.json.encode(_document(one)) + b"\n")
         sys.stdout.buffer.flush()
     elif one.problem:
-        told = f"not read: {one_line(one.path)}: {one_line(one.problem)}"
+        told = f"not read: {one_line(one.path)}: {one_line(one.problem)}" if one.path else one_line(one.problem)
         invocation.errors.print(told, style="red", soft_wrap=True)
     elif one.reply is not None:
         told = counted(one.reply.messages, "message", "messages")

@@ -27,7 +27,14 @@ from miniclaw_sessions.discovery.databases import lines_of
 from miniclaw_sessions.discovery.discover import find_sources
 from miniclaw_sessions.discovery.programs import Program, Source, id_in
 from miniclaw_sessions.discovery.reading import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines
-from miniclaw_sessions.errors import ImportRefused, InvalidKey, SessionExists, SessionNotFound, SessionsError
+from miniclaw_sessions.errors import (
+    ImportRefused,
+    InvalidKey,
+    SessionExists,
+    SessionNotFound,
+    SessionsError,
+    Unreachable,
+)
 from miniclaw_sessions.formats.codec import Chain, Holding, Reader, Sample, SessionFacts
 from miniclaw_sessions.formats.entry_line import ENTRY_LINE, IS_PART
 from miniclaw_sessions.formats.registry import format_named, recognize
@@ -193,16 +200,26 @@ class Follower:
         """Keep up until cancelled; `on_kept` is told what was new, and once of each problem."""
         while True:
             began = self._clock.monotonic()
-            async for kept in self.catch_up():
-                if kept.reply is not None or self.problems.get(kept.path) != kept.problem:
-                    on_kept(kept)
-                self.problems[kept.path] = kept.problem
+            try:
+                async for kept in self.catch_up():
+                    self._tell(kept, on_kept)
+                self.problems.pop("", None)
+            except Unreachable as error:  # whoever keeps the sessions may come back
+                self._tell(Kept(program="", path="", problem=str(error)), on_kept)
             await self._clock.sleep(min(max(POLL_S, _SHARE * (self._clock.monotonic() - began)), _LONGEST_S))
+
+    def _tell(self, kept: Kept, on_kept: Callable[[Kept], None]) -> None:
+        if kept.reply is not None or self.problems.get(kept.path) != kept.problem:
+            on_kept(kept)
+        self.problems[kept.path] = kept.problem
 
     async def catch_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> AsyncIterator[Kept]:  # noqa: ARG005
         """Read everything that has changed since the last time; gives what was new, and what could not be read.
 
         `on_progress` is told how many sessions are done of how many.
+
+        Raises:
+            Unreachable: nobody keeps the sessions just now.
         """
         sources = await to_thread.run_sync(
             partial(find_sources, list(self._programs.values()), self._environ, self._home)
@@ -213,6 +230,8 @@ class Follower:
                 if source.problem:
                     raise ImportRefused(source.problem)
                 await self._keep_up(source, kept)
+            except Unreachable:
+                raise
             except (SessionsError, OSError) as error:
                 kept.problem = str(error)
                 self._growing.pop(source.path, None)

@@ -128,6 +128,32 @@ def test_a_message_of_another_program_is_shown_within_two_seconds(cli: Cli, home
             assert time.monotonic() - began < LIMIT_S
 
 
+def stored(cli: Cli) -> list[tuple[int, int]]:
+    """What changes when something is stored."""
+    return [(file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(cli.workspace.glob("sessions.db-wal"))]
+
+
+@pytest.mark.proof
+def test_whoever_is_killed_while_it_follows_has_everything_once_afterwards(cli: Cli, home: Path) -> None:
+    command = ("--workspace", str(cli.workspace), "import", "--discover", "--program", "claude-code")
+    file, total = claude_file(home), 0
+    for _ in range(3):
+        with running(*command, "--follow", "--json") as following:
+            next_line(following)
+            lines = [user(f"u{n}", f"u{n - 1}" if n else None, "said" * 50) for n in range(total, total + 4_000)]
+            before = stored(cli)
+            put(file, lines)
+            total += len(lines)
+            while stored(cli) == before:  # the first of them; the others are on their way
+                time.sleep(0.01)
+            following.kill()
+            following.wait()
+    assert cli("import", "--discover", "--all", "--json").status == 0
+    document = cli("export", "import_s", "--format", "json").document
+    ids = [entry["id"] for entry in document["entries"] if entry["type"] == "message"]
+    assert ids == [f"u{number}" for number in range(total)]
+
+
 @pytest.mark.proof
 def test_the_daemon_keeps_up_by_itself(cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINICLAW_FOLLOW_PROGRAMS", "*")
