@@ -234,7 +234,6 @@ class Follower:
                 raise
             except (SessionsError, OSError) as error:
                 kept.problem = str(error)
-                self._growing.pop(source.path, None)
             if kept.reply is not None or kept.problem:
                 yield kept
             on_progress(done, len(sources))
@@ -259,10 +258,10 @@ class Follower:
         try:
             if not (is_growing and await self._grow(look)):
                 await self._take_whole(look)
-        except (ImportRefused, SessionExists, SessionNotFound):
-            raise  # and it is not tried again before it changes; a session that was deleted here stays so
-        except BaseException:
-            state.seen = None
+        except BaseException as error:
+            self._growing.pop(source.path, None)  # its reader is ahead of what was taken
+            if not isinstance(error, ImportRefused | SessionExists | SessionNotFound):  # those stay until it changes
+                state.seen = None
             raise
 
     def _session_id(self, source: Source) -> str:
@@ -292,6 +291,8 @@ class Follower:
 
     async def _take_whole(self, look: _Look) -> None:
         source, program = look.source, look.program
+        if look.state.place is not None:
+            await self._client.session(look.state.session_id).info()  # one that was deleted here stays so
         place = Place(path=source.shown, modified=source.modified, inode=source.inode)
         if source.inner:
             await self._send(look, lines_of(program.name, source.path, source.inner), place, program.form)
@@ -365,10 +366,15 @@ class Follower:
         is_settled = not isinstance(growing.reader, Holding) or growing.reader.is_settled
         if not is_settled and self._clock.monotonic() < state.seen_at + _SETTLED_S:
             return
+        before = growing.shown.copy(), growing.instead.copy()
+        try:
+            if held := growing.pending():
+                after = replace(state.place, is_ended=True)
+                await self._send(look, _written(growing, iter([held])), after, ENTRY_LINE.name)
+        except BaseException:
+            growing.shown, growing.instead = before
+            raise
         state.holds = False
-        if held := growing.pending():
-            after = replace(state.place, is_ended=True)
-            await self._send(look, _written(growing, iter([held])), after, ENTRY_LINE.name)
 
 
 def _written(growing: _Growing, batches: Iterator[list[Entry]]) -> Iterator[bytes]:

@@ -17,7 +17,7 @@ from miniclaw_sessions.discovery.discover import overview
 from miniclaw_sessions.discovery.following import Follower, Kept
 from miniclaw_sessions.discovery.programs import PROGRAMS, programs_named
 from miniclaw_sessions.discovery.reading import blocks, count_marks, whole_lines
-from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.errors import ConfigError, LeafMoved
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.testing import FakeClock
 from tests.agents import DATABASES, make_database, make_home
@@ -317,6 +317,36 @@ async def test_a_session_that_is_deleted_here_stays_so_while_it_is_followed(tmp_
         assert "import_s" in kept.problem
         assert await ours.look() == []
         assert await ours.client.list() == []
+
+
+async def test_a_session_of_a_file_that_is_written_anew_stays_deleted_too(tmp_path: Path) -> None:
+    async with following(tmp_path) as ours:
+        file = put(ours.home / ".nanobot/workspace/sessions/telegram_1.jsonl", nanobot("hello"))
+        await ours.taken()
+        assert await ours.client.delete("import_telegram_1")
+        put(file, nanobot("hello", "hi"), "w")
+        assert len(await ours.look()) == 1
+        assert await ours.client.list() == []
+
+
+@pytest.mark.parametrize("when", ["it grows", "it has settled"])
+async def test_what_could_not_be_stored_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise LeafMoved("somebody said something")
+
+    async with following(tmp_path) as ours:
+        file = put(claude_file(ours.home), TALK)
+        await ours.taken()
+        put(file, [user("u2", "a1", "two"), block("a2", "u2", "2", stop="end_turn")])
+        if when == "it has settled":
+            assert await ours.taken() == 1
+        with monkeypatch.context() as failing:
+            failing.setattr(ours.client, "import_stream", refuse)
+            assert [one.problem for one in await ours.look()] == ["somebody said something"]
+        assert sum([await ours.taken() for _ in range(3)]) == (1 if when == "it has settled" else 2)
+        assert await ours.branch("import_s") == ["one", "1", "two", "2"]
 
 
 async def test_a_session_of_the_same_name_that_is_another_one_is_left_alone(tmp_path: Path) -> None:
