@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
@@ -91,15 +92,16 @@ class _Field(NamedTuple):
 
 
 def sessions_server(access: Callable[[Any], Access]) -> Server[Any]:
-    """The server, for any transport.
+    """The server, for any transport; making the first one takes a while.
 
     Args:
         access: what the client of a request may do, given the request's context.
     """
+    tools = _tools()
 
     async def list_tools(context: Any, _: protocol.PaginatedRequestParams | None) -> protocol.ListToolsResult:
         caller = access(context).caller
-        return protocol.ListToolsResult(tools=[_tool(one, hint) for one, hint in TOOLS if caller.may(one.scope)])
+        return protocol.ListToolsResult(tools=[tool for one, tool in tools if caller.may(one.scope)])
 
     async def call_tool(context: Any, asked: protocol.CallToolRequestParams) -> protocol.CallToolResult:
         return await _answered(lambda: _called(access(context), asked.name, asked.arguments or {}))
@@ -140,6 +142,12 @@ def sessions_server(access: Callable[[Any], Access]) -> Server[Any]:
 
 
 # --- what a tool takes -----------------------------------------------------------------------------------------------
+
+
+@cache
+def _tools() -> tuple[tuple[Operation[Any, Any], protocol.Tool], ...]:
+    """Made once: the package looks at the schemas with each call."""
+    return tuple((one, _tool(one, hint)) for one, hint in TOOLS)
 
 
 def _tool(operation: Operation[Any, Any], hint: str) -> protocol.Tool:
