@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from difflib import get_close_matches
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from textwrap import wrap
 from threading import Thread
@@ -75,6 +77,12 @@ class Plugin(NamedTuple):
 
 def declared(kind: str) -> dict[str, list[EntryPoint]]:
     """What installed packages declare of a kind, by name; nothing is loaded."""
+    return _declared(kind, tuple(sys.path))
+
+
+@cache
+def _declared(kind: str, _: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
+    """What is in the directories of a path; they are looked through once, for that reads a file of every package."""
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=_GROUP + kind):
         found.setdefault(point.name, []).append(point)

@@ -23,7 +23,8 @@ LOOKS = ("os.stat", "os.getcwd", "os.access", "os.readlink", "os.path.abspath", 
 """Calls that look a name up in the system's cache; opening and stopping make a few of them on the loop."""
 
 SHORT = (
-    ("io.TextIOWrapper.read", "importlib/metadata/__init__.py", "read_text"),  # the version, once
+    ("io.TextIOWrapper.read", "importlib/metadata/__init__.py", "read_text"),  # the version, and entry points, once
+    ("os.listdir", "importlib/metadata/__init__.py", "children"),  # same
     ("io.BufferedReader.read", "zoneinfo/_common.py", "load_data"),  # a time zone, once
     ("io.BufferedReader.read", "miniclaw_sessions/secret.py", "_secret_from"),  # a key, once
     ("io.BufferedReader.read", "miniclaw_sessions/config/loading.py", "_from_file"),  # the settings, at a SIGHUP

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from miniclaw_sessions import plugins
+from miniclaw_sessions import SessionManager, SessionSettings, plugins
 from miniclaw_sessions.agent.hooks import Generation, Hooks, InTurn
 from miniclaw_sessions.channels.registry import make_channels
 from miniclaw_sessions.config import Settings, load_settings
@@ -18,6 +18,7 @@ from miniclaw_sessions.errors import ConfigError, PluginFailed
 from miniclaw_sessions.formats import registry
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.providers.configured import open_agent
+from miniclaw_sessions.stores import open_store
 from tests.command_line import Cli
 
 PARTS = """
@@ -341,6 +342,35 @@ async def test_several_hooks_take_part_one_after_the_other_and_back() -> None:
         f"after {one}" for one in "cba"
     ]
     assert told[3:6] == ["tool a -", "tool b -", "tool c b"]
+
+
+# --- stores ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_a_store_of_another_package_is_named_by_its_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_store.py").write_text(
+        "from miniclaw_sessions.stores import open_store\n"
+        "def kept(url, workspace, *, read_only):\n"
+        "    return open_store('jsonl://' + url.partition(':')[2], workspace, read_only=read_only)\n"
+        "def none(url, workspace, *, read_only):\n    return url\n"
+    )
+    others = "none-at-all = some_store:none\nbroken = some_store:nothing\nsqlite = some_store:none"
+    package(tmp_path, "stores", stores=f"kept = some_store:kept\n{others}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = SessionSettings(store=f"kept:{tmp_path}/elsewhere")
+    for said in ("one", "two"):
+        async with SessionManager(tmp_path / "w", settings=settings) as manager:
+            session = await manager.get_or_create("room", 1)
+            await session.add_message(Message.user(said))
+            assert len(await session.tree.get_branch()) == ("one", "two").index(said) + 1
+    assert [*(tmp_path / "elsewhere").glob("*.jsonl")]
+    for url, says in (("none-at-all:x", "is none"), ("broken:x", "cannot be made: AttributeError")):
+        with pytest.raises(PluginFailed, match=says):
+            open_store(url, tmp_path)
+    assert type(open_store("sqlite:", tmp_path)).__name__ == "SQLiteStore"  # ours cannot be taken over
+    with pytest.raises(ConfigError, match="is no store"):
+        open_store("unheard-of:x", tmp_path)
 
 
 # --- formats ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from miniclaw_sessions.config import PostgreSQLSettings, is_shared_url, masked
-from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.errors import ConfigError, PluginFailed
 from miniclaw_sessions.stores.base import Store, StorePlace
 
 __all__ = [
@@ -60,7 +60,8 @@ def open_store(
     Args:
         url: `none:` (no transcript), `memory:`, `sqlite:` (`sessions.db` in the workspace), `sqlite:///absolute/path`,
             `jsonl:` (the directory `transcripts` in the workspace), `jsonl:///absolute/path`, or
-            `postgresql://user@host:port/database?option=value`, which several processes may share; or what it means.
+            `postgresql://user@host:port/database?option=value`, which several processes may share; one whose scheme an
+            installed package declares (`plugins`); or what it means.
         workspace: the directory that `sqlite:` and `jsonl:` are relative to.
         postgresql: how a server is reached, unless its URL says otherwise; None: the defaults.
         read_only: change nothing and lock nothing, beside whoever writes it.
@@ -69,6 +70,8 @@ def open_store(
         ConfigError: no store goes by this URL.
     """
     place = store_place(url, workspace) if isinstance(url, str) else url
+    if place.plugin:
+        return _of_another_package(place, workspace, read_only=read_only)
     if place.url is not None:
         return _on_a_server(place.url, postgresql or PostgreSQLSettings(), read_only=read_only)
     if place.path is not None:
@@ -100,6 +103,22 @@ def _in_files(place: StorePlace, path: Path, *, read_only: bool) -> Store:
     return JSONLStore(path)
 
 
+def _of_another_package(place: StorePlace, workspace: Path, *, read_only: bool) -> Store:
+    """Without it nothing goes on, so that it is loaded here and not in a thread that could be left behind."""
+    from miniclaw_sessions.plugins import find  # noqa: PLC0415 - as above
+
+    point = find("stores", place.kind, "sessions.store")
+    try:
+        store: Store = point.load()(place.plugin, workspace, read_only=read_only)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise PluginFailed(f"the store {place.kind!r} cannot be made: {type(error).__name__}: {error}") from error
+    if not hasattr(store, "append"):
+        raise PluginFailed(f"the store {place.kind!r} is none: it has no append")
+    return store
+
+
 def _on_a_server(url: str, settings: PostgreSQLSettings, *, read_only: bool) -> Store:
     try:
         from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore  # noqa: PLC0415 - as above
@@ -124,7 +143,15 @@ def store_place(url: str, workspace: Path) -> StorePlace:
         return msgspec.structs.replace(kind, path=Path(rest.removeprefix("//")))
     if scheme == "postgresql" and rest.startswith("//"):
         return StorePlace("postgresql", url=url)
+    if colon and not kind.kind and _is_declared(scheme):
+        return StorePlace(scheme, shown=_without_password(url), plugin=url)
     raise ConfigError(f"store = {_without_password(url)!r} is no store; it can be {', '.join(STORE_URLS)}")
+
+
+def _is_declared(scheme: str) -> bool:
+    from miniclaw_sessions.plugins import declared  # noqa: PLC0415 - only for a URL that is none of ours
+
+    return scheme in declared("stores")
 
 
 def open_shared(url: str, settings: PostgreSQLSettings | None = None, *, read_only: bool = False) -> Store:

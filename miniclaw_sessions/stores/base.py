@@ -230,6 +230,7 @@ class StorePlace(msgspec.Struct, frozen=True):
         durable: whether what it has is there after this process has ended.
         url: how its server is reached; None: it has none.
         shown: the same for people and logs, without user and password.
+        plugin: the whole URL, where another package's store is named by it; empty: it is one of ours.
     """
 
     kind: str
@@ -238,6 +239,7 @@ class StorePlace(msgspec.Struct, frozen=True):
     durable: bool = True
     url: str | None = None
     shown: str = ""
+    plugin: str = ""
 
     @property
     def identity(self) -> str:
