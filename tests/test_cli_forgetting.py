@@ -105,3 +105,28 @@ def test_a_command_that_does_not_say_what_it_means_is_refused(
     refused = Cli(tmp_path / "workspace", monkeypatch)(*arguments)
     assert refused.status == 2
     assert says in " ".join(refused.err.split())
+
+
+def test_whoever_forgets_is_written_down_with_a_daemon_and_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = tmp_path / "audit"
+    monkeypatch.setenv("MINICLAW_LOG_AUDIT_FILE", str(audit))
+    cli = Cli(tmp_path / "workspace", monkeypatch)
+    filled_by(fill, cli.workspace)
+    cli("hold", "web_2", "case 12")
+    cli("delete", "web_2", "--yes")
+    cli("export", "--user", "Anna", "--output", str(tmp_path / "anna.zip"))
+    cli("delete", "--user", "Anna", "--yes")
+    cli("list")
+    deeds = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(one["operation"], one["session_id"], one["status"]) for one in deeds] == [
+        ("hold_session", "web_2", 200),
+        ("delete_session", "web_2", 409),
+        ("export_person", None, 200),
+        ("export_person", "telegram_1", 200),
+        ("forget_sessions", None, 200),
+        ("forget_sessions", None, 200),
+        ("forget_sessions", "telegram_1", 200),
+    ]
+    assert "Anna" not in audit.read_text()

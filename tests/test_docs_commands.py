@@ -13,6 +13,7 @@ import pytest
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.cli import PROGRAM
+from miniclaw_sessions.config import load_settings
 from tests.command_line import Cli, filled_by
 from tests.test_readme import PAGES, ROOT, text_of
 
@@ -96,3 +97,14 @@ def test_what_is_run_elsewhere_is_still_shown() -> None:
         one for one in ELSEWHERE if not any(command[: len(one.split())] == one.split() for command in shown)
     } == set()
     assert len([command for command in shown if not is_elsewhere(command)]) > 10
+
+
+def test_the_settings_that_the_pages_show_are_settings(tmp_path: Path) -> None:
+    found = [
+        block for page in PAGES for block in re.findall(r"^```toml\n(.*?)^```", text_of(page), re.DOTALL | re.MULTILINE)
+    ]
+    assert len(found) > 3
+    for block in found:
+        if not re.search(r"^\[(project|mcp_servers)", block, re.MULTILINE):  # a package's own file; another program's
+            (tmp_path / "one.toml").write_text(block)
+            load_settings(tmp_path / "one.toml")

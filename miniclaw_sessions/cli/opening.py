@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from miniclaw_sessions.cli.output import one_line
 from miniclaw_sessions.client import Client, connect
+from miniclaw_sessions.client.transport import LocalTransport
+from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.config import LoadedSettings, socket_path
 from miniclaw_sessions.errors import ConfigError, SessionsError, Unreachable
 from miniclaw_sessions.secret import read_secret
 
 if TYPE_CHECKING:
+    from miniclaw_sessions.api.context import Context
+    from miniclaw_sessions.api.operation import Operation
     from miniclaw_sessions.cli.invocation import Invocation
+    from miniclaw_sessions.config import LogSettings
     from miniclaw_sessions.encryption import KeyRing
     from miniclaw_sessions.manager import SessionManager
 
@@ -57,6 +62,7 @@ async def open_client(invocation: Invocation, *, create: bool = False, reads: bo
             from miniclaw_sessions.cli.answering import answer_with  # noqa: PLC0415 - loads agent and channels
 
             answer_with(client, invocation.loaded.settings, stack)
+        _audited(client, invocation.loaded.settings.log, stack)
         yield client
 
 
@@ -79,8 +85,30 @@ async def _open_to_read(invocation: Invocation) -> AsyncIterator[Client]:
         encryption=_keys(loaded),
         on_progress=lambda progress: invocation.report(progress.stage, progress.done, progress.total),
     )
-    async with reader as sessions, connect(cast("SessionManager", sessions)) as client:  # its reading half
-        yield client
+    with ExitStack() as stack:
+        async with reader as sessions, connect(cast("SessionManager", sessions)) as client:  # its reading half
+            _audited(client, loaded.settings.log, stack)
+            yield client
+
+
+def _audited(client: Client, settings: LogSettings, stack: AsyncExitStack | ExitStack) -> None:
+    """Write down what is done here as the daemon does, where a file is named for that; a daemon does it itself."""
+    transport = client.transport
+    if not isinstance(transport, LocalTransport) or not settings.audit_file:
+        return
+    from miniclaw_sessions.api.error_table import as_request_error  # noqa: PLC0415 - where nothing is audited
+    from miniclaw_sessions.log.audit import AuditLog, Deed  # noqa: PLC0415 - same
+
+    audit = stack.enter_context(AuditLog(settings, SystemClock()))
+
+    def note(operation: Operation[Any, Any], context: Context, error: Exception | None) -> None:
+        refused = None if error is None else as_request_error(error)
+        status = 200 if error is None else 500 if refused is None else refused.status
+        for session_id in (context.about, *context.also_about):
+            deed = Deed(who="owner", token=None, operation=operation.name, session_id=session_id, status=status)
+            audit.note(deed, operation.scope)
+
+    transport.on_done = note
 
 
 @asynccontextmanager

@@ -5,9 +5,9 @@ Both carry the same operations and raise the same errors.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -37,10 +37,16 @@ class Transport(Protocol):
 
 
 class LocalTransport:
-    """Calls the handlers over a manager of this process, or over a workspace that is only read."""
+    """Calls the handlers over a manager of this process, or over a workspace that is only read.
+
+    Attributes:
+        context: what they work with.
+        on_done: told what was called, and what became of it: the error, or None.
+    """
 
     def __init__(self, context: Context, *, readonly: bool = False) -> None:
         self.context = context
+        self.on_done: Callable[[Operation[Any, Any], Context, Exception | None], object] = _ignore
         self._readonly = readonly
 
     def __repr__(self) -> str:
@@ -50,9 +56,9 @@ class LocalTransport:
         """The handler's reply; one that is made in pieces is put together."""
         if self._readonly and not operation.reads:
             raise ReadOnlyWorkspace(f"{operation.name}: the workspace is open to be read only")
-        reply = await operation.handler(self.context, request)
+        reply = await self._called(operation, request)
         if not isinstance(reply, Stream):
-            return reply
+            return cast("R", reply)
         encoded = bytearray()
         async with aclosing(reply.chunks) as chunks:
             async for chunk in chunks:
@@ -60,13 +66,29 @@ class LocalTransport:
         decoded: R = msgspec.json.decode(encoded, type=operation.reply)
         return decoded
 
+    async def _called(self, operation: Operation[Q, Any], request: Q) -> Any:
+        context = self.context.for_caller(self.context.caller)
+        if isinstance(session_id := getattr(request, "session_id", None), str):
+            context.note(session_id)
+        try:
+            reply = await operation.handler(context, request)
+        except Exception as error:
+            self.on_done(operation, context, error)
+            raise
+        self.on_done(operation, context, None)
+        return reply
+
     @asynccontextmanager
     async def stream(self, operation: Operation[Q, Any], request: Q) -> AsyncIterator[AsyncIterator[bytes]]:
         """The handler's stream."""
-        reply = await operation.handler(self.context, request)
+        reply = await self._called(operation, request)
         async with aclosing(reply.chunks) as chunks:
             yield chunks
 
     def chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
         """Whoever answers in this process."""
         return self.context.answering().ask(request)
+
+
+def _ignore(operation: Operation[Any, Any], context: Context, error: Exception | None) -> None:
+    """Nobody watches."""

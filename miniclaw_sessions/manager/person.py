@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
-from zipfile import ZIP_DEFLATED, ZipFile
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import msgspec
 from anyio import to_thread
@@ -87,7 +87,9 @@ async def person_archive(sessions: Exporting, user: str, found: list[Meant]) -> 
                 else [(_name(one, form), sessions.export(one.session_id, form)) for form in (HTML, ENTRY_LINE)]
             )
             for name, pieces in contents:
-                with made.open(name, "w", force_zip64=True) as file:
+                entry = ZipInfo(name, one.last_used.timetuple()[:6])
+                entry.compress_type = ZIP_DEFLATED
+                with made.open(entry, "w", force_zip64=True) as file:
                     async for piece in _while_there(pieces):
                         await to_thread.run_sync(file.write, piece)
                         if len(taken.held) >= PIECE_BYTES:
