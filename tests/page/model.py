@@ -89,7 +89,7 @@ class ModelService:
         tool, _, argument = text.partition(" ")
         if last["role"] == "user" and tool in TOOLS:
             name, field = TOOLS[tool]
-            call = {"name": name, "arguments": json.dumps({field: argument})}
+            call = {"name": name, "arguments": json.dumps({field: argument}, ensure_ascii=False)}
             calls = [{"index": 0, "id": f"c{len(messages)}", "type": "function", "function": call}]
             yield {"role": "assistant", "tool_calls": calls}, None
             yield {}, "tool_calls"

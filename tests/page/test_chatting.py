@@ -175,13 +175,15 @@ def test_a_tool_asks_a_person_who_may_answer_after_a_reload(open_page: OpenPage,
     daemon.say("demo_asks", "hello")
     page = open_page("#/session/demo_asks")
     see(page, "hello")
-    say(page, "erase the letters")
+    say(page, f"erase the letters{chr(0x202E)}<b>{' and more' * 40} to the end")
     question = page.get_by_role("region", name="erase waits for an approval")
     question.get_by_text("the letters").wait_for()
     page.reload()
-    question.get_by_text("the letters").wait_for()
+    shown = question.get_by_text(r"the letters\u{202e}<b> and more")
+    assert shown.evaluate("one => one.scrollWidth <= one.clientWidth"), "all of it is to be seen"
+    assert "to the end" in shown.inner_text()
     question.get_by_role("button", name="Allow").click()
-    page.locator("article").get_by_text("It is erased the letters.").wait_for()
+    page.locator("article").get_by_text("It is erased the letters").wait_for()
     assert question.count() == 0
     say(page, "erase the pictures")
     question.get_by_role("button", name="Refuse").click()

@@ -129,8 +129,8 @@ export class Turn {
       const question = make(
         "section",
         { class: "suspended", "aria-label": `${call.name} waits for an approval` },
-        make("p", {}, call.reason || "May it be done?"),
-        make("p", { class: "using" }, make("b", {}, call.name), " ", call.arguments),
+        make("p", {}, visible(call.reason) || "May it be done?"),
+        make("pre", { class: "code", tabindex: 0 }, make("b", {}, visible(call.name)), " ", visible(call.arguments)),
         make("div", { class: "buttons" }, ...(buttons ?? ["It waits for somebody who may write here."])),
       );
       this.box.append(question);
@@ -145,4 +145,12 @@ export class Turn {
       if (!one.classList.contains("said")) one.remove();
     }
   }
+}
+
+/**
+ * A text to the letter, for somebody who decides by it: what cannot be seen, or turns the order of others, by its number.
+ * @param {string} text
+ */
+function visible(text) {
+  return text.replace(/(?!\n)[\p{C}\p{Zl}\p{Zp}]/gu, (one) => `\\u{${one.codePointAt(0)?.toString(16)}}`);
 }
