@@ -16,6 +16,7 @@ from miniclaw_sessions.discovery.reading import blocks, opened
 from miniclaw_sessions.errors import ConfigError
 
 _BEGINNING_BYTES = 65_536
+_LINK = "it is a link, and links are not followed"
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -182,9 +183,9 @@ def _files_in(program: Program, directory: Path, below: str) -> Iterator[Source]
         try:
             if entry.is_dir(follow_symlinks=False):
                 yield from _files_in(program, directory / entry.name, f"{name}/")
-            elif (
-                program.names.fullmatch(name) and f"{entry.name}l" not in names
-            ):  # an old .json, gone on with as .jsonl
+            elif entry.is_symlink() and entry.is_dir():
+                yield Source(program.name, Path(entry.path), 0, 0, problem=_LINK)
+            elif program.names.fullmatch(name) and f"{entry.name}l" not in names:  # else it goes on as .jsonl
                 yield _source(program, Path(entry.path), entry.stat(follow_symlinks=False))
         except FileNotFoundError:
             continue
@@ -195,7 +196,7 @@ def _files_in(program: Program, directory: Path, below: str) -> Iterator[Source]
 def _source(program: Program, path: Path, status: os.stat_result) -> Source:
     problem = ""
     if stat.S_ISLNK(status.st_mode):
-        problem = "it is a link, and links are not followed"
+        problem = _LINK
     elif not stat.S_ISREG(status.st_mode):
         problem = "it is not a regular file"
     elif not os.access(path, os.R_OK):

@@ -443,12 +443,13 @@ async def test_what_cannot_be_read_says_so_and_costs_nothing_else(tmp_path: Path
         database.parent.mkdir(parents=True)
         database.write_bytes(b"SQLite format 3\0 and nothing else")
         problems = {Path(one.path).name: one.problem for one in await ours.look() if one.problem}
-        assert problems.keys() == {"link.jsonl", "pipe.jsonl", "nonsense.jsonl", "logs.db"}
+        assert problems.keys() == {"link.jsonl", "circle", "pipe.jsonl", "nonsense.jsonl", "logs.db"}
         assert "links are not followed" in problems["link.jsonl"]
+        assert "links are not followed" in problems["circle"]
         assert "not a regular file" in problems["pipe.jsonl"]
         assert [row.session_id for row in await ours.client.list()] == ["import_s"]
         found = {name: overview(program, {}, ours.home) for name, program in ((p.name, p) for p in PROGRAMS)}
-        assert len(found["claude-code"].unread) == 2
+        assert len(found["claude-code"].unread) == 3
         assert len(found["llm"].unread) == 1
         assert found["claude-code"].sessions == 4
 
