@@ -70,6 +70,18 @@ def test_a_table_says_what_there_is(cli: Cli) -> None:
     assert "sessions imported" in cli("import", "--discover", "--all").err
 
 
+def test_what_was_imported_by_hand_is_kept_up_with(cli: Cli, home: Path) -> None:
+    for file in home.rglob("*.jsonl"):
+        assert cli("import", str(file)).status == 0
+    document = cli("import", "--discover", "--all", "--json").document
+    assert {one["program"] for one in document["imported"]} == {"opencode", "llm"}
+    assert all(one["new"] for one in document["imported"])
+    file = next((home / ".claude").rglob("*.jsonl"))
+    put(file, [{**user("more", None, "said later"), "sessionId": file.stem}])
+    (kept,) = cli("import", "--discover", "--all", "--json").document["imported"]
+    assert (kept["session_id"], kept["messages"], kept["new"]) == (f"import_{file.stem}", 1, False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
