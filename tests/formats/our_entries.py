@@ -23,7 +23,7 @@ from miniclaw_sessions.protocol.entries import (
     SessionInfo,
     ThinkingLevelChange,
 )
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.messages import Message, Usage
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(-1e300, 1e300) | texts
@@ -72,6 +72,8 @@ def trees(
                 "tokens_before": counts,
                 "tokens_after": st.none() | counts,
                 "reason": texts,
+                "model": st.none() | texts,
+                "usage": st.none() | st.builds(Usage, counts, counts, counts, counts, st.none() | counts),
                 "messages": st.lists(messages(moment), max_size=2).map(tuple),
             },
             BranchSummary: {"summary": texts, "from_id": texts},

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import SessionNotFound
+from miniclaw_sessions.formats.registry import format_named
 from miniclaw_sessions.history.state import LONGEST_MODEL, MOST_SPENT
 from miniclaw_sessions.manager import SessionManager, open_readonly
 from miniclaw_sessions.manager.bounded import BoundedSessions
@@ -62,6 +64,37 @@ async def test_the_pi_fixture_adds_up_to_what_is_stated_for_it(tmp_path: Path) -
             assert sum(row.total_tokens for row in report.rows) == report.total.total_tokens == sum(STATED.values())
         assert [row.name for row in (await manager.usage(by="model")).rows] == ["claude-sonnet-4-5", "gpt-5.1-codex"]
         assert all(row.name.startswith("2025-1") for row in (await manager.usage()).rows)
+
+
+async def test_what_pi_says_of_a_summary_counts_and_goes_back_as_it_came(tmp_path: Path) -> None:
+    moment = "2026-03-01T12:00:00.000Z"
+    lines: list[dict[str, Any]] = [
+        {"type": "session", "version": 3, "id": "s-1", "timestamp": moment, "cwd": "/"},
+        {
+            "type": "message",
+            "id": "a",
+            "parentId": None,
+            "timestamp": moment,
+            "message": {"role": "user", "content": "hi"},
+        },
+        {
+            "type": "compaction",
+            "id": "k",
+            "parentId": "a",
+            "timestamp": moment,
+            "summary": "They met.",
+            "tokensBefore": 9,
+        }
+        | {"usage": {"input": 5, "output": 2, "cacheRead": 1, "cacheWrite": 0, "totalTokens": 8, "more": 1}},
+    ]
+    file = tmp_path / "pi.jsonl"
+    await anyio.Path(file).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    async with SessionManager(tmp_path / "w") as manager:
+        found = await manager.import_stream(chunks(file), name="pi.jsonl")
+        assert counted(await manager.usage()) == {"2026-03-01": (1, 8)}
+        form = format_named("pi")
+        written = b"".join([piece async for piece in manager.export(found.session_id, form)])
+    assert msgspec.json.decode(written.splitlines()[-1])["usage"] == lines[-1]["usage"]
 
 
 async def test_each_reply_counts_once_on_whatever_branch_and_not_again_in_a_fork(tmp_path: Path) -> None:

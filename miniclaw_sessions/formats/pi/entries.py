@@ -19,7 +19,7 @@ import orjson
 
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.formats.codec import kept_fields
-from miniclaw_sessions.formats.pi.messages import Setting, read_message, write_message
+from miniclaw_sessions.formats.pi.messages import Setting, read_message, read_usage, write_message, write_usage
 from miniclaw_sessions.formats.pi.parts import read_content, write_parts
 from miniclaw_sessions.formats.pi.shapes import (
     KEPT,
@@ -191,6 +191,10 @@ def _more_of_compaction(rest: dict[str, Any], own: Mapping[str, Any], place: Pla
         except Unusable:
             raise Unusable("a message of its retainedTail is not one") from None
         del rest["retainedTail"]
+    if isinstance(rest.get("usage"), dict):
+        found["usage"] = read_usage(rest.pop("usage"))
+    if isinstance(own.get("model"), str):
+        found["model"] = own["model"]
     if isinstance(own.get("reason"), str):
         found["reason"] = own["reason"]
     if type(own.get("tokens_after")) is int:
@@ -325,7 +329,10 @@ def _write_matching(kind: _Kind, entry: EntryBase, setting: Setting) -> dict[str
     if isinstance(entry, Compaction):
         if entry.messages:
             fields["retainedTail"] = [write_message(message, setting) for message in entry.messages]
+        if entry.usage is not None:
+            fields["usage"] = write_usage(entry.usage)
         own = {"reason": entry.reason} if entry.reason else {}
+        own |= {} if entry.model is None else {"model": entry.model}
         own |= {} if entry.tokens_after is None else {"tokens_after": entry.tokens_after}
     return kind.shape.restore(with_own(fields, own), entry.extra, defaults=defaults)
 

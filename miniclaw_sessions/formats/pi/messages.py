@@ -147,13 +147,14 @@ def _take_rest(role: Role, rest: dict[str, Any], found: dict[str, Any], moment: 
     if rest.get("isError") is True or (role is Role.TOOL_RESULT and rest.get("isError") is False):
         found["is_error"] = rest.pop("isError")
     if isinstance(rest.get("usage"), dict):
-        found["usage"] = _read_usage(rest.pop("usage"))
+        found["usage"] = read_usage(rest.pop("usage"))
     if (said := from_milliseconds(rest.get("timestamp"))) is not None:
         del rest["timestamp"]
         found["timestamp"] = moment if to_milliseconds(moment) == to_milliseconds(said) else said
 
 
-def _read_usage(fields: dict[str, Any]) -> Usage:
+def read_usage(fields: dict[str, Any]) -> Usage:
+    """What a message, or a summary, cost."""
     rest = dict(fields)
     take_own(rest)
     input_, output, cache_read, cache_write = (_take_count(rest, name) or 0 for name in _COUNTS)
@@ -191,7 +192,7 @@ def write_message(message: Message, setting: Setting) -> dict[str, Any]:
     elif role is Role.TOOL_RESULT:
         (fields if kept_fields(message.extra, KEPT).get("isError") is True else defaults)["isError"] = False
     if message.usage is not None:
-        fields["usage"] = _write_usage(message.usage)
+        fields["usage"] = write_usage(message.usage)
     if message.timestamp is not None:
         fields["timestamp"] = to_milliseconds(message.timestamp)
     if role is Role.BASH_EXECUTION:
@@ -253,7 +254,8 @@ def _made(message: Message, setting: Setting) -> dict[str, Any]:
     return {**made, "timestamp": to_milliseconds(setting.moment)}
 
 
-def _write_usage(usage: Usage) -> dict[str, Any]:
+def write_usage(usage: Usage) -> dict[str, Any]:
+    """The same in pi's words."""
     kept = kept_fields(usage.extra, KEPT)
     counts = (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
     fields: dict[str, Any] = {name: count for name, count in zip(_COUNTS, counts, strict=True) if count}
