@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any, Literal
 
 import typer
@@ -57,5 +58,8 @@ async def mcp(
         raise ConfigError("this needs the package mcp: pip install 'miniclaw-sessions[mcp]'") from None
     server = sessions_server(lambda _: access)
     access = _Access(invocation, scope)
+    if sys.stdin.isatty():
+        hint = "this is for programs, which start it: claude mcp add recall -- miniclaw-sessions mcp; Ctrl-D ends it"
+        invocation.errors.print(hint, style="dim", soft_wrap=True)
     async with stdio_server() as (received, sent):
         await server.run(received, sent, server.create_initialization_options())
