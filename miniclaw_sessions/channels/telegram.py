@@ -123,7 +123,6 @@ class Exchange:
     """An update that Telegram still has, as far as is known, and the messages that show its answer.
 
     Attributes:
-        update_id: Telegram's number of it.
         state: how far it is.
         settled: set when that is more than heard, or when it is to be delivered again.
         message: what was said; None: it was not handed over yet.
@@ -133,8 +132,11 @@ class Exchange:
         shown_at: when that was brought up to date, or the answer begun.
     """
 
-    def __init__(self, update_id: int = 0) -> None:
-        self.update_id = update_id
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is known of it but that Telegram has it: it is handed over when it is delivered."""
         self.state = State.HEARD
         self.settled = anyio.Event()
         self.message: telegram.Message | None = None
@@ -273,7 +275,7 @@ class TelegramChannel:
             update_id = int(fields["update_id"])
         except (ValueError, TypeError, KeyError):
             return WebhookReply(400, b"this is not an update")
-        exchange = self._exchanges.setdefault(update_id, Exchange(update_id))
+        exchange = self._exchanges.setdefault(update_id, Exchange())
         if exchange.message is None:
             self._posted.append(fields)
             self._changed.set()
@@ -286,7 +288,7 @@ class TelegramChannel:
         from telegram import Update  # noqa: PLC0415 - an extra
 
         update_id = int(fields["update_id"])
-        exchange = self._exchanges.setdefault(update_id, Exchange(update_id))
+        exchange = self._exchanges.setdefault(update_id, Exchange())
         if exchange.message is not None or exchange.state is State.OVER:
             return None
         try:
@@ -427,9 +429,9 @@ class TelegramChannel:
             comes_again = False
             raise
         finally:
-            if comes_again:
-                self._exchanges.pop(exchange.update_id, None)
             self._settle(exchange, State.HEARD if comes_again else State.OVER)
+            if comes_again:
+                exchange.begin()
 
     async def _show(self, place: Place, exchange: Exchange, text: str, *, insist: bool) -> None:
         """Let the messages that show an answer say this: edit what is there, send what is not, delete what is left."""

@@ -371,6 +371,20 @@ async def test_an_answer_waits_until_telegram_can_be_reached(bots: Bots, server:
     assert 2.0 in bots.clock.pauses, "each time a longer while"
 
 
+async def test_what_is_neither_kept_nor_told_is_confirmed_by_nothing_that_came_later(
+    bots: Bots, server: BotServer, model: Doors
+) -> None:
+    model.close("hello")
+    async with bots.serving():
+        server.fail("sendMessage", *[Refused(401, "Unauthorized")] * 8)
+        server.say("/help")
+        server.say("hello", sender=BOB)
+        await server.until(lambda: len(server.called("sendMessage")) > 2)
+        model.open("hello")
+        await server.until(lambda: not server.updates)
+    assert [text.partition(" ")[0] for text in server.texts()] == ["/stop"]
+
+
 async def test_an_answer_comes_twice_rather_than_not_at_all(bots: Bots, server: BotServer) -> None:
     async with bots.serving():
         server.fail("sendMessage", CUT_AFTERWARDS)
