@@ -34,7 +34,6 @@ from miniclaw_sessions.channels.base import (
     NotAnswered,
     Outgoing,
     Progress,
-    Reason,
     WebhookReply,
     WebhookRequest,
 )
@@ -42,7 +41,7 @@ from miniclaw_sessions.channels.commands import COMMANDS
 from miniclaw_sessions.channels.splitting import split, utf16_units
 from miniclaw_sessions.channels.telegram_html import telegram_html
 from miniclaw_sessions.clock import Clock, SystemClock, sleep_unless
-from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.errors import ConfigError, MessageUnderWay, TurnCutOff
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, Role, TextPart
 from miniclaw_sessions.secret import read_secret
@@ -416,10 +415,10 @@ class TelegramChannel:
         """Tell the last; what is neither kept nor told is to come again, and what is interrupted if it still can."""
         from telegram.error import BadRequest, Forbidden  # noqa: PLC0415 - an extra
 
-        is_cut_off = isinstance(last, NotAnswered) and last.reason is Reason.CUT_OFF
-        comes_again = exchange.state is State.HEARD or (is_cut_off and not self._settings.webhook_url)
+        is_open = isinstance(last, NotAnswered) and isinstance(last.error, TurnCutOff | MessageUnderWay)
+        comes_again = exchange.state is State.HEARD or (is_open and not self._settings.webhook_url)
         try:
-            if not (is_cut_off and comes_again):
+            if not (is_open and comes_again):
                 exchange.is_verbatim = not isinstance(last, Answered) or isinstance(last.event, TurnSuspended)
                 await self._show(place, exchange, last.text, insist=True)
                 if isinstance(last, Answered) and isinstance(last.event, TurnFinished):
