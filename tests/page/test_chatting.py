@@ -164,7 +164,7 @@ def test_a_tool_call_is_folded_with_its_result(open_page: OpenPage, daemon: Page
     page = open_page("#/session/demo_tool")
     see(page, "hello")
     say(page, "calculate 6*7")
-    page.locator(".conversation").get_by_text("It is 42").wait_for()
+    page.locator("article[id]").get_by_text("It is 42").wait_for()
     call = page.locator("details.call")
     assert not call.locator("pre").first.is_visible()
     call.locator("summary").click()
@@ -183,11 +183,11 @@ def test_a_tool_asks_a_person_who_may_answer_after_a_reload(open_page: OpenPage,
     assert shown.evaluate("one => one.scrollWidth <= one.clientWidth"), "all of it is to be seen"
     assert "to the end" in shown.inner_text()
     question.get_by_role("button", name="Allow").click()
-    page.locator("article").get_by_text("It is erased the letters").wait_for()
+    page.locator("article[id]").get_by_text("It is erased the letters").wait_for()
     assert question.count() == 0
     say(page, "erase the pictures")
     question.get_by_role("button", name="Refuse").click()
-    page.locator("article").get_by_text("It is", exact=False).nth(1).wait_for()
+    page.locator("article[id]").get_by_text("It is", exact=False).nth(1).wait_for()
     assert "erased the pictures" not in page.locator(".conversation .scroll").inner_text()
     assert question.count() == 0
 

@@ -84,21 +84,21 @@ def test_a_message_is_edited_and_sent_again_as_a_branch_and_both_can_be_seen(
     page = open_page("#/session/demo_branch")
     menu(page, "a first try", "Edit and send again…")
     answer(page, "a second try", "Send")
-    page.locator("article").get_by_text("You said a second try").wait_for()
+    page.locator("article[id]").get_by_text("You said a second try").wait_for()
     assert page.locator("article").get_by_text("went on").count() == 0
     ways = page.get_by_role("navigation", name="Ways on from here")
     ways.get_by_role("link").filter(has_text="a first try").click()
     page.locator("article").get_by_text("went on").wait_for()
     page.get_by_text("This branch was left").wait_for()
     page.get_by_role("button", name="Back to where the conversation goes on").click()
-    page.locator("article").get_by_text("You said a second try").wait_for()
+    page.locator("article[id]").get_by_text("You said a second try").wait_for()
     ways.get_by_role("link").filter(has_text="a first try").click()
     page.get_by_placeholder("Goes on where the conversation is now").wait_for()
     page.get_by_role("button", name="Go on from here instead").click()
     page.get_by_text("This branch was left").wait_for(state="hidden")
     page.get_by_placeholder("Write a message").fill("a third try")
     page.keyboard.press("Enter")
-    page.locator("article").get_by_text("You said a third try").wait_for()
+    page.locator("article[id]").get_by_text("You said a third try").wait_for()
     page.locator("article").get_by_text("went on").wait_for()
 
 
@@ -111,7 +111,7 @@ def test_the_conversation_goes_on_from_an_earlier_answer(open_page: OpenPage, da
     page.locator("article p", has_text="a way that is left").wait_for(state="detached")  # a link to it stays
     page.get_by_role("textbox", name="Write a message").fill("another way")
     page.keyboard.press("Enter")
-    page.locator("article").get_by_text("You said another way").wait_for()
+    page.locator("article[id]").get_by_text("You said another way").wait_for()
 
 
 def test_a_label_is_set_and_shown_in_the_article_and_in_the_tree(open_page: OpenPage, daemon: PageDaemon) -> None:
@@ -210,7 +210,7 @@ def test_a_token_with_bounds_is_shown_its_own_and_nothing_as_broken(
     page.get_by_role("button", name="New conversation").click()
     page.get_by_role("textbox", name="Write a message").fill("begun here")
     page.keyboard.press("Enter")
-    page.locator("article").get_by_text("You said begun here").wait_for()
+    page.locator("article[id]").get_by_text("You said begun here").wait_for()
     made = {row["title"]: row["chat_id"] for row in daemon.ask("GET", "/v1/sessions?channel=bound")["sessions"]}
     assert made["begun here"].startswith("a-")
     assert complaints == []
@@ -285,7 +285,7 @@ def test_what_nobody_answered_is_answered_when_somebody_asks(open_page: OpenPage
     daemon.say("demo_unanswered", "calculate 40+2")
     page = open_page("#/session/demo_unanswered")
     menu(page, "calculate 40+2", "Have it answered")
-    page.locator("article").get_by_text("It is 42").wait_for()
+    page.locator("article[id]").get_by_text("It is 42").wait_for()
 
 
 def test_the_service_tells_that_everything_is_saved_and_makes_a_backup(open_page: OpenPage, daemon: PageDaemon) -> None:
