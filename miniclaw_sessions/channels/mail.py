@@ -17,9 +17,9 @@ from email.message import EmailMessage, MIMEPart
 from email.utils import format_datetime
 
 import msgspec
-from markdown_it import MarkdownIt
 
 from miniclaw_sessions.channels.mail_text import text_of_html, unquoted, unsigned
+from miniclaw_sessions.channels.markdown import html_of
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart
 
 MAX_HEADER_BYTES = 65_536
@@ -31,9 +31,6 @@ _ID = re.compile(r"<[^<>\s]{1,250}>")
 _OURS = re.compile(r"<mc\.([0-9a-f]{16})\.[0-9a-f]{16}@")
 _IMAGES = {"image/png", "image/jpeg", "image/gif", "image/webp"}  # what models take
 _FORMAT = policy.SMTP.clone(max_line_length=990, cte_type="7bit")  # shorter lines would encode, and break, long ids
-_MARKDOWN = MarkdownIt("commonmark", {"html": False}).disable(
-    "image"
-)  # an image's address would be told of its opening
 
 
 class Mail(msgspec.Struct, frozen=True):
@@ -218,7 +215,7 @@ def answer_to(mail: Mail, address: str, text: str, images: Sequence[ImagePart], 
     answer["References"] = " ".join(references)
     answer["Auto-Submitted"] = "auto-replied"
     answer.set_content(text)
-    answer.add_alternative(_MARKDOWN.render(text), subtype="html")
+    answer.add_alternative(html_of(text), subtype="html")
     for number, image in enumerate(images, 1):
         kind = image.media_type.partition("/")[2] or "png"
         content = base64.b64decode(image.data or "")

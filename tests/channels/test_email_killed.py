@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
-import anyio
 import pytest
 
 from miniclaw_sessions import SessionManager
+from tests.channels.daemon import killed_at_the_end
 from tests.channels.imap_server import LocalMailbox
 from tests.channels.post import ALICE, BOT, Outbox, body, mail
 from tests.channels.test_email import all_read
@@ -26,12 +25,8 @@ async def test_every_mail_is_answered_through_kill_9(tmp_path: Path) -> None:
     for number in range(MAILS):
         await mailbox.deliver(mail(f"{number} * 2", f"{number}@alice"))
     async with mailbox.serve(), outbox.serve():
-        command = [sys.executable, "-m", "miniclaw_sessions", "serve", "--channel", "email"]
         environment = {
-            "HOME": str(tmp_path),
-            "PATH": os.environ["PATH"],
             "EMAIL_PASSWORD": mailbox.password,
-            "MINICLAW_WORKSPACE": str(tmp_path / "workspace"),
             "MINICLAW_CHANNELS_EMAIL_ADDRESS": BOT,
             "MINICLAW_CHANNELS_EMAIL_ALLOW": ALICE,
             "MINICLAW_CHANNELS_EMAIL_IMAP_HOST": "127.0.0.1",
@@ -41,14 +36,11 @@ async def test_every_mail_is_answered_through_kill_9(tmp_path: Path) -> None:
             "MINICLAW_CHANNELS_EMAIL_SMTP_SECURITY": "none",
             "MINICLAW_CHANNELS_EMAIL_MAX_PER_HOUR": "1000",
         }
-        with (tmp_path / "log").open("wb") as log:
-            for kill in range(1, KILLS + 1):
-                async with await anyio.open_process(command, env=environment, stdout=log, stderr=log) as daemon:
-                    await outbox.answers(kill * MAILS // (KILLS + 1))
-                    daemon.kill()
-            async with await anyio.open_process(command, env=environment, stdout=log, stderr=log) as daemon:
-                await all_read(mailbox)
-                daemon.terminate()
+        for kill in range(1, KILLS + 1):
+            async with killed_at_the_end("email", tmp_path, environment):
+                await outbox.answers(kill * MAILS // (KILLS + 1))
+        async with killed_at_the_end("email", tmp_path, environment):
+            await all_read(mailbox)
     answers = {str(one["in-reply-to"]): body(one) for one in outbox.sent}
     assert answers.keys() == {f"<{number}@alice>" for number in range(MAILS)}
     assert all(answer.startswith("(offline) ") for answer in answers.values())  # a call may have been cut off

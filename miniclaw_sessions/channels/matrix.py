@@ -1,0 +1,400 @@
+"""The channel `matrix`: rooms and their threads, by the client-server interface of a homeserver.
+
+How far its messages are done is kept on the homeserver, in the account data of the bot: a position of `/sync` before
+which everything was answered. So a restart goes on there, wherever it happens; what is delivered again is answered
+once, because an answer is sent under an id that is made of its question's, and the homeserver takes it once.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import anyio
+import msgspec
+
+from miniclaw_sessions.agent.events import TurnFinished
+from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
+from miniclaw_sessions.channels.base import Answered, Incoming, Last, NotAnswered, Outgoing, Reason
+from miniclaw_sessions.channels.markdown import html_of
+from miniclaw_sessions.channels.splitting import split
+from miniclaw_sessions.config.settings import Bytes
+from miniclaw_sessions.errors import ConfigError, Unreachable
+from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, TextPart
+from miniclaw_sessions.secret import read_secret
+
+if TYPE_CHECKING:
+    from nio import AsyncClient, Event, MatrixRoom, SyncResponse
+
+log = get_logger(__name__)
+
+_POSITION = "io.github.miniclaw_sessions.position"
+_WAIT_MS = 30_000
+_TYPING_S = 20.0
+_MAX_TEXT_BYTES = 16_000  # an event has at most 65,536 bytes, with the text once as it is and once as HTML
+_PEOPLE_OF_A_GROUP = 3
+_IN_HAND = 16  # messages that are handed over before their answers; the others wait here
+_FILTER = {
+    "presence": {"types": []},
+    "account_data": {"types": []},
+    "room": {
+        "timeline": {"limit": 50},
+        "state": {"lazy_load_members": True},
+        "ephemeral": {"types": []},
+        "account_data": {"types": []},
+    },
+}
+
+
+class MatrixSettings(AllowSettings, frozen=True, kw_only=True):
+    """A bot's account. `allow` names users as `@alice:example.org`, and rooms by their id.
+
+    Attributes:
+        homeserver: address of the homeserver, such as https://matrix.example.org.
+        token_file: file with the account's access token; empty: the systemd credential `NAME_token`, else the
+            environment variable `MATRIX_TOKEN`.
+        max_image_bytes: how large an image may be; `sessions.max_message_bytes` must have room for a third more.
+    """
+
+    homeserver: str = ""
+    token_file: str = ""
+    max_image_bytes: Bytes = 700_000
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """Where something was said: a room, its thread if it is in one, and the event."""
+
+    room_id: str
+    event_id: str
+    thread: str = ""
+    is_group: bool = False
+
+    @property
+    def chat_id(self) -> str:
+        return f"{self.room_id},{self.thread}" if self.thread else self.room_id
+
+
+class _Batch:
+    """What one reply of `/sync` brought, until all of it is done; then its position is the one to go on from."""
+
+    def __init__(self, position: str) -> None:
+        self.position = position
+        self.waiting: set[Incoming] = set()
+
+
+class MatrixChannel:
+    """Answers in the rooms that a bot was invited to by people who are allowed.
+
+    Args:
+        name: of the channel.
+        settings: the account.
+
+    Raises:
+        ConfigError: the settings lack something, or the library is not installed.
+    """
+
+    Settings = MatrixSettings
+    send_timeout_s = 120.0  # a homeserver may say that the next event has to wait
+
+    def __init__(self, name: str, settings: MatrixSettings) -> None:
+        try:
+            import nio  # noqa: F401, PLC0415 - found out now, and not with the first message
+        except ImportError as error:
+            raise ConfigError("the channel `matrix` needs pip install 'miniclaw-sessions[matrix]'") from error
+        if not re.fullmatch(
+            r"https://[^/\s]+/?|http://(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?/?", settings.homeserver
+        ):
+            raise ConfigError(f"channels.{name}.homeserver is {settings.homeserver!r}; set it to an https:// address")
+        token = read_secret(settings.token_file, f"{name}_token", os.environ, variable="MATRIX_TOKEN")
+        if token is None:
+            raise ConfigError(f"channels.{name}.token_file is empty, and there is no credential {name}_token")
+        self.name = name
+        self._settings = settings
+        self._token = token
+        self._allowed = Allowed(name, settings)
+        self._made: AsyncClient | None = None
+        self._places: dict[Incoming, _Place] = {}
+        self._batches: deque[_Batch] = deque()
+        self._settled = anyio.Event()
+
+    @property
+    def _client(self) -> AsyncClient:
+        assert self._made is not None, "nothing is sent before something was received"  # noqa: S101
+        return self._made
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        if self._made is not None:
+            await self._made.close()
+
+    # --- receiving ---------------------------------------------------------------------------------------------------
+
+    async def receive(self) -> AsyncGenerator[Incoming, None]:
+        """Hand over what is said in all rooms, from where everything before was answered.
+
+        What was said before the first start is not answered.
+
+        Raises:
+            Unreachable: the homeserver refuses the token, or its answers are none.
+        """
+        await self._log_in()
+        self._batches.clear()
+        reply = await self._synced(None)  # all rooms and invitations, and what was said before
+        if (position := await self._stored_position()) is None:
+            position = reply.next_batch
+            await self._keep(position)  # before any invitation is accepted: from then on, nothing is passed over
+        await self._accept_invitations(reply)
+        while True:
+            reply = await self._synced(position)
+            batch = _Batch(reply.next_batch)
+            self._batches.append(batch)
+            await self._accept_invitations(reply)
+            said = {one: place async for one, place in self._said(reply, position)}
+            batch.waiting.update(said)
+            for incoming, place in said.items():
+                while len(self._places) >= _IN_HAND:
+                    await self._settled.wait()
+                self._places[incoming] = place
+                yield incoming
+            await self._advance()
+            position = reply.next_batch
+
+    async def _log_in(self) -> None:
+        from nio import AsyncClient, WhoamiResponse  # noqa: PLC0415 - the settings alone need none of it
+
+        if self._made is None:
+            client = AsyncClient(self._settings.homeserver.rstrip("/"))
+            client.access_token = self._token.reveal()
+            self._made = client
+        who = await self._client.whoami()
+        if not isinstance(who, WhoamiResponse):
+            raise Unreachable(f"{self._settings.homeserver} does not take the access token: {who.status_code}")
+        self._client.restore_login(who.user_id, who.device_id or "", self._token.reveal())
+
+    async def _synced(self, position: str | None) -> SyncResponse:
+        from nio import SyncResponse  # noqa: PLC0415 - as above
+
+        self._client.next_batch = ""  # else the library goes on from its own
+        reply = await self._client.sync(_WAIT_MS if position else 0, _FILTER, since=position)
+        if not isinstance(reply, SyncResponse):
+            raise Unreachable(f"{self._settings.homeserver} does not tell what was said: {reply.status_code}")
+        return reply
+
+    async def _accept_invitations(self, reply: SyncResponse) -> None:
+        for room_id, invitation in reply.rooms.invite.items():
+            for event in invitation.invite_state:
+                is_ours = getattr(event, "state_key", None) == self._client.user_id
+                if is_ours and self._allowed.admits(user_id=event.sender, chat_id=room_id):
+                    await self._client.join(room_id)
+
+    async def _said(self, reply: SyncResponse, position: str) -> AsyncIterator[tuple[Incoming, _Place]]:
+        for room_id, room in reply.rooms.join.items():
+            events = list(room.timeline.events)
+            came = next((number for number, event in enumerate(events) if self._is_coming(event)), None)
+            if came is not None:
+                events = events[came + 1 :]  # what was said before the bot was asked in is none of its business
+            elif room.timeline.limited:
+                events = [*await self._left_out(room_id, room.timeline.prev_batch or "", position), *events]
+            for event in events:
+                if (said := await self._incoming(self._client.rooms[room_id], event)) is not None:
+                    yield said
+
+    def _is_coming(self, event: Event) -> bool:
+        content = event.source.get("content") or {}
+        is_ours = event.source.get("type") == "m.room.member" and event.source.get("state_key") == self._client.user_id
+        return is_ours and content.get("membership") in {"invite", "join"}
+
+    async def _left_out(self, room_id: str, start: str, position: str) -> Sequence[Event]:
+        """What a reply left out of a room, because too much was said there."""
+        from nio import RoomMessagesResponse  # noqa: PLC0415 - as above
+
+        events: list[Event] = []
+        while start:
+            page = await self._client.room_messages(room_id, start, position, limit=100)
+            if not isinstance(page, RoomMessagesResponse):
+                raise Unreachable(f"{self._settings.homeserver} does not tell what was said: {page.status_code}")
+            events += page.chunk
+            start = page.end or "" if page.chunk else ""
+        return events[::-1]
+
+    async def _incoming(self, room: MatrixRoom, event: Event) -> tuple[Incoming, _Place] | None:
+        """What was said, if it is to be answered."""
+        content, kind = event.source.get("content"), event.source.get("type")
+        if event.sender == self._client.user_id or not isinstance(content, dict):
+            return None
+        if kind == "m.room.encrypted":
+            log.warning("a room is encrypted and cannot be read", action="matrix.encrypted", channel=self.name)
+            return None
+        relation, replaced = _table(content, "m.relates_to"), None
+        if relation.get("rel_type") == "m.replace":
+            replaced = str(relation.get("event_id"))
+            content = _table(content, "m.new_content")
+            original = await self._event(room.room_id, replaced)
+            relation = _table(_table(original, "content"), "m.relates_to")
+        if kind != "m.room.message" or content.get("msgtype") not in {"m.text", "m.image"}:
+            return None  # an m.notice is a program's, which must not be answered
+        thread = str(relation.get("event_id") or "") if relation.get("rel_type") == "m.thread" else ""
+        is_group = room.member_count >= _PEOPLE_OF_A_GROUP
+        place = _Place(room.room_id, event.event_id, thread, is_group)
+        is_addressed = not is_group or await self._is_addressed(room, content, relation)
+        if not self._allowed.admits(
+            user_id=event.sender, chat_id=room.room_id, is_group=is_group, is_addressed=is_addressed
+        ):
+            return None
+        message = msgspec.structs.replace(Message.user(await self._read(room, content, relation)), author=event.sender)
+        again = replaced is None  # an older wording's answer is none to a new one
+        return Incoming(place.chat_id, message, event.event_id, answer_again=again, replaces=replaced), place
+
+    async def _is_addressed(self, room: MatrixRoom, content: dict[str, Any], relation: dict[str, Any]) -> bool:
+        """Whether the bot is spoken to in a room of several people: it is mentioned, or answered."""
+        user_id = self._client.user_id
+        if user_id in (_table(content, "m.mentions").get("user_ids") or ()) or user_id in str(content.get("body")):
+            return True
+        if relation.get("is_falling_back"):
+            return False  # every event of a thread names the newest one, for programs that know no threads
+        answered = _table(relation, "m.in_reply_to").get("event_id")
+        return bool(answered) and (await self._event(room.room_id, str(answered))).get("sender") == user_id
+
+    async def _event(self, room_id: str, event_id: str) -> dict[str, Any]:
+        """An event that another one refers to; an empty one where there is none."""
+        from nio import RoomGetEventResponse  # noqa: PLC0415 - as above
+
+        found = await self._client.room_get_event(room_id, event_id)
+        return dict(found.event.source) if isinstance(found, RoomGetEventResponse) else {}
+
+    async def _read(
+        self, room: MatrixRoom, content: dict[str, Any], relation: dict[str, Any]
+    ) -> str | tuple[Part, ...]:
+        """The text and the image of a message, without what it quotes and whom it calls."""
+        text = str(content.get("body", ""))
+        if "m.in_reply_to" in relation and text.startswith("> "):
+            text = text.partition("\n\n")[2]  # older programs quote what they answer
+        names = "|".join(re.escape(one) for one in (self._client.user_id, room.own_user_id, _name_of(room)) if one)
+        text = re.sub(rf"^\s*@?(?:{names})\s*[:,]?\s+", "", text, flags=re.IGNORECASE)
+        if content.get("msgtype") != "m.image":
+            return text
+        info, address = _table(content, "info"), content.get("url")
+        caption = text if content.get("filename", text) != text else ""
+        size = info.get("size")
+        data = b""
+        if isinstance(address, str) and not (isinstance(size, int) and size > self._settings.max_image_bytes):
+            data = getattr(await self._client.download(mxc=address), "body", b"")
+        if not 0 < len(data) <= self._settings.max_image_bytes:
+            return f"{caption}\n\n(an image, but not shown: {text})".strip()
+        image = ImagePart(str(info.get("mimetype") or "image/png"), base64.b64encode(data).decode())
+        return (TextPart(caption), image) if caption else (image,)
+
+    # --- answering ---------------------------------------------------------------------------------------------------
+
+    async def send(self, chat_id: str, outgoing: Outgoing) -> None:
+        """Answer where it was said, in as many events as the text needs; then the message is done.
+
+        Raises:
+            Unreachable: the homeserver refuses an event.
+        """
+        del chat_id  # the place knows more
+        if not isinstance(outgoing, Last):
+            return
+        place = self._places.pop(outgoing.incoming)
+        self._settled.set()
+        self._settled = anyio.Event()
+        if isinstance(outgoing, NotAnswered) and outgoing.reason is Reason.CUT_OFF:
+            return  # it is delivered again after the start, and goes on
+        for number, piece in enumerate(split(outgoing.text, _MAX_TEXT_BYTES, size=lambda text: len(text.encode()))):
+            body = {"format": "org.matrix.custom.html", "formatted_body": html_of(piece), "body": piece}
+            await self._put(place, f"text{number}", {"msgtype": "m.notice", **body})
+        end = outgoing.event if isinstance(outgoing, Answered) else None
+        content = end.message.content if isinstance(end, TurnFinished) else ()
+        for number, image in enumerate(part for part in content if isinstance(part, ImagePart) and part.data):
+            await self._put(place, f"image{number}", await self._uploaded(image))
+        for batch in self._batches:
+            batch.waiting.discard(outgoing.incoming)
+        await self._advance()
+
+    async def _put(self, place: _Place, part: str, content: dict[str, Any]) -> None:
+        """Send an event, in the thread of what it answers; the homeserver takes each part of an answer once."""
+        from nio import RoomSendResponse  # noqa: PLC0415 - as above
+
+        relation: dict[str, Any] = {"m.in_reply_to": {"event_id": place.event_id}} if place.is_group else {}
+        if place.thread:
+            relation = {"rel_type": "m.thread", "event_id": place.thread, "is_falling_back": True}
+            relation["m.in_reply_to"] = {"event_id": place.event_id}
+        content = {**content, "m.mentions": {}, **({"m.relates_to": relation} if relation else {})}
+        sent = await self._client.room_send(place.room_id, "m.room.message", content, tx_id=f"{place.event_id}.{part}")
+        if not isinstance(sent, RoomSendResponse):
+            raise Unreachable(f"{self._settings.homeserver} does not take an answer: {sent.status_code}")
+
+    async def _uploaded(self, image: ImagePart) -> dict[str, Any]:
+        from nio import UploadResponse  # noqa: PLC0415 - as above
+
+        data = base64.b64decode(image.data or "")
+        name = f"image.{image.media_type.partition('/')[2] or 'png'}"
+        stored, _ = await self._client.upload(lambda *_: data, image.media_type, name, filesize=len(data))
+        if not isinstance(stored, UploadResponse):
+            raise Unreachable(f"{self._settings.homeserver} does not take an image: {stored.status_code}")
+        info = {"mimetype": image.media_type, "size": len(data)}
+        return {"msgtype": "m.image", "body": name, "url": stored.content_uri, "info": info}
+
+    @asynccontextmanager
+    async def typing(self, chat_id: str) -> AsyncIterator[None]:
+        """Show that an answer is on its way."""
+        room_id = chat_id.partition(",")[0]
+
+        async def keep() -> None:
+            while True:
+                await self._client.room_typing(room_id, typing_state=True, timeout=int(1.5 * _TYPING_S * 1000))
+                await anyio.sleep(_TYPING_S)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keep)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+                with anyio.move_on_after(1, shield=True):
+                    await self._client.room_typing(room_id, typing_state=False)
+
+    # --- how far it is -----------------------------------------------------------------------------------------------
+
+    async def _advance(self) -> None:
+        """Keep the newest position before which everything is done."""
+        done = None
+        while self._batches and not self._batches[0].waiting:
+            done = self._batches.popleft().position
+        if done is not None:
+            await self._keep(done)
+
+    async def _keep(self, position: str) -> None:
+        await self._account_data("PUT", json.dumps({"since": position}))
+
+    async def _stored_position(self) -> str | None:
+        since = (await self._account_data("GET")).get("since")
+        return since if isinstance(since, str) else None
+
+    async def _account_data(self, method: str, data: str | None = None) -> dict[str, Any]:
+        """Read or write what the homeserver keeps for this channel; the library has no call for it."""
+        path = f"/_matrix/client/v3/user/{quote(self._client.user_id)}/account_data/{_POSITION}.{quote(self.name)}"
+        headers = {"Authorization": f"Bearer {self._token.reveal()}", "Content-Type": "application/json"}
+        reply = await self._client.send(method, path, data, headers)
+        found = await reply.json(content_type=None)
+        if reply.status not in {200, 404} or not isinstance(found, dict):
+            raise Unreachable(f"{self._settings.homeserver} does not keep a position: {reply.status}")
+        return found if reply.status == 200 else {}  # noqa: PLR2004 - HTTP's
+
+
+def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
+    """A table within what a stranger sent; an empty one where it is none."""
+    found = content.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _name_of(room: MatrixRoom) -> str:
+    return str(room.user_name(room.own_user_id) or "")
