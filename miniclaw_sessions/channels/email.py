@@ -21,14 +21,12 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from miniclaw_sessions.agent.events import TurnFinished
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
-from miniclaw_sessions.channels.base import Answered, Incoming, Last, NotAnswered, Outgoing, Reason
+from miniclaw_sessions.channels.base import Incoming, Last, NotAnswered, Outgoing, Reason
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config.settings import Bytes, Count, Seconds
 from miniclaw_sessions.errors import ConfigError, StoreError, Unreachable
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.protocol.messages import ImagePart
 from miniclaw_sessions.secret import Secret, read_secret
 from miniclaw_sessions.stores.thread import SerialThread
 
@@ -243,11 +241,10 @@ class EmailChannel:
         from aiosmtplib import SMTPDataError, SMTPRecipientsRefused  # noqa: PLC0415 - the settings alone need none of it
 
         from miniclaw_sessions.channels.mail import answer_to  # noqa: PLC0415 - same
+        from miniclaw_sessions.channels.markdown import model_message  # noqa: PLC0415 - same
 
-        end = outgoing.event if isinstance(outgoing, Answered) else None
-        content = end.message.content if isinstance(end, TurnFinished) else ()
-        images = [part for part in content if isinstance(part, ImagePart) and part.data]
-        answer = answer_to(mail, self._settings.address, outgoing.text, images, self._clock.now())
+        said = model_message(outgoing)
+        answer = answer_to(mail, self._settings.address, outgoing.text, self._clock.now(), said)
         async with self._smtp() as smtp:
             try:
                 await smtp.sendmail(self._settings.address, mail.sender, answer.as_bytes())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from email import message_from_bytes, policy
 from email.headerregistry import AddressHeader
@@ -19,7 +19,7 @@ from email.utils import format_datetime
 import msgspec
 
 from miniclaw_sessions.channels.mail_text import text_of_html, unquoted, unsigned
-from miniclaw_sessions.channels.markdown import html_of
+from miniclaw_sessions.channels.markdown import html_of, images_in
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart
 
 MAX_HEADER_BYTES = 65_536
@@ -198,10 +198,17 @@ def _valid(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", "")
 
 
-def answer_to(mail: Mail, address: str, text: str, images: Sequence[ImagePart], now: datetime) -> EmailMessage:
+def answer_to(mail: Mail, address: str, text: str, now: datetime, said: Message | None = None) -> EmailMessage:
     """The answer to a mail: in its thread, and marked so that no other program answers it.
 
     Its id is made of the mail's, so that an answer that is sent twice is seen to be the same.
+
+    Args:
+        mail: what is answered.
+        address: our own.
+        text: what is told.
+        now: when.
+        said: the model's message, if that is what is told: its text is HTML too, and its images are attached.
     """
     answer = EmailMessage(_FORMAT)
     answer["From"], answer["To"] = address, mail.sender
@@ -215,8 +222,9 @@ def answer_to(mail: Mail, address: str, text: str, images: Sequence[ImagePart], 
     answer["References"] = " ".join(references)
     answer["Auto-Submitted"] = "auto-replied"
     answer.set_content(text)
-    answer.add_alternative(html_of(text), subtype="html")
-    for number, image in enumerate(images, 1):
+    if said is not None:
+        answer.add_alternative(html_of(text), subtype="html")
+    for number, image in enumerate(images_in(said), 1):
         kind = image.media_type.partition("/")[2] or "png"
         content = base64.b64decode(image.data or "")
         answer.add_attachment(content, maintype="image", subtype=kind, filename=f"image{number}.{kind}")

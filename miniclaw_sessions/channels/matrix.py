@@ -20,10 +20,9 @@ from urllib.parse import quote
 import anyio
 import msgspec
 
-from miniclaw_sessions.agent.events import TurnFinished
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
-from miniclaw_sessions.channels.base import Answered, Incoming, Last, NotAnswered, Outgoing, Reason
-from miniclaw_sessions.channels.markdown import html_of
+from miniclaw_sessions.channels.base import Incoming, Last, NotAnswered, Outgoing, Reason
+from miniclaw_sessions.channels.markdown import html_of, images_in, model_message
 from miniclaw_sessions.channels.splitting import split
 from miniclaw_sessions.config.settings import Bytes
 from miniclaw_sessions.errors import ConfigError, Unreachable
@@ -42,6 +41,7 @@ _TYPING_S = 20.0
 _MAX_TEXT_BYTES = 16_000  # an event has at most 65,536 bytes, with the text once as it is and once as HTML
 _PEOPLE_OF_A_GROUP = 3
 _IN_HAND = 16  # messages that are handed over before their answers; the others wait here
+_REFUSED_FOR_GOOD = {"M_FORBIDDEN", "M_TOO_LARGE", "M_NOT_FOUND", "M_BAD_JSON", "M_INVALID_PARAM"}
 _FILTER = {
     "presence": {"types": []},
     "account_data": {"types": []},
@@ -308,13 +308,13 @@ class MatrixChannel:
         self._settled = anyio.Event()
         if isinstance(outgoing, NotAnswered) and outgoing.reason is Reason.CUT_OFF:
             return  # it is delivered again after the start, and goes on
+        said = model_message(outgoing)
         for number, piece in enumerate(split(outgoing.text, _MAX_TEXT_BYTES, size=lambda text: len(text.encode()))):
-            body = {"format": "org.matrix.custom.html", "formatted_body": html_of(piece), "body": piece}
-            await self._put(place, f"text{number}", {"msgtype": "m.notice", **body})
-        end = outgoing.event if isinstance(outgoing, Answered) else None
-        content = end.message.content if isinstance(end, TurnFinished) else ()
-        for number, image in enumerate(part for part in content if isinstance(part, ImagePart) and part.data):
-            await self._put(place, f"image{number}", await self._uploaded(image))
+            html = {"format": "org.matrix.custom.html", "formatted_body": html_of(piece)} if said else {}
+            await self._put(place, f"text{number}", {"msgtype": "m.notice", "body": piece, **html})
+        for number, image in enumerate(images_in(said)):
+            if (content := await self._uploaded(image)) is not None:
+                await self._put(place, f"image{number}", content)
         for batch in self._batches:
             batch.waiting.discard(outgoing.incoming)
         await self._advance()
@@ -330,16 +330,23 @@ class MatrixChannel:
         content = {**content, "m.mentions": {}, **({"m.relates_to": relation} if relation else {})}
         sent = await self._client.room_send(place.room_id, "m.room.message", content, tx_id=f"{place.event_id}.{part}")
         if not isinstance(sent, RoomSendResponse):
-            raise Unreachable(f"{self._settings.homeserver} does not take an answer: {sent.status_code}")
+            self._give_up(sent.status_code)
 
-    async def _uploaded(self, image: ImagePart) -> dict[str, Any]:
+    def _give_up(self, status: str | None) -> None:
+        """Nothing that is refused for good holds up what comes after it; it is in the session all the same."""
+        if status not in _REFUSED_FOR_GOOD:
+            raise Unreachable(f"{self._settings.homeserver} does not take an answer: {status}")
+        log.error("an answer is refused for good", action="matrix.refused", channel=self.name, detail=status)
+
+    async def _uploaded(self, image: ImagePart) -> dict[str, Any] | None:
         from nio import UploadResponse  # noqa: PLC0415 - as above
 
         data = base64.b64decode(image.data or "")
         name = f"image.{image.media_type.partition('/')[2] or 'png'}"
         stored, _ = await self._client.upload(lambda *_: data, image.media_type, name, filesize=len(data))
         if not isinstance(stored, UploadResponse):
-            raise Unreachable(f"{self._settings.homeserver} does not take an image: {stored.status_code}")
+            self._give_up(stored.status_code)
+            return None
         info = {"mimetype": image.media_type, "size": len(data)}
         return {"msgtype": "m.image", "body": name, "url": stored.content_uri, "info": info}
 

@@ -45,6 +45,7 @@ ACTIONS = {
     "mail.refused": "a mail server refuses an answer for good; it is in the session all the same",
     "mail.waits": "a mail is not answered now, because its sender had many answers within an hour",
     "matrix.encrypted": "somebody writes in an encrypted room, which this program cannot read",
+    "matrix.refused": "a homeserver refuses an answer for good; it is in the session all the same",
     "mcp.failed": "an MCP server is not there; it is tried again after a while",
     "mcp.ready": "an MCP server has told its tools, which models may call from now on",
     "mcp.tools": "some of an MCP server's tools cannot be offered, or are others than before",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from miniclaw_sessions.channels.mail import Mail, answer_to, is_authenticated, read_header, read_message
 from miniclaw_sessions.channels.mail_text import text_of_html, unquoted, unsigned
-from miniclaw_sessions.protocol.messages import ImagePart, TextPart
+from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart
 from tests.channels.post import ALICE, BOB, BOT, mail
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
@@ -102,7 +102,7 @@ def test_what_stands_below_our_servers_statement_came_from_outside() -> None:
 
 def test_a_thread_is_one_chat_whatever_of_it_a_mail_refers_to() -> None:
     first = header(message_id="1@alice")
-    ours = answer_to(first, BOT, "yes", (), NOW)["message-id"]
+    ours = answer_to(first, BOT, "yes", NOW)["message-id"]
     same = [
         header(references=f"<1@alice> {ours}"),
         header(in_reply_to=ours),
@@ -114,7 +114,7 @@ def test_a_thread_is_one_chat_whatever_of_it_a_mail_refers_to() -> None:
 
 
 def test_who_refers_to_the_thread_of_somebody_else_is_in_a_chat_of_his_own() -> None:
-    ours = answer_to(header(), BOT, "yes", (), NOW)["message-id"]
+    ours = answer_to(header(), BOT, "yes", NOW)["message-id"]
     forged = header(references=ours, **{"from": BOB})
     assert (forged.thread, forged.chat_id) == (header().thread, f"{BOB},{header().thread}")
 
@@ -276,7 +276,7 @@ def sent(answer: EmailMessage) -> EmailMessage:
 def test_an_answer_to_a_long_thread_keeps_its_oldest_and_newest_ids_whole() -> None:
     long = tuple(f"<{number}{'x' * 80}@eurprd04.prod.outlook.com>" for number in range(30))
     asked = Mail(ALICE, f"<{'y' * 90}@x>", "Grüße\tan alle " * 10, long)
-    answer = answer_to(asked, BOT, "ja", (), NOW)
+    answer = answer_to(asked, BOT, "ja", NOW)
     raw = answer.as_bytes().split(b"\r\n")
     references = str(sent(answer)["references"]).split()
     assert references[0] == long[0]
@@ -288,7 +288,7 @@ def test_an_answer_to_a_long_thread_keeps_its_oldest_and_newest_ids_whole() -> N
 
 def test_an_answer_is_text_and_the_same_as_html_that_fetches_nothing() -> None:
     text = "**bold** é ![x](https://tracker/x.png) <script>alert()</script>"
-    answer = sent(answer_to(header(), BOT, text, (), NOW))
+    answer = sent(answer_to(header(), BOT, text, NOW, Message.assistant(text)))
     plain, html = (answer.get_body((kind,)) for kind in ("plain", "html"))
     assert plain is not None
     assert html is not None
@@ -298,7 +298,14 @@ def test_an_answer_is_text_and_the_same_as_html_that_fetches_nothing() -> None:
     assert "<script" not in html.get_content()
 
 
+def test_what_is_not_the_models_is_shown_to_the_letter() -> None:
+    question = "May I run [this](https://elsewhere)? *yes* or no"
+    answer = sent(answer_to(header(), BOT, question, NOW))
+    assert answer.get_content_type() == "text/plain"
+    assert answer.get_content().strip() == question
+
+
 def test_an_answer_says_that_a_program_made_it_and_is_itself_not_answered() -> None:
-    answer = answer_to(header(), BOT, "yes", (), NOW)
+    answer = answer_to(header(), BOT, "yes", NOW)
     assert answer["auto-submitted"] == "auto-replied"
     assert read_header(answer.as_bytes(), ALICE) == "a program sent it (Auto-Submitted)"

@@ -289,6 +289,28 @@ async def test_an_answer_that_was_cut_off_is_made_after_the_restart(
     assert answer["content"]["body"] == "echo: slow"
 
 
+async def test_an_answer_that_is_refused_for_good_does_not_hold_up_the_others(
+    manager: SessionManager, model: Doors, settings: MatrixSettings, people: tuple[Person, Person, Person]
+) -> None:
+    bot, alice, _ = people
+    room, other = await alice.room_with(bot), await alice.room_with(bot)
+    model.close("slow")
+    with capture_logs() as logs:
+        async with serving(manager, model, settings):
+            await alice.say(room, "slow")
+            await model.was_asked("slow")
+            before = await position_of(bot)
+            await alice.client.room_kick(room, bot.user_id)
+            model.open("slow")
+            await alice.say(other, "/help")
+            (answer,) = await alice.hears(bot)
+            with anyio.fail_after(PATIENCE_S):
+                while await position_of(bot) == before:  # noqa: ASYNC110 - there is no event
+                    await anyio.sleep(0.05)
+    assert [one["detail"] for one in logs if one["action"] == "matrix.refused"] == ["M_FORBIDDEN"]
+    assert "formatted_body" not in answer["content"], "what is not the model's is shown to the letter"
+
+
 async def test_it_goes_on_when_the_homeserver_restarts(
     synapse: Synapse,
     manager: SessionManager,
