@@ -93,9 +93,12 @@ class PydanticAIProvider(ServiceProvider):
         def provider(name: str) -> Any:
             kind = infer_provider_class(name)
             takes = inspect.signature(kind).parameters
-            given = {"api_key": self._key, "base_url": self._url, "http_client": self._connections}
-            if lacking := [one for one in ("api_key", "base_url") if given[one] and one not in takes]:
+            given: dict[str, Any] = {"api_key": self._key, "base_url": self._url}
+            if lacking := [one for one, value in given.items() if value and one not in takes]:
                 raise ConfigError(f"{name} takes no {lacking[0]} in pydantic-ai; leave it out of [model]")
+            given["http_client"] = self._connections
+            if self._url:  # else it would look for a key in the environment, and send it to somebody else
+                given["api_key"] = self._key_to_send
             return kind(**{one: value for one, value in given.items() if value and one in takes})
 
         try:

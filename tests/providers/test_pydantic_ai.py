@@ -144,6 +144,21 @@ async def test_the_configuration_chooses_it_its_effort_and_its_key(
                 PydanticAIProvider(name, api_key=KEY)
 
 
+async def test_a_key_in_the_environment_is_not_sent_to_another_address_than_its_services(
+    server: StrictServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.script, server.key = lambda _: Answer(text="hi"), ""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai-alone")
+    environ = {
+        "MINICLAW_MODEL_PROVIDER": "pydantic-ai",
+        "MINICLAW_MODEL_MODEL": "openai-responses:gpt-5",
+        "MINICLAW_MODEL_BASE_URL": server.url_for("openai-responses"),
+    }
+    async with open_agent(load_settings(None, environ).settings) as agent:
+        await agent.reply(HELLO)
+    assert [asked.key for asked in server.requests] == ["none"]
+
+
 async def test_a_service_without_a_budget_for_thinking_says_so() -> None:
     with pytest.raises(ConfigError, match="openai-chat has no budget for thinking"):
         PydanticAIProvider("openai-chat:m", api_key=KEY, thinking=100)
