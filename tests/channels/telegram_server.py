@@ -37,7 +37,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from miniclaw_sessions.channels.splitting import utf16_units
-from tests.channels.rooms import PATIENCE_S
+from tests.gateway.daemons import PATIENCE_S
 from tests.providers.strict_server import SuddenServer
 
 Json = dict[str, Any]
@@ -297,13 +297,15 @@ class BotServer:
         return True
 
     async def _deliver(self) -> None:
-        """Post each update until it is taken, all at the same time."""
+        """Post each update until it is taken: those of a chat one after the other, as Telegram does."""
         assert self._tasks is not None
-        begun: set[int] = set()
+        busy: dict[int, Json] = {}
         while self.webhook:
-            for update in [one for one in self.updates if one["update_id"] not in begun]:
-                begun.add(update["update_id"])
-                self._tasks.start_soon(self._deliver_one, update)
+            for update in self.updates:
+                chat_id = next(iter(one["chat"]["id"] for one in update.values() if isinstance(one, dict)))
+                if busy.get(chat_id) not in self.updates:
+                    busy[chat_id] = update
+                    self._tasks.start_soon(self._deliver_one, update)
             await self._changed.wait()
 
     async def _deliver_one(self, update: Json) -> None:

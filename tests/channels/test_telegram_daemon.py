@@ -15,8 +15,8 @@ import httpx2
 import pytest
 from anyio.abc import Process
 
-from tests.channels.rooms import PATIENCE_S
 from tests.channels.telegram_server import BOB, TOKEN, BotServer
+from tests.gateway.daemons import PATIENCE_S
 from tests.providers.strict_server import Answer, Asked, Call, StrictServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proof]
