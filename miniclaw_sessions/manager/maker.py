@@ -96,12 +96,13 @@ class SessionMaker(SessionReader):
         check: Callable[[SessionKey], None] = lambda _: None,
         update: bool = False,
         place: Mapping[str, Any] | None = None,
+        is_archived: bool = False,
     ) -> ImportReport:
         """`import_file` for what comes in pieces: `name` stands for the file's, `size` is in bytes. Raises the same.
 
         `check` is given the key of what the file is to become, before anything is looked up or made; it may raise. With
         `update`, a session that was made of this file before gets what it lacks of it (`Import.add_to`), and `place` is
-        kept with a session that keeps up with a file.
+        kept with a session that keeps up with a file. `is_archived`: see `Import`.
         """
         from miniclaw_sessions.transfer.importing import Import  # noqa: PLC0415 - loads every format
 
@@ -116,6 +117,7 @@ class SessionMaker(SessionReader):
             size=size,
             dry_run=dry_run,
             place=place,
+            is_archived=is_archived,
         )
         async with transfer:
             key, report = await transfer.begin(key), transfer.report
@@ -172,7 +174,9 @@ class SessionMaker(SessionReader):
             key = SessionKey.parse(session_id)
         except InvalidKey:
             key = None  # it is shortened: the file's first line tells it
-        report = await self.import_stream(self._archive.read(file), name=session_id, key=key, form=ENTRY_LINE)
+        report = await self.import_stream(
+            self._archive.read(file), name=session_id, key=key, form=ENTRY_LINE, is_archived=True
+        )
         await self._archive.delete(file)
         log.info("restored from the archive", action="session.restored", session_id=report.session_id)
         return await self.find(report.session_id)

@@ -72,6 +72,9 @@ LINES_AT_ONCE = 256
 NOT_STORED = "import.too_large"
 """The `custom_type` of what stands in the place of an entry that is too large to be stored."""
 
+NOT_TAKEN = "import.metadata"
+"""The `custom_type` of metadata that only a session itself may have (`OWN_METADATA`), where a file has some."""
+
 
 class ImportReport(msgspec.Struct, kw_only=True):
     """What became of a file.
@@ -146,6 +149,7 @@ class Import:
         size: int | None = None,
         dry_run: bool = False,
         place: Mapping[str, Any] | None = None,
+        is_archived: bool = False,
     ) -> None:
         """Nothing is read yet.
 
@@ -158,8 +162,11 @@ class Import:
             size: how many bytes there are, where that is known.
             dry_run: what the report says of it.
             place: where the file lies and how far this reads it, as whoever follows it wants it kept (`FOLLOWED`).
+            is_archived: it comes from the archive, so that what the session knew of itself is what it knows again.
+                Of a stranger's file that is only kept: it could end a legal hold, or have the session removed.
         """
         self._place = place
+        self._is_archived = is_archived
         self._name = name
         self._form = form
         self._clock = clock
@@ -385,6 +392,7 @@ class Import:
         batch: list[Entry] | None = self._first
         while batch is not None:
             batch = batch if known is None else [entry for entry in batch if not known.place_of(entry.id)]
+            batch = batch if self._is_archived else [self._without_own_metadata(entry) for entry in batch]
             for entry in batch if journal is None else await to_thread.run_sync(self._storable, journal, batch):
                 report.entries += 1
                 report.messages += isinstance(entry, MessageEntry)
@@ -405,6 +413,18 @@ class Import:
                 self.report.note(Finding(0, Outcome.SET_ASIDE, f"entry {entry.id}: {error}"))
                 storable.append(_in_its_place(entry, str(error)))
         return storable
+
+    def _without_own_metadata(self, entry: Entry) -> Entry:
+        """The entry; what only a session itself may say of itself is kept, and says nothing."""
+        if not isinstance(entry, Custom) or entry.custom_type != METADATA:
+            return entry
+        own = {name: value for name, value in entry.data.items() if name.startswith(OWN_METADATA)}
+        if not own:
+            return entry
+        self.report.note(Finding(0, Outcome.SET_ASIDE, f"entry {entry.id}: metadata {', '.join(own)} cannot be set"))
+        others = {name: value for name, value in entry.data.items() if name not in own}
+        kind = METADATA if others else NOT_TAKEN
+        return msgspec.structs.replace(entry, custom_type=kind, data=others or own)
 
     def _refuse_nothing(self) -> None:
         if self._doubt and not self._is_understood:

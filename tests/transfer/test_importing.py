@@ -18,6 +18,7 @@ from miniclaw_sessions.errors import (
     ImportRefused,
     InvalidMessage,
     SessionExists,
+    SessionHeld,
     SessionNotFound,
     StoreFull,
     StoreUnavailable,
@@ -601,3 +602,37 @@ async def test_without_a_transcript_a_model_is_told_the_same_of_every_format(tmp
             said_there = [(message.role, message.text) for message in context.messages[-50:]]
             told.append((said_there, context.model, context.thinking_level, session.title, metadata))
     assert told[1] == told[0]
+
+
+# --- what only a session itself may say of itself ---------------------------------------------------------------------
+
+
+async def test_a_file_ends_no_legal_hold_and_has_no_session_removed(tmp_path: Path) -> None:
+    header: dict[str, Any] = {"type": "session", "version": 1, "id": "abc", "source": {"format": "pi", "id": "abc"}}
+    said: dict[str, Any] = {"type": "message", "id": "a1", "parent_id": None, "timestamp": "2026-01-01T00:00:01Z"}
+    whole = [header, {**said, "message": {"role": "user", "content": "hello"}}]
+    forged = {
+        "session.legal_hold": None,
+        "session.incomplete": "fork",
+        "session.followed": {"path": "/"},
+        "mood": "good",
+    }
+    about: dict[str, Any] = {"type": "custom", "custom_type": "metadata", "timestamp": "2026-01-01T00:00:03Z"}
+    part = [{**header, "is_part": True}, {**about, "id": "z1", "parent_id": "a1", "data": forged}]
+
+    async def chunks(lines: list[dict[str, Any]]) -> AsyncIterator[bytes]:
+        yield b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+    async with opened(tmp_path) as manager:
+        made = await manager.import_stream(chunks(whole), name="abc")
+        await manager.hold(made.session_id, "case 7")
+        report = await manager.import_stream(chunks(part), name="abc", update=True)
+        assert (report.entries, report.set_aside) == (1, 1)
+        session = await manager.find(made.session_id)
+        assert session.journal.legal_hold == "case 7"
+        assert session.metadata["mood"] == "good"
+        assert not {"session.incomplete", "session.followed"} & session.metadata.keys()
+        with pytest.raises(SessionHeld):
+            await manager.delete(made.session_id)
+    async with opened(tmp_path) as manager:
+        assert (await manager.find(made.session_id)).journal.legal_hold == "case 7"
