@@ -164,7 +164,7 @@ class AgentSession:
             return ""
         try:
             with anyio.fail_after(self._timeout_s):
-                summary = _text_of(await self._summarizer(left))
+                summary = _text_of(await self._summarize(left))
             self.session.journal.check(Message(Role.BRANCH_SUMMARY, summary))
         except Exception as error:  # noqa: BLE001 - the branch matters more than its summary
             log.warning(
@@ -177,6 +177,18 @@ class AgentSession:
             return ""
         return summary
 
+    async def _summarize(self, messages: Sequence[Message]) -> str | Message | Sequence[Message]:
+        """A summary, if something may still be spent."""
+        budgets = self.agent.budgets
+        if budgets is not None:
+            await budgets.check(self.session)
+        summary = await self._summarizer(messages)
+        if budgets is not None:
+            for one in [summary] if isinstance(summary, str | Message) else summary:
+                if isinstance(one, Message) and one.usage is not None:
+                    budgets.note(self.session, one.usage)
+        return summary
+
     # --- keeping within the context ----------------------------------------------------------------------------------
 
     async def context_tokens(self) -> int:
@@ -186,7 +198,7 @@ class AgentSession:
     async def compact(self, *, reason: str = "manual", keep_tokens: int | None = None) -> CompactionOutcome:
         """Let a summary stand for the older part of the conversation. See `Session.compact`."""
         self.last_compaction = await self.session.compact(
-            self._summarizer,
+            self._summarize,
             keep_tokens=self.keep_tokens if keep_tokens is None else keep_tokens,
             count=self._count,
             reason=reason,

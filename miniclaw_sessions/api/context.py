@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
@@ -91,6 +91,10 @@ class Responses(Protocol):
         ...
 
 
+async def _without_bounds(session: Session) -> None:
+    """There are no budgets."""
+
+
 class Context:
     """One open manager, for those who do something with it; `for_caller` makes it a request's.
 
@@ -103,6 +107,7 @@ class Context:
         made: the session that was made of that one, for the same purpose.
         also_about: further sessions that it is about; each is written down for itself.
         summarizer: who summarizes where nobody brings a summary; None: nobody.
+        may_spend: raises BudgetSpent where nothing more may be spent in a session.
         chats: who answers; None: nobody.
         responses: who makes responses; None: nobody.
         started: the monotonic second at which it was made.
@@ -126,6 +131,7 @@ class Context:
         self.made: str | None = None
         self.also_about: list[str] = []
         self.summarizer = summarizer
+        self.may_spend: Callable[[Session], Awaitable[None]] = _without_bounds
         self.chats = chats
         self.responses = responses
         self.started = time.monotonic()

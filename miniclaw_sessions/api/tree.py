@@ -191,7 +191,7 @@ class CompactRequest(msgspec.Struct, frozen=True):
     f"{ONE}/compact",
     CompactRequest,
     CompactionReply,
-    errors=("entry_not_found", "unsafe_compaction", "no_model"),
+    errors=("entry_not_found", "unsafe_compaction", "no_model", "budget_spent"),
     patient=True,
 )
 async def compact_session(context: Context, request: CompactRequest) -> CompactionReply:
@@ -204,6 +204,7 @@ async def compact_session(context: Context, request: CompactRequest) -> Compacti
         raise invalid("this goes with a summary; send one", param="summary")
     if context.summarizer is None:
         raise RequestError(422, "no_model", "there is no model that could summarize; send a summary", param="summary")
+    await context.may_spend(session)
     outcome = await session.compact(context.summarizer, keep_tokens=wanted.keep_tokens)
     return CompactionReply(**msgspec.to_builtins(outcome))
 

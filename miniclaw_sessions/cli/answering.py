@@ -29,6 +29,7 @@ def answer_with(client: Client, settings: Settings, stack: AsyncExitStack) -> No
         chats = _Chats(client.transport.context, settings, stack)
         client.transport.context.chats = chats
         client.transport.context.summarizer = chats.summarize
+        client.transport.context.may_spend = chats.may_spend
 
 
 class _Chats:
@@ -62,6 +63,11 @@ class _Chats:
     async def summarize(self, *arguments: Any, **options: Any) -> Any:
         """What the configured model makes of the older part of a conversation."""
         return await summarizer_of((await self._opened()).agent.provider)(*arguments, **options)
+
+    async def may_spend(self, session: Session) -> None:
+        """Raise BudgetSpent where nothing more may be spent in a session."""
+        if (budgets := (await self._opened()).agent.budgets) is not None:
+            await budgets.check(session)
 
     async def _opened(self) -> Assistant:
         if self._assistant is None:

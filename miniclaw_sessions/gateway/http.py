@@ -68,6 +68,8 @@ def make_app(  # noqa: PLR0913, PLR0917 - what it is put together of
     chats = DispatchedChats(dispatcher, patience_s=settings.model.timeout_s)
     responses = DispatchedResponses(dispatcher, patience_s=settings.model.timeout_s)
     context = Context(manager, summarizer=summarizer, chats=chats, responses=responses)
+    if (budgets := dispatcher.assistant.agent.budgets) is not None:
+        context.may_spend = budgets.check
     return Gateway(context, settings, policy, telemetry)
 
 

@@ -22,7 +22,7 @@ from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.api.context import ResponseEvent
 from miniclaw_sessions.api.openai.response_events import reply_marked
 from miniclaw_sessions.api.openai.response_places import Place, under_way
-from miniclaw_sessions.api.openai.response_request import FunctionTool, Wanted, check_calls
+from miniclaw_sessions.api.openai.response_request import FunctionTool, Wanted, check_calls, unsupported
 from miniclaw_sessions.api.openai.responses import failure_of
 from miniclaw_sessions.api.openai.stored_responses import FAILED, RESPONSE, place_again
 from miniclaw_sessions.channels.asked import Asked
@@ -54,8 +54,12 @@ class DispatchedResponses:
         """Begin a response and follow it.
 
         Raises:
-            RequestError: the same request waits, or is being answered (409).
+            RequestError: the same request waits, or is being answered (409); or it is to be kept nowhere, and there are
+                budgets (400): what it cost would stand in no account.
         """
+        budgets = self._dispatcher.assistant.agent.budgets
+        if place.session is not None and budgets is not None and budgets.has_any:
+            raise unsupported("store", "there are budgets, and what is not stored is counted in none; leave it out")
         self._under_way = [one for one in self._under_way if not one[2].is_over]
         same = (place.key.session_id, wanted.digest)
         if wanted.is_done_once and any(one[:2] == same for one in self._under_way):

@@ -35,12 +35,14 @@ class Priced:
 
     Args:
         provider: who answers.
-        prices: by the model's name, as the provider or the reply has it.
+        prices: by the model's name, as the settings, the provider or the reply has it.
+        named: what the settings call the model, such as `anthropic:claude-...`; its price comes before the others.
     """
 
-    def __init__(self, provider: Provider, prices: Mapping[str, PriceSettings]) -> None:
+    def __init__(self, provider: Provider, prices: Mapping[str, PriceSettings], named: str = "") -> None:
         self._provider = provider
         self._prices = prices
+        self._named = named
 
     def __repr__(self) -> str:
         return repr(self._provider)
@@ -61,7 +63,7 @@ class Priced:
         Raises:
             OptionRefused: the provider cannot do what one of them asks for.
         """
-        return Priced(adjusted(self._provider, options), self._prices)
+        return Priced(adjusted(self._provider, options), self._prices, self._named)
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         """Ask the provider."""
@@ -70,7 +72,8 @@ class Priced:
                 yield Reply(self._priced(event.message)) if isinstance(event, Reply) else event
 
     def _priced(self, reply: Message) -> Message:
-        price = self._prices.get(self.model) or self._prices.get(reply.model or "")
+        names = (self._named, self.model, reply.model or "")
+        price = next((self._prices[name] for name in names if name in self._prices), None)
         if price is None or reply.usage is None:
             return reply
         return msgspec.structs.replace(reply, usage=priced(reply.usage, price))

@@ -92,7 +92,7 @@ async def open_agent(
         for name, opening in parts.providers.items():
             is_usual = _named(settings, name)[0] == model.provider
             provider = _thinking(await stack.enter_async_context(opening), model, is_usual=is_usual)
-            provider = Priced(provider, settings.prices) if settings.prices else provider
+            provider = Priced(provider, settings.prices, name) if settings.prices else provider
             models[name] = provider if observer is None else observer.model(provider)
         if fallback := models.get(model.fallback):
             models |= {name: WithFallback(one, fallback) for name, one in models.items() if one is not fallback}

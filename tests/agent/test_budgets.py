@@ -11,6 +11,7 @@ import pytest
 
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.budgets import FRESH_S, Budgets
+from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool, calculator_tool
 from miniclaw_sessions.channels.base import Incoming, NotAnswered, Reason
@@ -90,6 +91,27 @@ async def test_a_turn_that_goes_on_and_on_ends_with_its_budget(tmp_path: Path) -
         with pytest.raises(BudgetSpent):
             await agent.reply(HELLO, session=session)
         assert (model.asked, session.messages()[-1].is_tool_result) == (3, True)
+
+
+async def test_a_summary_counts_for_the_channel_at_once_and_is_not_made_when_nothing_is_left(
+    tmp_path: Path,
+) -> None:
+    async def summarize(messages: Sequence[Message]) -> Message:
+        asked.append(len(messages))
+        return Message(Role.COMPACTION_SUMMARY, "" if len(asked) == 1 else "they greeted", usage=Usage(150))
+
+    asked: list[int] = []
+    async with SessionManager(tmp_path) as manager:
+        agent = agent_with(Costly(), manager, unit="tokens", channel_day=400)
+        session = await manager.get_or_create("telegram", 1)
+        agent_session = AgentSession(agent, session, context_window=100_000, summarizer=summarize)
+        await agent_session.reply(HELLO)
+        statuses = [(await agent_session.compact(keep_tokens=1)).status.value for _ in range(2)]
+        assert statuses == ["failed", "done"], "100 for the reply, and 150 for each of these, also for the first"
+        await session.add_message(HELLO)
+        outcome = await agent_session.compact(keep_tokens=0)
+        assert (outcome.status.value, outcome.detail) == ("failed", "the summary could not be made: BudgetSpent")
+        assert len(asked) == 2
 
 
 def test_whoever_speaks_is_told_until_when() -> None:

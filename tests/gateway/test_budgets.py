@@ -73,3 +73,24 @@ async def test_a_spent_budget_is_a_typed_error_and_the_message_is_kept(served: A
         asked = {"model": "offline", "input": "hello", "conversation": f"web_{chat_id}"}
         await served.manager.get_or_create("web", chat_id)
         assert (await served.unix.post("/v1/responses", json=asked)).status_code == status
+
+
+async def test_nothing_passes_a_budget_by_being_kept_nowhere(served: Any) -> None:
+    session = await served.manager.get_or_create("web", "1")
+    for asked in ({}, {"conversation": "web_1"}, {"stream": True}):
+        refused = await served.unix.post("/v1/responses", json={"input": "hello", "store": False, **asked})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "store")
+    assert session.last_sequence == 0
+
+
+async def test_a_spent_budget_pays_for_no_summary(served: Any) -> None:
+    session = await served.manager.get_or_create("web", "1")
+    for number in range(4):
+        await session.add_message(Message.user(f"question {number} " * 20))
+        await session.add_message(Message(Role.ASSISTANT, "well", usage=Usage(25)))
+    before = session.last_sequence
+    refused = await served.unix.post("/v1/sessions/web_1/compact", json={"keep_tokens": 10})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (429, "budget_spent")
+    assert session.last_sequence == before
+    by_hand = await served.unix.post("/v1/sessions/web_1/compact", json={"summary": "four questions"})
+    assert by_hand.json()["status"] == "done"

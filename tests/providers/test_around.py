@@ -9,9 +9,10 @@ import pytest
 from openai.types.completion_usage import CompletionUsage
 
 from miniclaw_sessions.config import PriceSettings, load_settings
-from miniclaw_sessions.errors import ConfigError, ModelError, ModelOverloaded
+from miniclaw_sessions.errors import BudgetSpent, ConfigError, ModelError, ModelOverloaded
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, Usage
+from miniclaw_sessions.providers.anthropic import AnthropicProvider
 from miniclaw_sessions.providers.around import priced
 from miniclaw_sessions.providers.configured import open_agent
 from miniclaw_sessions.providers.openai import _usage_of
@@ -88,6 +89,26 @@ async def test_another_model_answers_while_the_first_is_overloaded_and_the_messa
         assert [row.name for row in (await manager.usage(by="model")).rows] == ["small"]
         assert session.chosen_model is None
     assert [asked.model for asked in server.requests] == ["large"] * 3 + ["small"]
+
+
+async def test_a_model_of_another_service_is_priced_as_the_settings_name_it_and_ends_with_its_budget(
+    server: StrictServer, write: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AnthropicProvider, "service_url", server.url_for("anthropic"))
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    server.script = lambda asked: Refusal(503) if asked.model == "large" else Answer(text="well")
+    price = "[prices.'anthropic:claude']\ninput = 1e6\n[budgets]\nchat_day = 1.0\n[prices.tiny]"
+    file = changed(changed(write, "'small'", "'anthropic:claude'"), "[prices.tiny]", price)
+    changed(file, "['tiny']", "['anthropic:claude']")
+    async with SessionManager(tmp_path / "w") as manager, open_agent(load_settings(file).settings, manager) as agent:
+        for chosen in (None, "anthropic:claude"):  # it answers in place of the usual one, or because it was chosen
+            session = await manager.get_or_create("telegram", chosen or "usual")
+            session.update(model=chosen)
+            usage = (await agent.reply(HELLO, session=session)).usage
+            assert usage is not None
+            assert (usage.cost or 0) >= 1
+            with pytest.raises(BudgetSpent):
+                await agent.reply(HELLO, session=session)
 
 
 @pytest.mark.parametrize("service", SERVICES)
