@@ -294,7 +294,7 @@ class DeleteSession(msgspec.Struct, frozen=True):
     if_match: str | None = None
 
 
-@operation("DELETE", ONE, DeleteSession, DeletedReply)
+@operation("DELETE", ONE, DeleteSession, DeletedReply, errors=("session_held",))
 async def delete_session(context: Context, request: DeleteSession) -> DeletedReply:
     """Forget a session, its transcript, its archived and its damaged copies, and tell what may still hold its words."""
     if not context.was_deleted(request.session_id, request.idempotency_key):

@@ -37,10 +37,10 @@ FOLLOWED = OWN_METADATA + "followed"
 """Which file of another program a session keeps up with, and how far that was read."""
 
 SUSPENDED = "agent.suspended"
-FINGERPRINT = "tool_fingerprint"
-"""In the data of a call that waits for a person's yes: the tool that he is asked about (`Tool.fingerprint`)."""
 """The `custom_type` of the entry that says which calls of a suspended turn wait, and for what."""
 
+FINGERPRINT = "tool_fingerprint"
+"""In the data of a call that waits for a person's yes: the tool that he is asked about (`Tool.fingerprint`)."""
 
 COPY_OF = "copy_of"
 """The field of `extra` of an entry that stands on its branch for an earlier one: that one's id, or the first one's."""

@@ -79,12 +79,26 @@ class Unit:
         """An entry of any kind, with its own fields; id, parent, time and place are given to it.
 
         Raises:
-            InvalidMessage: it cannot be stored faithfully.
+            InvalidMessage: it cannot be stored faithfully, or is metadata that only the session itself may have.
             TranscriptNotKept: the store is `none`, which would forget it.
         """
-        is_metadata = kind is Custom and fields.get("custom_type") == METADATA  # the session's file has it, too
-        if kind in _IN_TRANSCRIPTS and not is_metadata:
+        if kind is Custom and fields.get("custom_type") == METADATA:  # the session's file has it, too
+            if own := [name for name in fields["data"] if name.startswith(OWN_METADATA)]:
+                sentence = f"metadata {own[0]!r} cannot be set: names that begin with {OWN_METADATA} are ours"
+                raise InvalidMessage(sentence)
+        elif kind in _IN_TRANSCRIPTS:
             self.journal.require_transcript(_IN_TRANSCRIPTS[kind])
+        return self._add(kind, **fields)
+
+    def add_own_metadata(self, own: Mapping[str, Any]) -> None:
+        """What the session knows of itself (`OWN_METADATA`); never what somebody else says of it.
+
+        Raises:
+            InvalidMessage: it cannot be stored faithfully.
+        """
+        self._add(Custom, custom_type=METADATA, data=dict(own))
+
+    def _add(self, kind: type[E], **fields: Any) -> E:
         entry = self.journal.next_entry(kind, self._entries, **fields)
         own, encoded = encoded_once(entry)
         self._entries.append((cast("Entry", own), encoded))
@@ -188,8 +202,6 @@ class Unit:
             self.add(ModelChange, provider=provider or "", model_id=model or "")
         if thinking_level is not UNSET:
             self.add(ThinkingLevelChange, thinking_level=thinking_level or "")
-        if own := [name for name in metadata if name.startswith(OWN_METADATA)]:
-            raise InvalidMessage(f"metadata {own[0]!r} cannot be set: names that begin with {OWN_METADATA} are ours")
         if metadata:
             self.add(Custom, custom_type=METADATA, data=metadata)
 

@@ -121,6 +121,23 @@ async def test_free_metadata_cannot_take_the_name_of_a_field(served: Any, name: 
     assert reply.json()["error"]["param"] == f"metadata.{name}"
 
 
+@pytest.mark.parametrize("name", ["session.legal_hold", "session.incomplete", "session.deleted_responses"])
+async def test_nobody_says_of_a_session_what_only_it_may_say_of_itself(served: Any, name: str) -> None:
+    """Such as that no legal hold stands, or that it was never finished, whereupon the next start would remove it."""
+    await served.unix.post("/v1/sessions", json={"channel": "a", "chat_id": "1"})
+    await served.manager.hold("a_1", "case 7")
+    entry = {"type": "metadata", "metadata": {name: None}}
+    for method, path, body in (
+        ("PATCH", "", {"metadata": {name: None}}),
+        ("POST", "/entries", entry),
+        ("POST", "/entries", {"entries": [entry]}),
+    ):
+        assert (await served.unix.request(method, f"/v1/sessions/a_1{path}", json=body)).status_code == 422
+    made = {"channel": "a", "chat_id": "2", "metadata": {name: "x"}}
+    assert (await served.unix.post("/v1/sessions", json=made)).status_code == 422
+    assert (await served.unix.delete("/v1/sessions/a_1")).status_code == 409
+
+
 # --- messages --------------------------------------------------------------------------------------------------------
 
 

@@ -39,7 +39,7 @@ from miniclaw_sessions.errors import (
     SessionsError,
 )
 from miniclaw_sessions.formats.openai_items import to_messages
-from miniclaw_sessions.protocol.entries import METADATA, OWN_METADATA, Custom
+from miniclaw_sessions.protocol.entries import OWN_METADATA
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
@@ -96,7 +96,7 @@ async def create_conversation(context: Context, request: CreateConversationReque
         return conversation_reply(session)
     unit = session.unit()
     try:
-        unit.add(Custom, custom_type=METADATA, data={_CREATED: True})
+        unit.add_own_metadata({_CREATED: True})
         unit.add_metadata(**_changes(session, metadata))
         for message in to_messages(items):
             unit.add_message(message)

@@ -44,7 +44,6 @@ from miniclaw_sessions.api.openai.stored_responses import (
 from miniclaw_sessions.api.operation import Stream, checked_idempotency_key, operation
 from miniclaw_sessions.api.sessions import DeleteSession, delete_session
 from miniclaw_sessions.errors import EntryNotFound, OptionRefused, SessionDeleted, SessionNotFound, TurnCutOff
-from miniclaw_sessions.protocol.entries import METADATA, Custom
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context, ResponseEvent
@@ -242,7 +241,7 @@ async def delete_response(context: Context, request: OneResponse) -> ResponseDel
         await delete_session.handler(context, DeleteSession(session.session_id))
     else:
         unit = session.unit()
-        unit.add(Custom, custom_type=METADATA, data={DELETED: [*deleted_in(session), found.mark.id]})
+        unit.add_own_metadata({DELETED: [*deleted_in(session), found.mark.id]})
         await unit.save()
     return ResponseDeleted(id=found.id)
 

@@ -22,6 +22,7 @@ from miniclaw_sessions.api.openai.response_shapes import Document, Mark, NamedCo
 from miniclaw_sessions.api.openai.shapes import Item
 from miniclaw_sessions.errors import EntryNotFound, InvalidMessage
 from miniclaw_sessions.protocol.entries import (
+    OWN_METADATA,
     Compaction,
     Custom,
     Entry,
@@ -46,7 +47,7 @@ FAILED = "openai.response.failed"
 """The `custom_type` of the entry behind a response that failed; its data: the `error`, and the `response`, by the entry
 that it begins with, because others may have begun meanwhile."""
 
-DELETED = "openai.deleted_responses"
+DELETED = OWN_METADATA + "deleted_responses"
 """The metadata of a session that names the responses that were deleted, while what they said is still there."""
 
 _ID = re.compile(r"(resp_[0-9a-fx]+)_(.+)", re.DOTALL)
