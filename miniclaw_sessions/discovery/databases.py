@@ -1,26 +1,46 @@
 """Sessions out of other programs' SQLite databases, as lines that their formats read.
 
 A database is only read, in short queries, so that its program never waits: nothing is locked between them, and no file
-beside it is made. Everything in here blocks.
+beside it is made. It is not trusted: only plain tables are read, row by row, for so long and so much at a time, and
+whatever it does is a refusal of this one database. Everything in here blocks.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
+from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.discovery.reading import why
 from miniclaw_sessions.errors import ImportRefused
+from miniclaw_sessions.transfer.importing import MAX_LINE_BYTES
+
+T = TypeVar("T")
+
+LIST_S = 10.0
+"""So long a database may take to say which sessions it has."""
+READ_S = 60.0
+"""So long it may take for one of them; what is done with its lines meanwhile does not count."""
 
 _PAGE = 100
 _PATIENCE_S = 0.5
+_ROW_BYTES = 200  # about what a row takes in memory that has nothing in it
+_LONGEST_ID = 512
+_LATEST_MS = 2**63 // 1_000_000 - 1
+_STEPS = 10_000  # of SQLite's machine, between two looks at the time
+_LONG_S = 1.0  # a database that was refused after so long is left alone,
+_REST = 10  # for so many times as long as that took
 _KNOWN: dict[Path, tuple[list[tuple[int, int, int]], list[DatabaseSession]]] = {}
+_REFUSED: dict[Path, tuple[float, str]] = {}
 _WAL_VERSION = b"\2\2"  # bytes 18 and 19 of the header of a database with a write-ahead log
+_monotonic = SystemClock().monotonic
 
 
 class DatabaseSession(NamedTuple):
@@ -31,11 +51,74 @@ class DatabaseSession(NamedTuple):
     messages: int
 
 
-class Database(NamedTuple):
+class _Database:
+    """A program's database, while it is read."""
+
+    def __init__(self, connection: sqlite3.Connection, seconds: float) -> None:
+        self._connection = connection
+        self._seconds = seconds
+        self._until = 0.0
+        self._held = 0
+        self.spent = 0.0
+        connection.row_factory = sqlite3.Row
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_LINE_BYTES)
+        connection.set_progress_handler(lambda: _monotonic() > self._until, _STEPS)
+        for pragma in ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON"):
+            self._timed(partial(connection.execute, f"PRAGMA {pragma}"))
+
+    def rows(self, query: str, *values: Any) -> Generator[dict[str, Any], None, None]:
+        """What a query gives, row by row; bytes are left out, which JSON has no place for.
+
+        Raises:
+            ImportRefused: since `begin_line`, it gave more than may be held in memory.
+            sqlite3.Error: it could not be read, or took too long.
+        """
+        with closing(self._timed(partial(self._connection.execute, query, values))) as cursor:
+            while (row := self._timed(cursor.fetchone)) is not None:
+                self._held += _ROW_BYTES + sum(len(value) for value in row if isinstance(value, str | bytes))
+                if self._held > MAX_LINE_BYTES:
+                    raise ImportRefused(f"what belongs together in it is longer than {MAX_LINE_BYTES} bytes")
+                yield {name: row[name] for name in row.keys() if not isinstance(row[name], bytes)}  # noqa: SIM118
+
+    def first(self, query: str, *values: Any) -> dict[str, Any] | None:
+        """The first row of what a query gives."""
+        with closing(self.rows(query, *values)) as rows:
+            return next(rows, None)
+
+    def begin_line(self) -> None:
+        """What was given before is not held any more."""
+        self._held = 0
+
+    def has(self, *tables: str) -> bool:
+        """Whether it has these, and they are plain tables: a view, or a column that is computed, may take for ever."""
+        plain = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ? AND sql GLOB 'CREATE TABLE *'"
+        return all(
+            self.first(plain, table) is not None and all(column["hidden"] == 0 for column in self._columns(table))
+            for table in tables
+        )
+
+    def columns(self, table: str, *without: str) -> str:
+        """The names of a table's columns, to be selected."""
+        names = [column["name"] for column in self._columns(table) if column["name"] not in without]
+        return ", ".join('"{}"'.format(name.replace('"', '""')) for name in names)
+
+    def _columns(self, table: str) -> list[dict[str, Any]]:
+        return list(self.rows("SELECT name, hidden FROM pragma_table_xinfo(?)", table))
+
+    def _timed(self, step: Callable[[], T]) -> T:
+        began = _monotonic()
+        self._until = began + self._seconds - self.spent
+        try:
+            return step()
+        finally:
+            self.spent += _monotonic() - began
+
+
+class Asked(NamedTuple):
     """What is asked of a program's database."""
 
-    sessions: Callable[[sqlite3.Connection], Iterator[DatabaseSession]]
-    lines: Callable[[sqlite3.Connection, str], Iterator[dict[str, Any]]]
+    sessions: Callable[[_Database], Iterator[DatabaseSession]]
+    lines: Callable[[_Database, str], Iterator[dict[str, Any]]]
 
 
 def sessions_in(program: str, path: Path) -> list[DatabaseSession]:
@@ -43,11 +126,12 @@ def sessions_in(program: str, path: Path) -> list[DatabaseSession]:
 
     Raises:
         ImportRefused: it cannot be read, or is none of this program.
+        TimeoutError: it was refused before, and took so long for that that it is left alone.
     """
     looks = _looks(path)
     if (known := _KNOWN.get(path)) is None or known[0] != looks:
-        with _opened(path) as connection:
-            known = _KNOWN[path] = looks, list(_DATABASES[program].sessions(connection))
+        with _opened(path, LIST_S) as database:
+            known = _KNOWN[path] = looks, list(_PROGRAMS[program].sessions(database))
     return known[1]
 
 
@@ -61,53 +145,62 @@ def lines_of(program: str, path: Path, session_id: str) -> Iterator[bytes]:
     """A session as lines.
 
     Raises:
-        ImportRefused: as for `sessions_in`.
+        ImportRefused, TimeoutError: as for `sessions_in`.
     """
-    with _opened(path) as connection:
-        for line in _DATABASES[program].lines(connection, session_id):
+    with _opened(path, READ_S) as database:
+        for line in _PROGRAMS[program].lines(database, session_id):
             yield msgspec.json.encode(line) + b"\n"
+            database.begin_line()
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    connection = None
+def _opened(path: Path, seconds: float) -> Iterator[_Database]:
+    until, problem = _REFUSED.get(path, (0.0, ""))
+    if _monotonic() < until:
+        raise TimeoutError(problem)  # which says nothing of what is in it
+    connection = database = None
     try:
-        if not path.is_file() or path.is_symlink():
-            raise ImportRefused(f"cannot read {path}: it is not a regular file")
-        with path.open("rb") as file:
-            is_wal = file.read(20)[18:20] == _WAL_VERSION
-        # nobody has it open who writes: without this, SQLite would make the files of a log beside it
-        rest = "&immutable=1" if is_wal and not Path(f"{path}-wal").exists() else ""
-        connection = sqlite3.connect(
-            f"file:{quote(str(path))}?mode=ro{rest}",
-            uri=True,
-            timeout=_PATIENCE_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        connection.row_factory = sqlite3.Row
-        yield connection
-    except (sqlite3.Error, OSError) as error:
-        raise ImportRefused(f"cannot read {path}: {error}") from None
+        connection = _connected(path)
+        database = _Database(connection, seconds)
+        yield database
+    except Exception as error:  # noqa: BLE001 - whatever is in it, it is a refusal of this one
+        is_late = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
+        reason = f"it takes longer than {seconds:g} seconds" if is_late else why(error)
+        problem = f"cannot read {path}: {reason}"
+        if database is not None and database.spent > _LONG_S:
+            _REFUSED[path] = _monotonic() + _REST * database.spent, problem
+        raise ImportRefused(problem) from None
     finally:
         if connection is not None:
             connection.close()
 
 
-def _rows(connection: sqlite3.Connection, query: str, *values: Any) -> list[dict[str, Any]]:
-    """What a query gives, all of it at once; bytes are left out, which JSON has no place for."""
-    found = connection.execute(query, values).fetchall()
-    return [{name: row[name] for name in row.keys() if not isinstance(row[name], bytes)} for row in found]  # noqa: SIM118
+def _connected(path: Path) -> sqlite3.Connection:
+    if not path.is_file() or path.is_symlink():
+        raise ImportRefused("it is not a regular file")
+    with path.open("rb") as file:
+        is_wal = file.read(20)[18:20] == _WAL_VERSION
+    # nobody has it open who writes: without this, SQLite would make the files of a log beside it
+    rest = "&immutable=1" if is_wal and not Path(f"{path}-wal").exists() else ""
+    return sqlite3.connect(
+        f"file:{quote(str(path))}?mode=ro{rest}",
+        uri=True,
+        timeout=_PATIENCE_S,
+        isolation_level=None,
+        check_same_thread=False,
+    )
 
 
-def _tables(connection: sqlite3.Connection) -> set[str]:
-    return {row["name"] for row in _rows(connection, "SELECT name FROM sqlite_master WHERE type = 'table'")}
+def _session(session_id: Any, modified: int, messages: int) -> DatabaseSession:
+    if not isinstance(session_id, str) or not 0 < len(session_id) <= _LONGEST_ID:
+        raise ImportRefused(f"the id of a session in it is no text of at most {_LONGEST_ID} characters")
+    return DatabaseSession(session_id, modified, messages)
 
 
 def _parsed(value: Any) -> Any:
     try:
         return msgspec.json.decode(value)
-    except (msgspec.MsgspecError, TypeError):
+    except (msgspec.MsgspecError, TypeError, RecursionError):
         return value
 
 
@@ -117,37 +210,43 @@ _OPENCODE_SESSIONS = """
 SELECT s.id, max(s.time_updated, coalesce(max(m.time_updated), 0)) AS changed, count(m.id) AS messages
 FROM session s LEFT JOIN message m ON m.session_id = s.id GROUP BY s.id ORDER BY s.id
 """
-_OPENCODE_MESSAGES = """
-SELECT id, time_created, time_updated, data FROM message WHERE session_id = ? AND (time_created, id) > (?, ?)
+_OPENCODE_PAGE = """
+SELECT id, time_created FROM message WHERE session_id = ? AND (time_created, id) > (?, ?)
 ORDER BY time_created, id LIMIT ?
 """
+_OPENCODE_PARTS = "SELECT id, data FROM part WHERE message_id = ? ORDER BY id"
 
 
-def _opencode_sessions(connection: sqlite3.Connection) -> Iterator[DatabaseSession]:
-    for row in _rows(connection, _OPENCODE_SESSIONS):
-        yield DatabaseSession(row["id"], int(row["changed"]) * 1_000_000, row["messages"])
+def _opencode_sessions(database: _Database) -> Iterator[DatabaseSession]:
+    if not database.has("session", "message", "part"):
+        raise ImportRefused("it has not the tables that opencode makes")
+    for row in database.rows(_OPENCODE_SESSIONS):
+        changed = row.get("changed")
+        at = min(max(changed, 0), _LATEST_MS) if isinstance(changed, int) else 0
+        yield _session(row.get("id"), at * 1_000_000, row["messages"])
 
 
-def _opencode_lines(connection: sqlite3.Connection, session_id: str) -> Iterator[dict[str, Any]]:
+def _opencode_lines(database: _Database, session_id: str) -> Iterator[dict[str, Any]]:
     """The session and its messages; not the last one, as long as it may get more parts."""
-    for row in _rows(connection, "SELECT * FROM session WHERE id = ?", session_id):
+    columns = database.columns("session")
+    if (row := database.first(f"SELECT {columns} FROM session WHERE id = ?", session_id)) is not None:  # noqa: S608
         parsed = {
             name: _parsed(value) if name in ("model", "revert", "permission") else value for name, value in row.items()
         }
         yield {"info": parsed}
     after: tuple[Any, Any] = (-1, "")
-    while page := _rows(connection, _OPENCODE_MESSAGES, session_id, *after, _PAGE):
+    while page := list(database.rows(_OPENCODE_PAGE, session_id, *after, _PAGE)):
         for row in page:
-            parts = _rows(connection, "SELECT id, data FROM part WHERE message_id = ? ORDER BY id", row["id"])
-            info = _parsed(row["data"])
+            said = database.first("SELECT data FROM message WHERE id = ?", row["id"]) or {}
+            info = _parsed(said.get("data"))
             is_last = len(page) < _PAGE and row is page[-1]
             if is_last and not _is_complete(info):
                 return
             yield {
                 "info": {"id": row["id"], **info} if isinstance(info, dict) else info,
                 "parts": [
-                    {"id": part["id"], **data} if isinstance(data := _parsed(part["data"]), dict) else data
-                    for part in parts
+                    {"id": part.get("id"), **data} if isinstance(data := _parsed(part.get("data")), dict) else data
+                    for part in database.rows(_OPENCODE_PARTS, row["id"])
                 ],
             }
         after = (page[-1]["time_created"], page[-1]["id"])
@@ -172,15 +271,8 @@ _CONVERSATIONS = """
 SELECT c.id AS id, count(r.id) AS turns, max(r.datetime_utc) AS changed
 FROM conversations c JOIN responses r ON r.conversation_id = c.id GROUP BY c.id ORDER BY c.id
 """
-_BRANCH = """
-WITH RECURSIVE branch(hash, parent_hash, role, provider_metadata, depth) AS (
-    SELECT hash, parent_hash, role, provider_metadata, 0 FROM messages
-    WHERE hash = (SELECT tip_message_hash FROM threads WHERE id = ?)
-    UNION ALL
-    SELECT m.hash, m.parent_hash, m.role, m.provider_metadata, depth + 1
-    FROM messages m JOIN branch ON m.hash = branch.parent_hash
-) SELECT hash, parent_hash, role, provider_metadata FROM branch ORDER BY depth DESC
-"""
+_MESSAGE = "SELECT hash, parent_hash, role, provider_metadata FROM messages WHERE hash = ?"
+_ABOVE = "SELECT parent_hash FROM messages WHERE hash = ?"
 _PARTS = "SELECT position, type, tool_name, text, payload FROM parts WHERE message_hash = ? ORDER BY position"
 _FRAGMENTS = """
 SELECT content FROM prompt_fragments p JOIN fragments f ON f.id = p.fragment_id WHERE p.response_id = ? ORDER BY "order"
@@ -192,16 +284,20 @@ FROM turns WHERE thread_id = ? AND tip_message_hash = ?
 _TURN_AFTER = "SELECT datetime_utc FROM turns WHERE thread_id = ? AND parent_message_hash = ?"
 
 
-def _llm_sessions(connection: sqlite3.Connection) -> Iterator[DatabaseSession]:
-    tables, known = _tables(connection), set()
-    if "threads" in tables:
-        for row in _rows(connection, _THREADS):
-            known.add(row["id"])
-            yield DatabaseSession(row["id"], _nanoseconds(row["changed"]), 2 * row["turns"])
-    if {"conversations", "responses"} <= tables:
-        for row in _rows(connection, _CONVERSATIONS):
-            if row["id"] not in known:
-                yield DatabaseSession(row["id"], _nanoseconds(row["changed"]), 2 * row["turns"])
+def _llm_sessions(database: _Database) -> Iterator[DatabaseSession]:
+    known = set()
+    if _has_threads(database):
+        for row in database.rows(_THREADS):
+            known.add(row.get("id"))
+            yield _session(row.get("id"), _nanoseconds(row.get("changed")), 2 * row["turns"])
+    if database.has("conversations", "responses"):
+        for row in database.rows(_CONVERSATIONS):
+            if row.get("id") not in known:
+                yield _session(row.get("id"), _nanoseconds(row.get("changed")), 2 * row["turns"])
+
+
+def _has_threads(database: _Database) -> bool:
+    return database.has("threads", "turns", "messages", "parts")
 
 
 def _nanoseconds(text: Any) -> int:
@@ -211,54 +307,71 @@ def _nanoseconds(text: Any) -> int:
     return 0 if moment is None else int(moment.timestamp() * 1e6) * 1_000
 
 
-def _llm_lines(connection: sqlite3.Connection, session_id: str) -> Iterator[dict[str, Any]]:
-    tables = _tables(connection)
-    threads = _rows(connection, "SELECT * FROM threads WHERE id = ?", session_id) if "threads" in tables else []
-    if threads:
-        yield {"thread": threads[0]}
-        for row in _rows(connection, _BRANCH, session_id):
-            turns = _rows(connection, _TURN, session_id, row["hash"]) or _rows(
-                connection, _TURN_AFTER, session_id, row["hash"]
-            )
-            yield {"message": row, "parts": _llm_parts(connection, row["hash"]), "turn": turns[0] if turns else None}
+def _llm_lines(database: _Database, session_id: str) -> Iterator[dict[str, Any]]:
+    columns = database.columns("threads") if _has_threads(database) else ""
+    thread = database.first(f"SELECT {columns} FROM threads WHERE id = ?", session_id) if columns else None  # noqa: S608
+    if thread is None:
+        yield from _conversation_lines(database, session_id)
         return
-    for row in _rows(connection, "SELECT * FROM conversations WHERE id = ?", session_id):
-        yield {"conversation": row}
+    yield {"thread": thread}
+    for message_hash in _branch(database, thread.get("tip_message_hash")):
+        yield {
+            "message": database.first(_MESSAGE, message_hash),
+            "parts": [_llm_part(database, part) for part in database.rows(_PARTS, message_hash)],
+            "turn": database.first(_TURN, session_id, message_hash)
+            or database.first(_TURN_AFTER, session_id, message_hash),
+        }
+
+
+def _branch(database: _Database, message_hash: Any) -> list[Any]:
+    """The messages from the first one to this one."""
+    found: dict[Any, None] = {}
+    while message_hash not in found and (row := database.first(_ABOVE, message_hash)) is not None:
+        found[message_hash] = None
+        message_hash = row.get("parent_hash")
+    return list(found)[::-1]
+
+
+def _conversation_lines(database: _Database, session_id: str) -> Iterator[dict[str, Any]]:
+    """Before 0.36."""
+    columns = database.columns("conversations")
+    yield {"conversation": database.first(f"SELECT {columns} FROM conversations WHERE id = ?", session_id)}  # noqa: S608
+    tables = [table for table in ("tool_calls", "tool_results") if database.has(table)]
+    beside = {
+        table: f"SELECT {database.columns(table)} FROM {table} WHERE response_id = ? ORDER BY id"  # noqa: S608
+        for table in tables
+    }
+    columns = database.columns("responses", "prompt_json", "response_json")
+    response = f"SELECT {columns} FROM responses WHERE id = ?"  # noqa: S608
+    has_fragments = database.has("prompt_fragments", "fragments")
     after = ""
-    query = "SELECT * FROM responses WHERE conversation_id = ? AND id > ? ORDER BY id LIMIT ?"
-    while page := _rows(connection, query, session_id, after, _PAGE):
-        for row in page:
-            kept = {name: value for name, value in row.items() if name not in ("prompt_json", "response_json")}
-            if "prompt_fragments" in tables:  # what was said before the prompt
-                said = [one["content"] for one in _rows(connection, _FRAGMENTS, row["id"])]
-                kept["prompt"] = "\n".join([*said, *([row["prompt"]] if row["prompt"] else [])])
-            beside: dict[str, Any] = {
-                table: _rows(connection, f"SELECT * FROM {table} WHERE response_id = ? ORDER BY id", row["id"])  # noqa: S608
-                for table in ("tool_calls", "tool_results")
-                if table in tables
-            }
-            yield {"response": kept, **beside}
-        after = page[-1]["id"]
+    page = "SELECT id FROM responses WHERE conversation_id = ? AND id > ? ORDER BY id LIMIT ?"
+    while ids := [row["id"] for row in database.rows(page, session_id, after, _PAGE)]:
+        for one in ids:
+            row = database.first(response, one) or {}
+            if has_fragments:  # what was said before the prompt
+                said = [fragment["content"] for fragment in database.rows(_FRAGMENTS, one)]
+                row["prompt"] = "\n".join([*said, *([row["prompt"]] if row["prompt"] else [])])
+            yield {"response": row, **{table: list(database.rows(query, one)) for table, query in beside.items()}}
+        after = ids[-1]
 
 
-def _llm_parts(connection: sqlite3.Connection, message_hash: str) -> list[dict[str, Any]]:
-    """A message's parts; what one has of fragments, which are stored once, is put into its text."""
-    parts = _rows(connection, _PARTS, message_hash)
-    for part in parts:
-        payload = _parsed(part["payload"])
-        if isinstance(payload, dict) and isinstance(pieces := payload.get("text_ref"), list):
-            part["text"] = "".join(_llm_piece(connection, piece) for piece in pieces if isinstance(piece, dict))
-    return parts
+def _llm_part(database: _Database, part: dict[str, Any]) -> dict[str, Any]:
+    """A message's part; what it has of fragments, which are stored once, is put into its text."""
+    payload = _parsed(part.get("payload"))
+    if isinstance(payload, dict) and isinstance(pieces := payload.get("text_ref"), list):
+        part["text"] = "".join(_llm_piece(database, piece) for piece in pieces if isinstance(piece, dict))
+    return part
 
 
-def _llm_piece(connection: sqlite3.Connection, piece: dict[str, Any]) -> str:
+def _llm_piece(database: _Database, piece: dict[str, Any]) -> str:
     if isinstance(literal := piece.get("literal"), str):
         return literal
-    found = _rows(connection, "SELECT content FROM fragments WHERE id = ?", piece.get("fragment"))
-    return found[0]["content"] if found else ""
+    found = database.first("SELECT content FROM fragments WHERE id = ?", piece.get("fragment"))
+    return "" if found is None else str(found["content"])
 
 
-_DATABASES: Mapping[str, Database] = {
-    "opencode": Database(_opencode_sessions, _opencode_lines),
-    "llm": Database(_llm_sessions, _llm_lines),
+_PROGRAMS: Mapping[str, Asked] = {
+    "opencode": Asked(_opencode_sessions, _opencode_lines),
+    "llm": Asked(_llm_sessions, _llm_lines),
 }

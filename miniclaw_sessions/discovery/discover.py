@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import msgspec
 
 from miniclaw_sessions.discovery.databases import sessions_in
 from miniclaw_sessions.discovery.programs import Program, Source, files_of
-from miniclaw_sessions.discovery.reading import count_marks
+from miniclaw_sessions.discovery.reading import count_marks, why
 from miniclaw_sessions.errors import ImportRefused
+
+_LATEST = 2**63 - 1  # nanoseconds since 1970: a file may say that it is of a year that no calendar has
 
 
 class Overview(msgspec.Struct, kw_only=True):
@@ -61,10 +64,10 @@ def overview(
         found.messages += counted
         found.bytes += 0 if source.inner else source.size
         newest = max(newest, source.modified)
-    found.bytes += sum(path.stat().st_size for path in databases if path.exists())
-    found.newest = datetime.fromtimestamp(newest // 1_000_000_000, UTC) if newest else None
-    there = (place.expanduser() for place in program.places(environ, home))
-    found.places = [str(place) for place in there if place.exists()]
+    found.newest = datetime.fromtimestamp(min(newest, _LATEST) // 1_000_000_000, UTC) if newest else None
+    with suppress(OSError, RuntimeError, ValueError):  # it is gone, not to be looked into, or no path: that was told
+        found.bytes += sum(path.stat().st_size for path in databases)
+        found.places = [str(place) for place in map(Path.expanduser, program.places(environ, home)) if place.exists()]
     return found
 
 
@@ -72,16 +75,21 @@ def _sources(programs: Sequence[Program], environ: Mapping[str, str], home: Path
     """Every session, and how many messages it has where a database says so."""
     found: list[tuple[Source, int]] = []
     for program in programs:
-        if program.kind != "database":
-            found += [(source, 0) for source in files_of(program, environ, home)]
-            continue
-        for path in (place.expanduser() for place in program.places(environ, home)):
-            try:
-                if path.exists():
-                    found += [
-                        (Source(program.name, path, one.messages, one.modified, inner=one.id), one.messages)
-                        for one in sessions_in(program.name, path)
-                    ]
-            except (ImportRefused, OSError) as error:
-                found.append((Source(program.name, path, 0, 0, problem=str(error)), 0))
+        path = home
+        try:
+            if program.kind != "database":
+                found.extend((source, 0) for source in files_of(program, environ, home))
+                continue
+            for path in program.places(environ, home):
+                found += _in_database(program, path.expanduser())
+        except Exception as error:  # noqa: BLE001 - whatever one program's files do is nobody else's refusal
+            found.append((Source(program.name, path, 0, 0, problem=why(error)), 0))
     return found
+
+
+def _in_database(program: Program, path: Path) -> list[tuple[Source, int]]:
+    try:
+        sessions = sessions_in(program.name, path) if path.exists() else []
+    except (ImportRefused, OSError) as error:
+        return [(Source(program.name, path, 0, 0, problem=str(error)), 0)]
+    return [(Source(program.name, path, one.messages, one.modified, inner=one.id), one.messages) for one in sessions]

@@ -26,13 +26,12 @@ from miniclaw_sessions.clock import Clock, derived_id
 from miniclaw_sessions.discovery.databases import lines_of
 from miniclaw_sessions.discovery.discover import find_sources
 from miniclaw_sessions.discovery.programs import Program, Source, id_in
-from miniclaw_sessions.discovery.reading import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines
+from miniclaw_sessions.discovery.reading import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines, why
 from miniclaw_sessions.errors import (
     ImportRefused,
     InvalidKey,
     SessionExists,
     SessionNotFound,
-    SessionsError,
     Unreachable,
 )
 from miniclaw_sessions.formats.codec import Chain, Holding, Reader, Sample, SessionFacts
@@ -227,18 +226,18 @@ class Follower:
         for done, source in enumerate(sources, 1):
             kept = Kept(program=source.program, path=source.shown)
             try:
-                if source.problem:
-                    raise ImportRefused(source.problem)
                 await self._keep_up(source, kept)
             except Unreachable:
                 raise
-            except (SessionsError, OSError) as error:
-                kept.problem = str(error)
+            except Exception as error:  # noqa: BLE001 - whatever one file does is nobody else's refusal
+                kept.problem = why(error)
             if kept.reply is not None or kept.problem:
                 yield kept
             on_progress(done, len(sources))
 
     async def _keep_up(self, source: Source, kept: Kept) -> None:
+        if source.problem:
+            raise ImportRefused(source.problem)
         program, key = self._programs[source.program], (source.path, source.inner)
         state = self._states.get(key)
         if state is None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from miniclaw_sessions.errors import ImportRefused
+from miniclaw_sessions.errors import ImportRefused, SessionsError
 
 BLOCK_BYTES = 1 << 20
 _TAIL_BYTES = 256
+
+
+def why(error: Exception) -> str:
+    """Why something cannot be read, as a sentence; what nobody foresaw may have what was said in its own."""
+    foreseen = isinstance(error, SessionsError | OSError | sqlite3.Error)
+    return str(error) if foreseen else f"it is not as its program writes it ({type(error).__name__})"
 
 
 @contextmanager
