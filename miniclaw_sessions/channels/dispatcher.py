@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -202,7 +203,7 @@ class Dispatcher:
         """Let go of the connections of those channels that say how."""
         for channel in self._channels:
             try:
-                with anyio.move_on_after(_LAST_WORDS_S, shield=True):
+                with _ending_only_itself(), anyio.move_on_after(_LAST_WORDS_S, shield=True):
                     await getattr(channel, "aclose", checkpoint)()
             except Exception as error:  # noqa: BLE001 - a channel's own code, and all is told
                 log.debug("a channel was not closed", action="channel.not_closed", error_type=type(error).__name__)
@@ -218,16 +219,17 @@ class Dispatcher:
         with scope:
             while True:
                 try:
-                    async with aclosing(channel.receive()) as received:
-                        async for incoming in received:
-                            delay = self._backoff_s[0]
-                            asked = Asked(incoming, channel)
-                            if not self._take(incoming, asked):
-                                refusals.acquire_nowait()
-                                self._refused.add(asked)
-                                tasks.start_soon(self._refuse, channel, asked, refusals, name="refusal")
-                            async with refusals:  # there is room for telling one more
-                                pass
+                    with _ending_only_itself():
+                        async with aclosing(channel.receive()) as received:
+                            async for incoming in received:
+                                delay = self._backoff_s[0]
+                                asked = Asked(incoming, channel)
+                                if not self._take(incoming, asked):
+                                    refusals.acquire_nowait()
+                                    self._refused.add(asked)
+                                    tasks.start_soon(self._refuse, channel, asked, refusals, name="refusal")
+                                async with refusals:  # there is room for telling one more
+                                    pass
                     break
                 except Exception as error:  # noqa: BLE001 - a channel's own code; the others go on
                     log.error(
@@ -393,15 +395,16 @@ class Dispatcher:
 
     async def _show_typing(self, channel: Channel, chat_id: str) -> None:
         try:
-            async with channel.typing(chat_id):
-                await anyio.sleep_forever()
+            with _ending_only_itself():
+                async with channel.typing(chat_id):
+                    await anyio.sleep_forever()
         except Exception as error:  # noqa: BLE001 - a channel's own code, and only an ornament
             log.debug("typing is not shown", action="channel.typing_failed", error_type=type(error).__name__)
 
     async def _send(self, channel: Channel, asked: Asked, outgoing: Outgoing) -> bool:
         """Send; what the channel does not take is in the session all the same. Returns whether it took it."""
         try:
-            with anyio.fail_after(getattr(channel, "send_timeout_s", self._send_timeout_s)):
+            with _ending_only_itself(), anyio.fail_after(getattr(channel, "send_timeout_s", self._send_timeout_s)):
                 await channel.send(asked.incoming.chat_id, outgoing)
         except Exception as error:  # noqa: BLE001 - a channel's own code; the chat goes on
             log.warning(
@@ -414,3 +417,19 @@ class Dispatcher:
             )
             return False
         return True
+
+
+@contextmanager
+def _ending_only_itself() -> Iterator[None]:
+    """Make an ordinary error of what would end more than a channel: a cancellation that nobody asked for, or an exit.
+
+    Libraries leak the first from connections that close.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        if isinstance(error, anyio.get_cancelled_exc_class()) and anyio.current_effective_deadline() == -math.inf:
+            raise
+        raise SessionsError(f"the channel's code has raised {type(error).__name__}") from error

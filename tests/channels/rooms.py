@@ -32,7 +32,7 @@ class Room:
         self.sent: list[Outgoing] = []
         self.typing_in: list[str] = []
         self.begun = 0
-        self._said, self._heard = anyio.create_memory_object_stream[Incoming | Exception](1000)
+        self._said, self._heard = anyio.create_memory_object_stream[Incoming | BaseException](1000)
         self._changed = anyio.Event()
 
     def say(self, text: str, chat_id: str = "1", message_id: str | None = None) -> Incoming:
@@ -40,7 +40,7 @@ class Room:
         self._said.send_nowait(incoming)
         return incoming
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """The connection breaks behind what was said."""
         self._said.send_nowait(error)
 
@@ -51,7 +51,7 @@ class Room:
     async def receive(self) -> AsyncGenerator[Incoming, None]:
         self.begun += 1
         async for one in self._heard:
-            if isinstance(one, Exception):
+            if isinstance(one, BaseException):
                 raise one
             yield one
 

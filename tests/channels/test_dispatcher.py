@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -421,6 +422,44 @@ async def test_a_channel_that_dies_is_started_again_and_the_others_go_on(dispatc
     assert [(one["channel"], one["error_type"]) for one in failures] == [("dying", "ConnectionError")] * 3
     assert "secret" not in repr(records)
     dying.close()
+
+
+async def test_a_channel_that_cancels_itself_or_exits_stops_only_itself(dispatcher: Dispatcher, room: Room) -> None:
+    class Leaking(Room):
+        """Its library leaks a cancellation that nobody asked for wherever it can."""
+
+        is_leaking = False
+
+        async def send(self, chat_id: str, outgoing: Outgoing) -> None:
+            if self.is_leaking:
+                raise asyncio.CancelledError
+            await super().send(chat_id, outgoing)
+
+        @asynccontextmanager
+        async def typing(self, chat_id: str) -> AsyncIterator[None]:
+            if self.is_leaking:
+                raise SystemExit(chat_id)
+            async with super().typing(chat_id):
+                yield
+
+        async def aclose(self) -> None:
+            raise asyncio.CancelledError
+
+    leaking = Leaking("leaking")
+    dispatcher.serve(leaking)
+    with capture_logs() as records:
+        for error in asyncio.CancelledError(), SystemExit(1), BaseExceptionGroup("", [SystemExit(1)]):
+            leaking.fail(error)
+        assert (await leaking.ended(leaking.say("hello")))[0].text == "echo: hello"
+        leaking.is_leaking = True
+        leaking.say("again")
+        await dispatcher.finished()
+        leaking.is_leaking = False
+        assert (await leaking.ended(leaking.say("and again")))[0].text == "echo: and again"
+    assert (await room.ended(room.say("hello")))[0].text == "echo: hello"
+    failures = [record["detail"] for record in records if record["action"] == "channel.failed"]
+    assert [detail.split()[-1] for detail in failures] == ["CancelledError", "SystemExit", "BaseExceptionGroup"]
+    leaking.close()
 
 
 async def test_the_time_until_a_channel_is_started_again_doubles_up_to_a_bound_and_begins_anew(
