@@ -18,6 +18,7 @@ from miniclaw_sessions.config import (
     config_path,
     flag_of,
     load_settings,
+    masked,
     option_names,
     show_value,
     socket_path,
@@ -318,6 +319,13 @@ def test_a_password_in_a_url_is_masked_where_values_are_shown() -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings(environ={"MINICLAW_SESSIONS_WINDOW": "postgresql://me:hunter2@host/db"})
     assert "hunter2" not in str(caught.value)
+
+
+def test_what_is_secret_by_its_name_is_masked_where_values_are_shown() -> None:
+    environment = {"GITHUB_TOKEN": "hunter2", "API_KEY": "hunter2", "LANG": "C"}
+    assert show_value(environment) == '{"GITHUB_TOKEN" = "***", "API_KEY" = "***", "LANG" = "C"}'
+    assert masked({"env": environment})["env"]["API_KEY"] == "***"
+    assert show_value("https://host/mcp?api_key=hunter2&a=b") == '"https://host/mcp?api_key=***&a=b"'
 
 
 @pytest.mark.parametrize(

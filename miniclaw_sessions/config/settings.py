@@ -20,6 +20,8 @@ _LARGEST_BYTES = 2**50
 PLUGINS = ("channels", "tools", "hooks", "providers")
 """The kinds of plug-ins that have settings, in `[KIND.NAME]`."""
 
+_SECRET = re.compile(r"passw|secret|token|credential|_?key$", re.IGNORECASE)  # a name of what is not to be shown
+
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_BYTES)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
@@ -441,7 +443,14 @@ def is_shared_url(text: str) -> bool:
 
 
 def masked(value: Any) -> Any:
-    """The value, with passwords inside a URL masked: also one that is written as it is, with a slash or an @ in it."""
+    """The value, with what is secret by its name, and passwords inside a URL, masked.
+
+    Also a password that is written as it is, with a slash or an @ in it.
+    """
+    if isinstance(value, dict):  # such as a program's environment
+        return {name: "***" if _SECRET.search(str(name)) else masked(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(one) for one in value]
     if not isinstance(value, str):
         return value
     scheme, separator, rest = value.partition("://")
@@ -449,7 +458,7 @@ def masked(value: Any) -> Any:
     user, colon, _ = user_info.partition(":")
     if separator and colon:
         value = f"{scheme}://{user}:***@{where}"
-    return re.sub(r"([?&]\w*password=)[^&\s]*", r"\1***", value)
+    return re.sub(r"([?&]\w*(?:passw|secret|token|key)\w*=)[^&\s]*", r"\1***", value, flags=re.IGNORECASE)
 
 
 def show_value(value: Any) -> str:
@@ -461,7 +470,7 @@ def show_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(show_value, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{json.dumps(name)} = {show_value(one)}' for name, one in value.items())}}}"
+        return f"{{{', '.join(f'{json.dumps(name)} = {show_value(one)}' for name, one in masked(value).items())}}}"
     return cut(str(value))
 
 
