@@ -18,8 +18,8 @@ from miniclaw_sessions.api.operation import PIECE_BYTES, Stream, Upload, operati
 from miniclaw_sessions.api.service import Nothing
 from miniclaw_sessions.api.sessions import ONE, OneSession, session_reply
 from miniclaw_sessions.api.shapes import DamageReply, FindingRow, FormatRow, FormatsReply, ImportReply
-from miniclaw_sessions.errors import ImportRefused
-from miniclaw_sessions.protocol.encoding import encode_entry
+from miniclaw_sessions.errors import ImportRefused, InvalidMessage
+from miniclaw_sessions.protocol.encoding import encode_entry, parse_json
 from miniclaw_sessions.protocol.keys import MAX_SESSION_ID_LENGTH, SessionKey
 
 if TYPE_CHECKING:
@@ -116,9 +116,12 @@ async def import_session(context: Context, request: ImportSession) -> ImportRepl
 
 def _place(text: str) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+        place = parse_json(text.encode("utf-8", "surrogatepass"))
+    except InvalidMessage as error:
         raise RequestError(422, "invalid_request", f"place is no JSON object: {error}", param="place") from None
+    if not isinstance(place, dict):
+        raise RequestError(422, "invalid_request", "place is no JSON object", param="place")
+    return place
 
 
 class ExportSession(msgspec.Struct, frozen=True):

@@ -176,7 +176,7 @@ def _seconds(text: str | None) -> float | None:
     seconds = None if text is None else seconds_in(text)
     if seconds is None and text is not None:
         raise typer.BadParameter("an age is a number of h, d, w or y, such as 90d", param_hint="'--older-than'")
-    return seconds
+    return seconds and min(seconds, 1e11)  # nothing is older, and no larger number can be sent
 
 
 def _typed() -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
@@ -18,14 +18,11 @@ from miniclaw_sessions.persistence.archive import Archive, session_of, time_of
 from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import Entry, SessionInfo
 from miniclaw_sessions.protocol.keys import of_channel
-from miniclaw_sessions.statistics import SessionSummary
 from miniclaw_sessions.stores.shared import ListPosition
 
 if TYPE_CHECKING:
     from miniclaw_sessions.manager.manager import SessionManager
     from miniclaw_sessions.session import Session
-
-PAGE = 500
 
 
 class Which(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,8 +104,8 @@ class Readable(Protocol):
         """By which it is told how long something was not used."""
         ...
 
-    async def list(self, *, channel: str | None, limit: int | None, after: ListPosition | None) -> list[SessionSummary]:
-        """A page of sessions, the most recently used first."""
+    async def _newest(self, *, channel: str | None, behind: ListPosition | None) -> list[ListPosition]:
+        """When all sessions behind a position were last used, and their ids; nothing is loaded for it."""
         ...
 
     async def find(self, session_id: str) -> Session:
@@ -126,14 +123,9 @@ async def meant(reader: Readable, which: Which) -> AsyncIterator[Meant]:
     """
     which.require_something()
     archive = reader.archive  # first: who may not see all sessions is refused
-    before = None if which.older_than_s is None else reader.clock.now() - timedelta(seconds=which.older_than_s)
-    place = None if before is None else ListPosition(before, "")
-    while page := await reader.list(channel=which.channel, limit=PAGE, after=place):
-        place = ListPosition(page[-1].last_accessed, page[-1].session_id)
-        for row in page:
-            with suppress(SessionNotFound):  # it was deleted meanwhile
-                if (one := await _looked_into(await reader.find(row.session_id), row, which)).is_of(which):
-                    yield one
+    before = None if which.older_than_s is None else _ago(reader.clock.now(), which.older_than_s)
+    for one in await _in_use(reader, which, before):
+        yield one
     is_its = of_channel(which.channel) if which.channel is not None else bool
     for name in await archive.names():
         if is_its(session_of(name)):
@@ -142,20 +134,51 @@ async def meant(reader: Readable, which: Which) -> AsyncIterator[Meant]:
                 yield await _with_hold(reader, expired)
 
 
-async def _looked_into(session: Session, row: SessionSummary, which: Which) -> Meant:
+def _ago(now: datetime, seconds: float) -> datetime:
+    """When it was so long ago; the beginning of the calendar, where that is later: nothing is older."""
+    try:
+        return now - timedelta(seconds=seconds)
+    except OverflowError:
+        return datetime.min.replace(tzinfo=UTC)
+
+
+async def _in_use(reader: Readable, which: Which, before: datetime | None) -> list[Meant]:
+    """Those that have not expired.
+
+    All are listed before the first is read, for that takes long, and what is used meanwhile changes its place in the
+    list. They are listed once more behind the last: what has come meanwhile, or has changed its place between two pages
+    of a database's list, is read then; and what was used meanwhile is no longer old.
+    """
+    behind = None if before is None else ListPosition(before, "")
+    found: dict[str, Meant | None] = {}
+    listed: list[ListPosition] = []
+    for _ in range(2):
+        listed = await reader._newest(channel=which.channel, behind=behind)  # noqa: SLF001 - `list` would load them
+        for used_at, session_id in listed:
+            if session_id not in found:
+                found[session_id] = None
+                with suppress(SessionNotFound):  # it was deleted meanwhile
+                    one = await _looked_into(await reader.find(session_id), used_at, which)
+                    is_its = which.channel in (None, one.channel)  # of a shortened id only the session itself says it
+                    found[session_id] = one if is_its and one.is_of(which) else None
+    still_old = found.keys() if behind is None else {session_id for _, session_id in listed}
+    return [one for session_id, one in found.items() if one is not None and session_id in still_old]
+
+
+async def _looked_into(session: Session, used_at: datetime, which: Which) -> Meant:
     authored = _Authored(which.user)
     problems: list[str] = []
     if which.user is not None:
         async for entry in session.tree.read_entries(problems):
             authored.see(entry)
     return Meant(
-        session_id=row.session_id,
-        channel=row.channel,
-        chat_id=row.chat_id,
-        title=row.title,
-        last_used=row.last_accessed,
+        session_id=session.session_id,
+        channel=session.key.channel,
+        chat_id=session.key.chat_id,
+        title=session.title,
+        last_used=used_at,
         entries=session.last_sequence,
-        is_chat=row.chat_id == which.user,
+        is_chat=session.key.chat_id == which.user,
         messages=authored.messages,
         held=session.journal.legal_hold,
         problems=problems,

@@ -150,6 +150,13 @@ async def test_every_format_that_can_be_written_is_exported(served: Any, form: A
         assert (again["format"], again["messages"], again["set_aside"]) == (form.name, 4, 0)
 
 
+@pytest.mark.parametrize("place", ["[]", '{"a":', '{"a":' + "[" * 15_000], ids=["a list", "cut off", "deep"])
+async def test_a_place_that_is_no_json_object_is_refused(served: Any, place: str) -> None:
+    refused = await send(served, b"", place=place)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "place")
+    await check_nothing_is_left(served)
+
+
 async def test_an_export_is_jsonl_unless_told_otherwise(served: Any) -> None:
     await imported(served, RESUMED.read_bytes(), session_id="a_1")
     assert (await served.unix.get("/v1/sessions/a_1/export")).content == await exported(served, "a_1", "jsonl")

@@ -17,7 +17,7 @@ import pytest
 from miniclaw_sessions.config import RetentionSettings, SessionSettings
 from miniclaw_sessions.errors import InvalidSearch, NotPermitted, SessionHeld, SessionNotFound
 from miniclaw_sessions.formats.registry import format_named
-from miniclaw_sessions.manager import SessionManager, open_readonly
+from miniclaw_sessions.manager import SessionManager, database_lists, open_readonly
 from miniclaw_sessions.manager.bounded import BoundedSessions
 from miniclaw_sessions.manager.forgetting import Meant, Which, forget, meant
 from miniclaw_sessions.manager.person import person_archive
@@ -256,6 +256,37 @@ async def test_a_person_is_found_in_what_was_cleared_and_in_what_has_expired(hom
         }
         assert one["telegram_group"].archived is None
         assert one["telegram_old"].archived is not None
+
+
+async def test_what_is_used_or_begun_while_others_are_read_is_found_and_is_no_longer_old(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_lists, "PAGE", 2)
+    async with home.open() as manager:
+        find = manager.find
+
+        async def busy(session_id: str) -> Session:
+            monkeypatch.setattr(manager, "find", find)
+            for chat_id in ("0", f"new-{session_id}"):
+                await say(manager, "web", chat_id, author="Anna")
+            return await find(session_id)
+
+        everybody = {(await say(manager, "web", str(number), author="Anna")).session_id for number in range(5)}
+        monkeypatch.setattr(manager, "find", busy)
+        assert await names(manager, user="Anna") == everybody | {"web_new-web_4"}
+        await home.wait(manager, 10)
+        monkeypatch.setattr(manager, "find", busy)
+        old = await names(manager, older_than_s=5 * DAY)
+        assert len(old) == 5
+        assert "web_0" not in old
+
+
+async def test_nothing_is_older_than_the_calendar(home: Home) -> None:
+    async with home.open() as manager:
+        await say(manager, "web", "1")
+        await home.wait(manager, 10)
+        for seconds in (6.2e10, 1e11, 1e300):
+            assert await found(manager, older_than_s=seconds) == []
 
 
 async def test_what_is_forgotten_is_gone_from_store_files_archive_and_search(home: Home) -> None:
