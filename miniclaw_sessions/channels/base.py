@@ -50,7 +50,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
         session: the session itself, where it belongs to no manager and is gone with its answer; None: the manager's.
         approvals: a person's yes or no to calls that wait for it, by their ids, in place of a message.
         replaces: the id of an earlier message that this is a new wording of. Where that is the user's newest, the chat
-            goes on from before it; an older one is past, and its new wording a DUPLICATE.
+            goes on from before it; an older one is past, and its new wording a DUPLICATE, as are the same words again.
         must_exist: whether it is answered only where the chat's session is there when its turn comes; else one is made.
         answer_again: whether a message that was answered before is given the same answer again, because it may not have
             arrived; else it is a DUPLICATE.

@@ -43,7 +43,7 @@ from miniclaw_sessions.channels.base import (
 )
 from miniclaw_sessions.channels.commands import COMMANDS, Said, command_in
 from miniclaw_sessions.channels.documents import Overheard
-from miniclaw_sessions.channels.rewording import go_back
+from miniclaw_sessions.channels.rewording import Reworded
 from miniclaw_sessions.channels.watch import Watch
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.errors import (
@@ -60,6 +60,7 @@ from miniclaw_sessions.errors import (
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 
 log = get_logger(__name__)
@@ -358,9 +359,11 @@ class Dispatcher:
             if word and (run := COMMANDS[word].run) is not None:
                 end = await run(Said(asked.session, incoming, arguments, self._assistant.agent, answer))
             else:
-                if incoming.replaces is not None:
-                    await go_back(asked.session, incoming.replaces, incoming.message_id)
-                end = await answer(await what_is_said(asked.session, incoming))
+                said = await what_is_said(asked.session, incoming)
+                if isinstance(said, Message) and incoming.replaces is not None:
+                    end = await answer(Reworded(asked.session, said, incoming.replaces))
+                else:
+                    end = await answer(said)
         except DuplicateMessage as error:
             return await self._answered_before(asked, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this message
@@ -370,7 +373,8 @@ class Dispatcher:
     async def _answered_before(self, asked: Asked, error: DuplicateMessage) -> Last:
         """The answer that the message had, where its channel wants it again."""
         incoming, session = asked.incoming, asked.session
-        if incoming.answer_again and session is not None:
+        is_redelivered = error.key == incoming.message_id  # else it is a new wording of what was said long ago
+        if incoming.answer_again and is_redelivered and session is not None:
             try:
                 end = await end_of_turn(session, error.entry_id)
             except SessionsError as failure:

@@ -36,7 +36,9 @@ class Room:
         self._changed = anyio.Event()
 
     def say(self, text: str, chat_id: str = "1", message_id: str | None = None) -> Incoming:
-        incoming = Incoming(chat_id, Message.user(text), message_id=message_id)
+        return self.hear(Incoming(chat_id, Message.user(text), message_id=message_id))
+
+    def hear(self, incoming: Incoming) -> Incoming:
         self._said.send_nowait(incoming)
         return incoming
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
 from structlog.testing import capture_logs
@@ -259,6 +260,54 @@ async def test_a_message_is_known_after_a_restart_and_answered_if_it_was_not(tmp
     assert isinstance(again, NotAnswered)
     assert isinstance(again.error, DuplicateMessage)
     assert model.asked == ["left"]
+    room.close()
+
+
+# --- another wording -------------------------------------------------------------------------------------------------
+
+
+def edit(text: str, message_id: str, replaces: str) -> Incoming:
+    return Incoming("1", Message.user(text), message_id, replaces=replaces, answer_again=True)
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_each_edit_of_the_newest_message_is_answered_and_no_other(room: Room, manager: SessionManager) -> None:
+    for number in 1, 2:
+        await room.ended(room.say(f"u{number}", message_id=f"m{number}"))
+    edits = [edit("u2.1", "e1", "m2"), edit("u2.2", "e2", "m2"), edit("u2", "e3", "m2")]
+    lasts = await room.ended(*map(room.hear, edits))
+    assert [last.text for last in lasts] == ["echo: u2.1", "echo: u2.2", "echo: u2"]
+    past = [edit("u1.1", "e4", "m1"), edit("u2", "e5", "m2")]  # it has gone on since; no word is another
+    assert [reason_of(last) for last in await room.ended(*map(room.hear, past))] == [Reason.DUPLICATE] * 2
+    assert await said_in(manager) == ["u1", "echo: u1", "u2", "echo: u2"]
+
+
+async def test_an_edit_that_is_interrupted_loses_nothing_and_is_answered_when_it_comes_again(tmp_path: Path) -> None:
+    class Dying:
+        """Before the store has anything of the turn."""
+
+        async def answer(self, *_: object, **__: object) -> TurnStopped:
+            raise RuntimeError
+
+    model, room = Doors(), Room()
+    model.close("edited")
+    async with SessionManager(tmp_path) as manager, Dispatcher(manager, Assistant(Agent(model))) as dispatcher:
+        dispatcher.serve(room)
+        await room.ended(*[room.say(f"u{number}", message_id=f"m{number}") for number in (1, 2)])
+        (last,) = await room.ended(room.hear(msgspec.structs.replace(edit("edited", "e1", "m2"), answerer=Dying())))
+        assert reason_of(last) is Reason.FAILED
+        await dispatcher.finished()
+        assert await said_in(manager) == ["u1", "echo: u1", "u2", "echo: u2"]
+        room.hear(edit("edited", "e1", "m2"))
+        await model.was_asked("edited")
+        dispatcher.cut_off(anyio.current_time())
+    room.close()
+    model.open("edited")
+    async with SessionManager(tmp_path) as manager, Dispatcher(manager, Assistant(Agent(model))) as dispatcher:
+        dispatcher.serve(room := Room())
+        assert [last.text for last in await room.ended(room.hear(edit("edited", "e1", "m2")))] == ["echo: edited"]
+        assert await said_in(manager) == ["u1", "echo: u1", "edited", "echo: edited"]
+        dispatcher.cut_off(anyio.current_time())
     room.close()
 
 
