@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from miniclaw_sessions.history.branch import Branch, as_message_entry, provider_of
-from miniclaw_sessions.history.state import NO_COMPACTION, Snapshot, State
+from miniclaw_sessions.history.state import NO_COMPACTION, Snapshot, State, said_at
 from miniclaw_sessions.history.window import Kept, Packed, Window
 from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import (
@@ -136,8 +136,7 @@ class Conversation:
             if not entry.continues:
                 totals.events += 1
             if message.usage is not None:
-                said_at = message.timestamp or entry.timestamp
-                totals.add_usage(message.usage, said_at, message.model, is_copy=self._is_copying)
+                totals.add_usage(message.usage, said_at(entry), message.model, is_copy=self._is_copying)
             if entry.idempotency_key is not None:
                 self._remember(entry.idempotency_key, entry.id)
             if message.model is not None and message.role is Role.ASSISTANT:

@@ -29,7 +29,10 @@ NO_MESSAGES = msgspec.Raw(b"[]")
 
 
 MOST_SPENT = 4_000
-"""Lines that a session's account has at most, enough for ten years; what comes beyond is added to the last one."""
+"""Lines that a session's account has at most, enough for ten years; beyond that the oldest half becomes two."""
+
+OLDER = "(older)"
+"""Stands for the models of a line that was made of many."""
 
 LONGEST_MODEL = 200
 """Characters of a model's name in an account."""
@@ -72,30 +75,52 @@ class Totals(msgspec.Struct, gc=False):
         if not entry.continues:
             self.events += sign
         if entry.message.usage is not None:
-            message = entry.message
-            self.add_usage(entry.message.usage, message.timestamp or entry.timestamp, message.model, sign)
+            self.add_usage(entry.message.usage, said_at(entry), entry.message.model, sign)
 
-    def add_usage(
-        self, usage: Usage, said_at: datetime, model: str | None, sign: int = 1, *, is_copy: bool = False
-    ) -> None:
+    def add_usage(self, usage: Usage, at: datetime, model: str | None, sign: int = 1, *, is_copy: bool = False) -> None:
         """Add what a message or a summary cost, or take it away when `sign` is -1; a copy was paid for elsewhere."""
         known = self.usage or Usage()
         self.usage = known + usage if sign > 0 else known - usage
         if is_copy:
             return
         usage = _not_below_zero(usage)
-        day, model = in_utc(said_at).date().isoformat(), (model or "")[:LONGEST_MODEL]
-        for place in range(len(self.spent) - 1, -1, -1):  # the newest day comes last
-            if (one := self.spent[place]).day == day and one.model == model:
-                break
-        else:
-            if len(self.spent) < MOST_SPENT:
-                self.spent.append(Spent(day, model, 0, Usage()))
-            place, one = len(self.spent) - 1, self.spent[-1]
+        day, model = in_utc(at).date().isoformat(), (model or "")[:LONGEST_MODEL]
+        place = self._line_of(day, model)
+        if place is None and sign < 0:  # its line may have become a part of another one
+            place = next((place for place, one in enumerate(self.spent) if one.model == OLDER), None)
+        if place is None:
+            if len(self.spent) >= MOST_SPENT:
+                self._join_oldest()
+            place = len(self.spent)
+            self.spent.append(Spent(day, model, 0, Usage()))
+        one = self.spent[place]
         added = one.usage + usage if sign > 0 else one.usage - usage
         unpriced = one.unpriced + (sign if usage.cost is None else 0)
         both = Spent(one.day, one.model, one.replies + sign, added, unpriced)
         self.spent[place : place + 1] = [both] if both.replies else []
+
+    def _line_of(self, day: str, model: str) -> int | None:
+        for place in range(len(self.spent) - 1, -1, -1):  # the newest day comes last
+            if (one := self.spent[place]).day == day and one.model == model:
+                return place
+        return None
+
+    def _join_oldest(self) -> None:
+        """Make room; what budgets ask for, the newest days, stays as it is, however many lines are of other days."""
+        in_order = sorted(self.spent, key=lambda one: one.day)
+        oldest, self.spent = in_order[: MOST_SPENT // 2], in_order[MOST_SPENT // 2 :]
+        newest_day = oldest[-1].day
+        for part in ([one for one in oldest if one.day == newest_day], [one for one in oldest if one.day < newest_day]):
+            if part:
+                usage = sum((one.usage for one in part), Usage())
+                replies, unpriced = sum(one.replies for one in part), sum(one.unpriced for one in part)
+                self.spent.insert(0, Spent(part[-1].day, OLDER, replies, usage, unpriced))
+
+
+def said_at(entry: MessageEntry) -> datetime:
+    """When a message was said, by its own account, but not behind its entry: a day to come has no budget to ask."""
+    kept_at = in_utc(entry.timestamp)
+    return kept_at if entry.message.timestamp is None else min(in_utc(entry.message.timestamp), kept_at)
 
 
 def _not_below_zero(usage: Usage) -> Usage:

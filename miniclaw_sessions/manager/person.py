@@ -19,6 +19,8 @@ from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.persistence.archive import Archive
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from miniclaw_sessions.formats.codec import Format
     from miniclaw_sessions.manager.forgetting import Meant
 
@@ -87,7 +89,7 @@ async def person_archive(sessions: Exporting, user: str, found: list[Meant]) -> 
                 else [(_name(one, form), sessions.export(one.session_id, form)) for form in (HTML, ENTRY_LINE)]
             )
             for name, pieces in contents:
-                entry = ZipInfo(name, one.last_used.timetuple()[:6])
+                entry = ZipInfo(name, _zip_time(one.last_used))
                 entry.compress_type = ZIP_DEFLATED
                 with made.open(entry, "w", force_zip64=True) as file:
                     async for piece in _while_there(pieces):
@@ -104,6 +106,12 @@ async def _while_there(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             yield piece
     except SessionNotFound:
         return
+
+
+def _zip_time(moment: datetime) -> tuple[int, int, int, int, int, int]:
+    """The nearest time that a ZIP archive can tell."""
+    told = (moment.year, moment.month, moment.day, moment.hour, moment.minute, moment.second)
+    return min(max(told, (1980, 1, 1, 0, 0, 0)), (2107, 12, 31, 23, 59, 58))
 
 
 def _name(one: Meant, form: Format) -> str:

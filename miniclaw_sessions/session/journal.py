@@ -448,6 +448,10 @@ class Journal:
         if now - self._accessed_on_disk >= ACCESS_RESOLUTION:
             self._changed()
 
+    def not_used_later(self) -> None:
+        """Entries from elsewhere may have any date: none of them keeps the session from expiring."""
+        self.conversation.state.last_accessed = min(self.conversation.state.last_accessed, self.home.clock.now())
+
     @property
     def unsaved_use(self) -> datetime | None:
         """When it was last used, if nobody else can know of that yet."""

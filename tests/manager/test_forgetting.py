@@ -397,3 +397,30 @@ async def test_everything_about_a_person_is_one_archive_that_can_be_read_and_tak
         assert [message.text for message in again.messages()] == [f"{WORDS} <b>"]
         assert format_named("jsonl").suffix == ".jsonl"
         assert chosen[0].last_used - chosen[1].last_used > timedelta(0)
+
+
+async def test_no_date_keeps_a_session_for_ever_or_breaks_a_persons_archive(
+    home: Home,
+) -> None:
+    async with home.open() as manager:
+        for year in ("9999", "1970"):
+            lines = [
+                {"type": "session", "version": 1, "id": year},
+                {"type": "message", "id": "a1", "parent_id": None, "timestamp": f"{year}-01-01T00:00:01Z"}
+                | {"message": {"role": "user", "content": WORDS, "author": "Anna"}},
+            ]
+
+            async def file(lines: Any = lines) -> AsyncIterator[bytes]:
+                yield "\n".join(map(json.dumps, lines)).encode()
+
+            report = await manager.import_stream(file(), name=year)
+            assert (await manager.find(report.session_id)).last_accessed <= manager.clock.now()
+        chosen = [
+            msgspec.structs.replace(one, last_used=one.last_used.replace(year=year))
+            for year in (1970, 9999)
+            for one in await found(manager, user="Anna")
+        ]
+        packed = b"".join([piece async for piece in person_archive(manager, "Anna", chosen[1:3])])
+        assert ZipFile(io.BytesIO(packed)).testzip() is None
+        await home.wait(manager, 40)
+        assert len((await manager.sweep()).sessions) == 2
