@@ -9,12 +9,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import nio
 import pytest
 
+from miniclaw_sessions.channels.email import EmailChannel
+from miniclaw_sessions.channels.matrix import MatrixChannel
+from miniclaw_sessions.channels.telegram import TelegramChannel
 from miniclaw_sessions.config import LogSettings
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.log.actions import ACTIONS
 from miniclaw_sessions.log.records import REPEAT_INTERVAL_S, REPEATS, configure_logging
+from miniclaw_sessions.plugins import declared
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.secret import Secret
 from miniclaw_sessions.testing import FakeClock
@@ -240,6 +245,30 @@ def test_other_libraries_may_not_say_more_than_warnings_even_when_debugging(cloc
     log = Log(clock, io.StringIO(), level="debug")
     logging.getLogger(name).info("INSERT INTO entry VALUES (%s)", "the secret plan")
     logging.getLogger(name).debug("the secret plan")
+    assert log.lines == []
+
+
+LIBRARIES: dict[str, tuple[Any, str, dict[str, Any], str]] = {
+    "telegram": (TelegramChannel, "token_file", {}, "telegram"),
+    "email": (EmailChannel, "password_file", {"address": "bot@example.org", "imap_host": "localhost"}, "imapclient"),
+    "matrix": (MatrixChannel, "token_file", {"homeserver": "https://example.org"}, "nio"),
+}
+"""Of each channel the settings that it needs, and the library that could log what people say there."""
+
+
+@pytest.mark.parametrize("name", declared("channels"))
+def test_no_library_of_a_channel_logs_what_people_say_there(clock: FakeClock, name: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("1:secret")
+    secret.chmod(0o600)
+    channel, secret_file, settings, library = LIBRARIES[name]
+    logging.getLogger(library).setLevel(logging.NOTSET)  # another test may have made one
+    channel(name, channel.Settings(**settings, **{secret_file: str(secret)}))
+    log = Log(clock, io.StringIO(), level="debug")
+    logging.getLogger(f"{library}.any.part").critical("malformed: 'the secret plan'")
+    if name == "matrix":
+        event = {"event_id": "$1", "sender": "@a:b", "type": "m.room.message", "origin_server_ts": 1}
+        nio.Event.parse_event({**event, "content": {"msgtype": "m.text", "body": {"the secret plan": ""}}})
     assert log.lines == []
 
 

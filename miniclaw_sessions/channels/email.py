@@ -25,7 +25,7 @@ from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Incoming, Last, NotAnswered, Outgoing, Reason
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config.settings import Bytes, Count, Seconds
-from miniclaw_sessions.errors import ConfigError, StoreError, Unreachable
+from miniclaw_sessions.errors import ConfigError, MessageUnderWay, StoreError, Unreachable
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.secret import Secret, read_secret
 from miniclaw_sessions.stores.thread import SerialThread
@@ -118,7 +118,7 @@ class EmailChannel:
         secret = read_secret(settings.password_file, f"{name}_password", os.environ, variable="EMAIL_PASSWORD")
         if secret is None:
             raise ConfigError(f"channels.{name}.password_file is empty, and there is no credential {name}_password")
-        logging.getLogger("imapclient").setLevel(logging.INFO)  # its debug records hold mails
+        logging.getLogger("imapclient").setLevel(logging.CRITICAL + 1)  # its records hold mails
         self.name = name
         self._settings = settings
         self._password = secret
@@ -171,6 +171,10 @@ class EmailChannel:
             size, header = await mailbox.fetch(uid, "HEADER", MAX_HEADER_BYTES)
             mail = self._admitted(header)
             if not isinstance(mail, str):
+                for incoming, (known, other) in self._in_hand.items():
+                    if other.message_id == mail.message_id:  # numbered anew, or a copy, which waits until that is done
+                        self._in_hand[incoming] = (known or uid, other)
+                        return None
                 if not self._may_have_more(mail.sender):
                     log.warning("a mail waits: its sender had many answers", action="mail.waits", channel=self.name)
                     return None
@@ -181,6 +185,9 @@ class EmailChannel:
                 self._in_hand[incoming] = (uid, mail)
                 return incoming
             reason = mail
+        except _Refused as error:  # perhaps of this mail only
+            log.warning("a mail waits", action="mail.waits", channel=self.name, detail=str(error))
+            return None
         except Unreachable:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the library's parser makes of a stranger's mail
@@ -313,6 +320,10 @@ class EmailChannel:
             await mailbox.close()
 
 
+class _Refused(Unreachable):
+    """The server is there, but does not do what it was asked for."""
+
+
 class _Mailbox:
     """One connection to the mailbox. The library waits for the server, so its calls run in a thread of their own.
 
@@ -367,7 +378,8 @@ class _Mailbox:
 
     async def has_read(self, message_id: str) -> bool:
         """Whether there is a mail with this id that was marked as read, and so was answered."""
-        return bool(await self._call(lambda client: client.search(["SEEN", "HEADER", "Message-ID", message_id])))
+        quoted = message_id.replace("\\", "\\\\").replace('"', '\\"')  # the library sends what has no blank as it is
+        return bool(await self._call(lambda client: client.search(f'SEEN HEADER Message-ID "{quoted}"')))
 
     async def fetch(self, uid: int, part: str, most: int) -> tuple[int, bytes]:
         """How large a mail is, and the beginning of one of its parts; KeyError where it is not there any more."""
@@ -401,17 +413,19 @@ class _Mailbox:
         assert self._client is not None  # noqa: S101 - it was opened
         try:
             return await self._thread.call(method, self._client)
-        except (IMAP4.error, OSError) as error:  # what the library says of a reply may hold a mail's text
+        except (IMAP4.abort, OSError) as error:  # what the library says of a reply may hold a mail's text
             raise Unreachable(
                 f"the connection to {self._settings.imap_host} broke off: {type(error).__name__}"
             ) from error
+        except IMAP4.error as error:
+            raise _Refused(f"{self._settings.imap_host} refuses a command: {type(error).__name__}") from error
 
 
 def _comes_again(last: Last) -> bool:
     """Whether a mail is to be handed over again, because the cause may be gone by then."""
     if not isinstance(last, NotAnswered):
         return False
-    return last.reason in {Reason.BUSY, Reason.CUT_OFF} or isinstance(last.error, StoreError)
+    return last.reason in {Reason.BUSY, Reason.CUT_OFF} or isinstance(last.error, StoreError | MessageUnderWay)
 
 
 def _check(name: str, settings: EmailSettings) -> None:

@@ -27,7 +27,7 @@ _MAX_TEXT_BYTES = 262_144
 _MAX_REFERENCES = 800  # characters; with the oldest id and the newest ones, as RFC 5322 allows
 _MAX_ID = 250
 _NESTED_COMMENTS = 5
-_ID = re.compile(r"<[^<>\s]{1,250}>")
+_ID = re.compile(r"<[!-;=?-~]{1,250}>")  # what RFC 5322 has in an id, and more
 _OURS = re.compile(r"<mc\.([0-9a-f]{16})\.[0-9a-f]{16}@")
 _IMAGES = {"image/png", "image/jpeg", "image/gif", "image/webp"}  # what models take
 _FORMAT = policy.SMTP.clone(max_line_length=990, cte_type="7bit")  # shorter lines would encode, and break, long ids

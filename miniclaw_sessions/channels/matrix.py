@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import re
 from collections import deque
@@ -25,7 +26,7 @@ from miniclaw_sessions.channels.base import Incoming, Last, NotAnswered, Outgoin
 from miniclaw_sessions.channels.markdown import html_of, images_in, model_message
 from miniclaw_sessions.channels.splitting import split
 from miniclaw_sessions.config.settings import Bytes
-from miniclaw_sessions.errors import ConfigError, Unreachable
+from miniclaw_sessions.errors import ConfigError, MessageUnderWay, Unreachable
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, TextPart
 from miniclaw_sessions.secret import read_secret
@@ -83,11 +84,11 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 class _Batch:
-    """What one reply of `/sync` brought, until all of it is done; then its position is the one to go on from."""
+    """The events of one reply of `/sync`, until all are done; then its position is the one to go on from."""
 
     def __init__(self, position: str) -> None:
         self.position = position
-        self.waiting: set[Incoming] = set()
+        self.waiting: set[str] = set()
 
 
 class MatrixChannel:
@@ -116,6 +117,7 @@ class MatrixChannel:
         token = read_secret(settings.token_file, f"{name}_token", os.environ, variable="MATRIX_TOKEN")
         if token is None:
             raise ConfigError(f"channels.{name}.token_file is empty, and there is no credential {name}_token")
+        logging.getLogger("nio").setLevel(logging.CRITICAL + 1)  # it quotes what people say, where it is malformed
         self.name = name
         self._settings = settings
         self._token = token
@@ -158,12 +160,14 @@ class MatrixChannel:
             self._batches.append(batch)
             await self._accept_invitations(reply)
             said = {one: place async for one, place in self._said(reply, position)}
-            batch.waiting.update(said)
+            batch.waiting.update(place.event_id for place in said.values())
             for incoming, place in said.items():
                 while len(self._places) >= _IN_HAND:
                     await self._settled.wait()
-                self._places[incoming] = place
-                yield incoming
+                in_hand = {one.event_id for one in self._places.values()}  # since before the connection broke off
+                if place.event_id in batch.waiting - in_hand:
+                    self._places[incoming] = place
+                    yield incoming
             await self._advance()
             position = reply.next_batch
 
@@ -196,6 +200,8 @@ class MatrixChannel:
                     await self._client.join(room_id)
 
     async def _said(self, reply: SyncResponse, position: str) -> AsyncIterator[tuple[Incoming, _Place]]:
+        from aiohttp import ClientPayloadError  # noqa: PLC0415 - as above
+
         for room_id, room in reply.rooms.join.items():
             events = list(room.timeline.events)
             came = next((number for number, event in enumerate(events) if self._is_coming(event)), None)
@@ -204,13 +210,22 @@ class MatrixChannel:
             elif room.timeline.limited:
                 events = [*await self._left_out(room_id, room.timeline.prev_batch or "", position), *events]
             for event in events:
-                if (said := await self._incoming(self._client.rooms[room_id], event)) is not None:
+                try:
+                    said = await self._incoming(self._client.rooms[room_id], event)
+                except (Unreachable, OSError, ClientPayloadError):
+                    raise
+                except Exception as error:  # noqa: BLE001 - whatever a stranger's homeserver sends
+                    kind = type(error).__name__
+                    log.warning(
+                        "an event cannot be read", action="channel.unreadable", channel=self.name, error_type=kind
+                    )
+                    continue
+                if said is not None:
                     yield said
 
     def _is_coming(self, event: Event) -> bool:
-        content = event.source.get("content") or {}
         is_ours = event.source.get("type") == "m.room.member" and event.source.get("state_key") == self._client.user_id
-        return is_ours and content.get("membership") in {"invite", "join"}
+        return is_ours and _table(event.source, "content").get("membership") in ("invite", "join")
 
     async def _left_out(self, room_id: str, start: str, position: str) -> Sequence[Event]:
         """What a reply left out of a room, because too much was said there."""
@@ -238,6 +253,8 @@ class MatrixChannel:
             replaced = str(relation.get("event_id"))
             content = _table(content, "m.new_content")
             original = await self._event(room.room_id, replaced)
+            if original.get("sender") != event.sender:
+                return None  # nobody rewrites what somebody else said
             relation = _table(_table(original, "content"), "m.relates_to")
         if kind != "m.room.message" or content.get("msgtype") not in {"m.text", "m.image"}:
             return None  # an m.notice is a program's, which must not be answered
@@ -303,11 +320,19 @@ class MatrixChannel:
         del chat_id  # the place knows more
         if not isinstance(outgoing, Last):
             return
-        place = self._places.pop(outgoing.incoming)
-        self._settled.set()
-        self._settled = anyio.Event()
-        if isinstance(outgoing, NotAnswered) and outgoing.reason is Reason.CUT_OFF:
-            return  # it is delivered again after the start, and goes on
+        place = self._places[outgoing.incoming]
+        try:
+            if not _comes_again(outgoing):
+                await self._answer(place, outgoing)
+                for batch in self._batches:
+                    batch.waiting.discard(place.event_id)
+        finally:
+            del self._places[outgoing.incoming]
+            self._settled.set()
+            self._settled = anyio.Event()
+        await self._advance()
+
+    async def _answer(self, place: _Place, outgoing: Last) -> None:
         said = model_message(outgoing)
         for number, piece in enumerate(split(outgoing.text, _MAX_TEXT_BYTES, size=lambda text: len(text.encode()))):
             html = {"format": "org.matrix.custom.html", "formatted_body": html_of(piece)} if said else {}
@@ -315,9 +340,6 @@ class MatrixChannel:
         for number, image in enumerate(images_in(said)):
             if (content := await self._uploaded(image)) is not None:
                 await self._put(place, f"image{number}", content)
-        for batch in self._batches:
-            batch.waiting.discard(outgoing.incoming)
-        await self._advance()
 
     async def _put(self, place: _Place, part: str, content: dict[str, Any]) -> None:
         """Send an event, in the thread of what it answers; the homeserver takes each part of an answer once."""
@@ -395,6 +417,11 @@ class MatrixChannel:
         if reply.status not in {200, 404} or not isinstance(found, dict):
             raise Unreachable(f"{self._settings.homeserver} does not keep a position: {reply.status}")
         return found if reply.status == 200 else {}  # noqa: PLR2004 - HTTP's
+
+
+def _comes_again(last: Last) -> bool:
+    """Whether a message is delivered again after a start, or its first delivery is still under way."""
+    return isinstance(last, NotAnswered) and (last.reason is Reason.CUT_OFF or isinstance(last.error, MessageUnderWay))
 
 
 def _table(content: dict[str, Any], name: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ ACTIONS = {
     "listener.unlink_failed": "the socket file could not be removed",
     "mail.left": "a mail is left unread, because nobody may answer it or it cannot be read",
     "mail.refused": "a mail server refuses an answer for good; it is in the session all the same",
-    "mail.waits": "a mail is not answered now, because its sender had many answers within an hour",
+    "mail.waits": "a mail is not answered now: its sender had many answers within an hour, or the server refuses it",
     "matrix.encrypted": "somebody writes in an encrypted room, which this program cannot read",
     "matrix.refused": "a homeserver refuses an answer for good; it is in the session all the same",
     "mcp.failed": "an MCP server is not there; it is tried again after a while",

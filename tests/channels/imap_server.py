@@ -32,6 +32,7 @@ class LocalMailbox:
         self.uid_validity = 1
         self.capabilities = "IMAP4rev1 IDLE"
         self.refused: set[str] = set()  # commands that are answered with NO
+        self.damaged: set[int] = set()  # mails that are not given out
         self.commands: list[str] = []
         self._connections: set[_Connection] = set()
 
@@ -182,6 +183,8 @@ class _Connection:
         if match is None:
             raise ValueError(arguments)
         uid, part, most = match.groups()
+        if int(uid) in self._mailbox.damaged:
+            raise ValueError(uid)
         for number, one in enumerate(self._mailbox.mails[: self._known], 1):
             if one.uid == int(uid):
                 end = _HEADER.search(one.content)
@@ -202,4 +205,6 @@ class _Connection:
 
 def _words(arguments: str) -> Iterator[str]:
     for quoted, word in re.findall(r'"((?:[^"\\]|\\["\\])*)"|(\S+)', arguments):
+        if re.search(r'[(){%*"\\\x00-\x1f\x7f]', word):
+            raise ValueError(word)  # no character of an atom: Dovecot refuses it, too
         yield re.sub(r"\\(.)", r"\1", quoted) if quoted else word

@@ -92,6 +92,12 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
             await anyio.sleep(0.01)
 
 
+async def looked_again(mailbox: LocalMailbox) -> None:
+    """All mail that there is was looked at, and what was found out of it has had its time."""
+    searches = mailbox.commands.count("UID SEARCH")
+    await until(lambda: is_true(mailbox.commands.count("UID SEARCH") > searches + 3))
+
+
 async def all_read(mailbox: LocalMailbox | DovecotMailbox) -> None:
     async def is_so() -> bool:
         return not await mailbox.unread()
@@ -223,11 +229,12 @@ async def test_a_mail_that_is_delivered_twice_is_answered_once(
     manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
 ) -> None:
     model.close("hello")
-    async with serving(manager, model, settings):
+    async with serving(manager, model, msgspec.structs.replace(settings, poll_s=0.05)):
         await mailbox.deliver(mail())
         await model.was_asked("hello")
         await mailbox.deliver(mail())  # while its answer is under way
-        await until(lambda: is_true(mailbox.commands.count("UID STORE") == 1))
+        await looked_again(mailbox)
+        assert len(await mailbox.unread()) == 2, "who marks one as read would not know that the other has no answer"
         model.open("hello")
         await outbox.answers(1)
         await all_read(mailbox)
@@ -290,6 +297,25 @@ async def test_mails_that_are_numbered_anew_are_all_looked_at_again(
         await mailbox.break_off()
         await mailbox.deliver(mail("known"))
         await outbox.answers(1)
+
+
+async def test_a_mail_that_is_numbered_anew_while_its_answer_is_under_way_is_read_only_when_that_has_gone_out(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    model.close("slow")
+    async with serving(manager, model, msgspec.structs.replace(settings, poll_s=0.05)):
+        await mailbox.deliver(mail("slow"))
+        await model.was_asked("slow")
+        mailbox.mails.clear()
+        mailbox.uid_validity = 2
+        await mailbox.deliver(mail("unrelated", "0@bob", **{"from": BOB}))
+        await mailbox.deliver(mail("slow"))
+        await mailbox.break_off()
+        await looked_again(mailbox)
+        assert "<1@alice>" in await mailbox.unread()
+        model.open("slow")
+        await until(lambda: is_true("\\Seen" in mailbox.mails[1].flags))
+    assert (len(outbox.sent), model.asked) == (1, ["slow"])
 
 
 async def test_more_mails_than_fit_into_memory_wait_in_the_mailbox(
@@ -401,6 +427,33 @@ async def test_malformed_mails_do_not_hold_up_the_others(
     async with serving(manager, model, settings):
         await model.was_asked("well")
         await outbox.until(lambda: any(body(one) == "echo: well" for one in outbox.sent))
+
+
+async def test_a_mail_that_the_server_refuses_holds_up_no_other_and_is_tried_again(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    mailbox.damaged = {1}
+    await mailbox.deliver(mail("damaged", "1@alice"))
+    with capture_logs() as logs:
+        async with serving(manager, model, msgspec.structs.replace(settings, poll_s=0.05)):
+            await mailbox.deliver(mail("hello", "2@alice"))
+            await outbox.answers(1)
+            mailbox.damaged = set()
+            await outbox.answers(2)
+    assert model.asked == ["hello", "damaged"]
+    assert not [one for one in logs if one["action"] == "channel.failed"]
+
+
+async def test_whatever_id_a_mail_has_it_is_answered_and_the_model_is_asked_once(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    ids = ["{GUID-1}@x", "a(b)@x", "a%b*@x", '"a b"@x', 'a\\b"c@x', "ü@x", "\x01@x"]
+    async with serving(manager, model, settings):
+        for message_id in [*ids, *ids]:
+            content = mail(message_id, "").replace(b"From:", f"Message-ID: <{message_id}>\r\nFrom:".encode())
+            await mailbox.deliver(content)
+            await all_read(mailbox)
+    assert len({one["message-id"] for one in outbox.sent}) == len(model.asked) == len(ids)
 
 
 @pytest.mark.parametrize(

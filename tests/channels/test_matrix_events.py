@@ -1,0 +1,112 @@
+"""The channel `matrix` with its library, on a homeserver whose events and failures a test makes up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from miniclaw_sessions import SessionManager
+from miniclaw_sessions.agent.agent import Agent
+from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.channels.matrix import MatrixChannel, MatrixSettings
+from tests.channels.homeserver import BOT, ROOM, Homeserver
+from tests.channels.rooms import PATIENCE_S, Doors
+
+pytestmark = pytest.mark.anyio
+
+ALICE, BOB = "@alice:example.org", "@bob:elsewhere.org"
+
+
+@asynccontextmanager
+async def serving(
+    manager: SessionManager, model: Doors, server: Homeserver, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[None]:
+    monkeypatch.setenv("MATRIX_TOKEN", "token")
+    async with server.serve(), Dispatcher(manager, Assistant(Agent(model)), backoff_s=(0.01, 0.01)) as dispatcher:
+        channel = MatrixChannel("matrix", MatrixSettings(homeserver=server.url, allow=(ALICE, BOB)))
+        dispatcher.serve(channel)
+        try:
+            with anyio.fail_after(PATIENCE_S):
+                await server.until_position(0)
+                yield
+        finally:
+            dispatcher.cut_off(anyio.current_time())
+
+
+async def test_what_waits_when_the_connection_breaks_off_is_done_only_when_it_is_answered(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Homeserver()
+    model.close("slow")
+    async with serving(manager, model, server, monkeypatch):
+        server.say("slow", ALICE)
+        await model.was_asked("slow")
+        server.say("waits", ALICE)
+        await server.until(lambda: server.since == "2")
+        with capture_logs() as logs:
+            server.broken = 1
+            server.change()
+            while not [one for one in logs if one["action"] == "channel.failed"]:  # noqa: ASYNC110 - there is no event
+                await anyio.sleep(0.01)
+        aside = {"m.relates_to": {"rel_type": "m.thread", "event_id": "$0"}}
+        server.say("/help", ALICE, **aside)
+        await server.until(lambda: len(server.answers) == 1)
+        server.say("/help", ALICE, **aside)  # its answer comes behind all that was handed over again
+        await server.until(lambda: len(server.answers) == 2)
+        assert server.position == "0", "two messages are in memory only"
+        model.open("slow")
+        await server.until_position(4)
+    assert [text for text in server.answers.values() if "echo" in text] == ["echo: slow", "echo: waits"]
+    assert model.asked == ["slow", "waits"]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"m.mentions": {"user_ids": 5}},
+        {"msgtype": ["m.text"]},
+        {"msgtype": "m.image", "url": "mxc://[", "m.mentions": {"user_ids": [BOT]}},
+        {"m.mentions": 5, "m.relates_to": {"rel_type": ["m.replace"], "m.in_reply_to": 7}},
+    ],
+)
+async def test_an_event_that_nobody_can_read_holds_up_no_other(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch, hostile: dict[str, Any]
+) -> None:
+    server = Homeserver(people=3)
+    async with serving(manager, model, server, monkeypatch):
+        server.say("hello", BOB, **hostile)
+        server.say(f"{BOT}: hello", ALICE)
+        await server.until_position(2)
+    assert list(server.answers.values()) == ["echo: hello"]
+
+
+async def test_an_event_without_the_least_that_one_has_holds_up_no_other(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Homeserver()
+    async with serving(manager, model, server, monkeypatch):
+        server.add({"type": "m.room.message", "content": {"body": "no id, no sender"}})
+        server.add({"type": "m.room.member", "state_key": BOT, "content": "joined"})
+        server.say("hello", ALICE)
+        await server.until_position(3)
+    assert list(server.answers.values()) == ["echo: hello"]
+
+
+async def test_nobody_rewrites_what_somebody_else_has_said(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Homeserver()
+    async with serving(manager, model, server, monkeypatch):
+        first = server.say("6 * 7", ALICE)
+        await server.until_position(1)
+        edit = {"m.new_content": {"msgtype": "m.text", "body": "6 * 8"}}
+        server.say("* 6 * 8", BOB, **edit, **{"m.relates_to": {"rel_type": "m.replace", "event_id": first}})
+        await server.until_position(2)
+    session = await manager.get_or_create("matrix", ROOM)
+    assert [one.text for one in session.messages()] == ["6 * 7", "echo: 6 * 7"]
