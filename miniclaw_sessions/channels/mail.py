@@ -147,11 +147,13 @@ def read_message(data: bytes, mail: Mail, size: int, max_image_bytes: int) -> Me
     """
     leaves = list(_leaves(message_from_bytes(data, policy=policy.default)))
     is_cut = size > len(data)
-    texts, images, named, room = [], [], [], max_image_bytes
+    texts, images, named, room, text_room = [], [], [], max_image_bytes, _MAX_TEXT_BYTES
     for leaf in leaves:
         kind, name = leaf.get_content_type(), leaf.get_filename()
         if kind in {"text/plain", "text/html"} and leaf.get_content_disposition() != "attachment":
-            texts.append(text_of_html(_text(leaf)) if kind == "text/html" else _text(leaf))
+            text = _text(leaf)[:text_room]
+            text_room -= len(text)
+            texts.append(text_of_html(text) if kind == "text/html" else text)
             continue
         content = leaf.get_payload(decode=True) if kind in _IMAGES and not (is_cut and leaf is leaves[-1]) else None
         if isinstance(content, bytes) and 0 < len(content) <= room:
@@ -159,7 +161,7 @@ def read_message(data: bytes, mail: Mail, size: int, max_image_bytes: int) -> Me
             room -= len(content)
         else:
             named.append(_valid(" ".join((name or kind).split()))[:_MAX_ID])
-    written = unsigned("\n".join(texts).replace("\r\n", "\n"))
+    written = unsigned("\n".join(filter(None, texts)).replace("\r\n", "\n"))
     if mail.follows_ours:
         written = unquoted(written)
     elif mail.subject and not written.startswith("/"):

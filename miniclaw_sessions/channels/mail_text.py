@@ -13,11 +13,12 @@ _BLOCKS = frozenset(
 _QUOTED = re.compile(r"\s?>")
 _SIGNATURE = re.compile(r"^-- ?$", re.MULTILINE)
 # Outlook quotes without ">": the fields of the quoted mail, the first of which is From, perhaps below a line.
-_FROM = "From|Von|De|Da|Van|Från|Fra|Lähettäjä|Od|От|Gönderen|发件人|寄件者|差出人|보낸 사람"
-_OUTLOOK = re.compile(
-    rf"^(?:_{{20,}}\s*\n+|-{{3,}}[^\n]{{1,40}}-{{3,}}\s*\n+)?\*?(?:{_FROM})\s?[:：].*\n(?:\*?[^\n:：]{{1,20}}[:：].*\n?){{2,}}",  # noqa: RUF001
-    re.MULTILINE,
+_FROM = re.compile(
+    r"\*?(?:From|Von|De|Da|Van|Från|Fra|Lähettäjä|Od|От|Gönderen|发件人|寄件者|差出人|보낸 사람)\s?[:：]"  # noqa: RUF001
 )
+_FIELD = re.compile(r"\*?[^:：]{1,20}[:：]")  # noqa: RUF001
+_RULE_CHARACTERS = 7
+_RULE_WORDS = 40  # characters of what stands in a line of dashes
 _ATTRIBUTION_LINES = 3  # "On Monday, somebody <address>\nwrote:" is wrapped as the writer's program likes
 
 
@@ -112,7 +113,8 @@ def unquoted(text: str) -> str:
     What is quoted between answers stays, because they would not be understood without it. Where nothing else was
     written, everything stays.
     """
-    lines = (text[: found.start()] if (found := _OUTLOOK.search(text)) else text).rstrip().split("\n")
+    lines = text.split("\n")
+    lines = lines[: _before_fields(lines)]
     end = len(lines)
     while end and (_QUOTED.match(lines[end - 1]) or not lines[end - 1].strip()):
         end -= 1
@@ -124,6 +126,22 @@ def unquoted(text: str) -> str:
         if not any(map(_QUOTED.match, lines[behind:])):
             lines = lines[behind:]
     return "\n".join(lines).strip() or text.strip()
+
+
+def _before_fields(lines: list[str]) -> int:
+    """Where the fields of a mail begin that Outlook quotes, with the rule above them; the end if there are none."""
+    for number, line in enumerate(lines[:-2]):
+        if _FROM.match(line) and all(map(_FIELD.match, lines[number + 1 : number + 3])):
+            above = number
+            while above and not lines[above - 1].strip():
+                above -= 1
+            return above - 1 if above and _is_rule(lines[above - 1].rstrip()) else number
+    return len(lines)
+
+
+def _is_rule(line: str) -> bool:
+    is_dashed = line.startswith("---") and line.endswith("---") and len(line.strip("-")) <= _RULE_WORDS
+    return len(line) >= _RULE_CHARACTERS and (is_dashed or not line.strip("_"))
 
 
 def _before_attribution(lines: list[str], end: int) -> int:

@@ -176,6 +176,18 @@ def test_what_is_quoted_from_our_answer_and_the_signature_are_left_out(text: str
     assert unquoted(unsigned(text)) == said
 
 
+@pytest.mark.parametrize(
+    "hostile", ["_" * 20 + "\n" * 262_144, "-" * 262_144 + "x", "From: x\n\n" * 30_000, "> " * 130_000]
+)
+def test_a_hostile_text_takes_no_longer_than_it_is_long(hostile: str) -> None:
+    assert unquoted(f"hi\n{hostile}\nyou").startswith("hi")  # half an hour, where each empty line is sought anew
+
+
+def test_of_any_number_of_texts_in_a_mail_only_so_much_is_read_as_of_one() -> None:
+    content = multipart("mixed", *[("text/plain", "word " * 20_000)] * 9).as_bytes()
+    assert 262_144 < len(read_message(content, header(), len(content), 0).text) < 262_144 + 100
+
+
 def test_a_mail_that_brings_us_into_a_thread_keeps_what_it_quotes() -> None:
     asked = mail("Please sum this up.\n\n> we should\n> buy it", references="<1@elsewhere>")
     assert "> we should" in read_message(asked, header(references="<1@elsewhere>"), len(asked), 0).text
