@@ -169,7 +169,8 @@ def read_message(data: bytes, mail: Mail, size: int, max_image_bytes: int) -> Me
     notes = [f"(attached, but not shown: {', '.join(named)})"] if named else []
     notes += [f"(the mail was too large, with {size} bytes; this is its beginning)"] if is_cut else []
     text = "\n\n".join(filter(None, [written, *notes]))
-    return Message.user((TextPart(text), *images) if images else text)
+    said = Message.user((TextPart(text), *images) if images else text)
+    return msgspec.structs.replace(said, author=mail.sender)
 
 
 def _leaves(part: MIMEPart) -> Iterator[MIMEPart]:

@@ -348,8 +348,8 @@ class TelegramChannel:
         said = Message(
             Role.USER,
             content if images else text,
-            author=None if sender is None else sender.full_name,
-            name=sender.username if sender is not None and message.chat.type != "private" else None,
+            author=None if sender is None else str(sender.id),  # a name is changed, and shared
+            name=(sender.username or sender.full_name) if sender and message.chat.type != "private" else None,
         )
         topic = message.message_thread_id if message.is_topic_message else None
         chat_id, message_id = str(Place(message.chat.id, topic)), str(message.message_id)

@@ -26,6 +26,7 @@ from miniclaw_sessions.channels.telegram import TelegramChannel, TelegramSetting
 from miniclaw_sessions.channels.telegram_html import telegram_html
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.manager.forgetting import Which, meant
 from miniclaw_sessions.protocol.messages import ImagePart, TextPart
 from tests.channels.rooms import Doors
 from tests.channels.telegram_server import (
@@ -310,7 +311,9 @@ async def test_in_a_group_it_speaks_when_spoken_to(bots: Bots, server: BotServer
     assert server.texts(GROUP["id"])[0] == "echo: hi"
     assert server.messages[0]["reply_parameters"]["message_id"] == asked["message_id"]
     (said, *_) = (await bots.manager.get_or_create("telegram", str(GROUP["id"]))).messages()
-    assert (said.author, said.name) == ("Ann", "ann")
+    assert (said.author, said.name) == (str(asked["from"]["id"]), "ann")
+    found = [one async for one in meant(bots.manager, Which(user=said.author))]
+    assert [(one.chat_id, one.messages) for one in found] == [(str(GROUP["id"]), 3)]
 
 
 async def test_each_topic_of_a_forum_is_a_chat_of_its_own(bots: Bots, server: BotServer) -> None:
