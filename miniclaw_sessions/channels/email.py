@@ -169,8 +169,9 @@ class EmailChannel:
         settings = self._settings
         try:
             size, header = await mailbox.fetch(uid, "HEADER", MAX_HEADER_BYTES)
-            mail = self._admitted(header)
-            if not isinstance(mail, str):
+            mail, is_authentic = await to_thread.run_sync(self._read, header)
+            reason = mail if isinstance(mail, str) else self._refusal(mail, is_authentic=is_authentic)
+            if not isinstance(mail, str) and reason is None:
                 for incoming, (known, other) in self._in_hand.items():
                     if other.message_id == mail.message_id:  # numbered anew, or a copy, which waits until that is done
                         self._in_hand[incoming] = (known or uid, other)
@@ -184,7 +185,6 @@ class EmailChannel:
                 incoming = Incoming(mail.chat_id, message, message_id=mail.message_id, answer_again=not is_copy)
                 self._in_hand[incoming] = (uid, mail)
                 return incoming
-            reason = mail
         except _Refused as error:  # perhaps of this mail only
             log.warning("a mail waits", action="mail.waits", channel=self.name, detail=str(error))
             return None
@@ -196,20 +196,22 @@ class EmailChannel:
         log.info("a mail is left unread and has no answer", action="mail.left", channel=self.name, detail=reason)
         return None
 
-    def _admitted(self, header: bytes) -> Mail | str:
-        """A mail's header; or why nobody answers it."""
+    def _read(self, header: bytes) -> tuple[Mail | str, bool]:
+        """A header, and whether its From is authentic; a stranger's may take a second, so not on the event loop."""
         from miniclaw_sessions.channels.mail import is_authenticated, read_header  # noqa: PLC0415 - as above
 
         mail, server = read_header(header, self._settings.address), self._settings.authserv_id
-        if isinstance(mail, str):
-            return mail
+        return mail, not server or (not isinstance(mail, str) and is_authenticated(header, server))
+
+    def _refusal(self, mail: Mail, *, is_authentic: bool) -> str | None:
+        """Why nobody answers a mail of somebody."""
         domain = "@" + mail.sender.rpartition("@")[2]
         copied = not mail.is_addressed
         if not self._allowed.admits(user_id=mail.sender, chat_id=domain, is_group=copied, is_addressed=not copied):
             return "its sender is not allowed, or it was only copied to us"
-        if server and not is_authenticated(header, server):
-            return f"{server} does not say that its From is authentic (dmarc=pass)"
-        return mail
+        if not is_authentic:
+            return f"{self._settings.authserv_id} does not say that its From is authentic (dmarc=pass)"
+        return None
 
     def _may_have_more(self, sender: str) -> bool:
         now = self._clock.monotonic()

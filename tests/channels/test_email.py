@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from email import message_from_bytes, policy
 from email.message import EmailMessage
 from pathlib import Path
+from threading import current_thread
 
 import anyio
 import msgspec
@@ -18,8 +19,10 @@ from structlog.testing import capture_logs
 from miniclaw_sessions import Message, Session, SessionManager
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.channels import mail as mail_module
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.email import EmailChannel, EmailSettings
+from miniclaw_sessions.channels.mail import Mail
 from miniclaw_sessions.errors import ConfigError, Unreachable
 from miniclaw_sessions.manager.forgetting import Which, meant
 from miniclaw_sessions.protocol.messages import ImagePart, TextPart
@@ -352,6 +355,27 @@ async def test_a_stranger_a_program_and_ourselves_are_not_answered(
         await outbox.answers(1)
     assert model.asked == ["answer"]
     assert len(await mailbox.unread()) == 3
+
+
+async def test_no_header_is_read_while_everybody_else_waits(
+    manager: SessionManager,
+    model: Doors,
+    settings: EmailSettings,
+    mailbox: LocalMailbox,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, threads = mail_module.read_header, []
+
+    def noted(data: bytes, address: str) -> Mail | str:
+        threads.append(current_thread())
+        return read(data, address)
+
+    monkeypatch.setattr(mail_module, "read_header", noted)
+    async with serving(manager, model, settings):
+        await mailbox.deliver(mail())
+        await all_read(mailbox)
+    assert len(threads) == 1
+    assert current_thread() not in threads
 
 
 async def test_only_mail_that_our_server_found_to_be_authentic_is_answered_where_that_is_set(
