@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -56,7 +57,7 @@ class EmailSettings(AllowSettings, frozen=True, kw_only=True):
         address: the mailbox's address, and the answers' From.
         user: the name to log in with; empty: the address.
         password_file: file with the password for both servers; empty: the systemd credential `NAME_password`, else the
-            environment variable `EMAIL_PASSWORD`.
+            environment variable `NAME_PASSWORD`, such as EMAIL_PASSWORD.
         imap_host: the server that has the mailbox.
         imap_port: its port.
         imap_security: `tls` from the beginning, by `starttls`, or `none`, which only a server of this machine may have.
@@ -115,7 +116,8 @@ class EmailChannel:
         except ImportError as error:
             raise ConfigError("the channel `email` needs pip install 'miniclaw-sessions[email]'") from error
         _check(name, settings)
-        secret = read_secret(settings.password_file, f"{name}_password", os.environ, variable="EMAIL_PASSWORD")
+        variable = re.sub(r"\W", "_", f"{name}_PASSWORD").upper()
+        secret = read_secret(settings.password_file, f"{name}_password", os.environ, variable=variable)
         if secret is None:
             raise ConfigError(f"channels.{name}.password_file is empty, and there is no credential {name}_password")
         logging.getLogger("imapclient").setLevel(logging.CRITICAL + 1)  # its records hold mails

@@ -61,7 +61,7 @@ class MatrixSettings(AllowSettings, frozen=True, kw_only=True):
     Attributes:
         homeserver: address of the homeserver, such as https://matrix.example.org.
         token_file: file with the account's access token; empty: the systemd credential `NAME_token`, else the
-            environment variable `MATRIX_TOKEN`.
+            environment variable `NAME_TOKEN`, such as MATRIX_TOKEN.
         max_image_bytes: how large an image may be; `sessions.max_message_bytes` must have room for a third more.
     """
 
@@ -114,7 +114,8 @@ class MatrixChannel:
             r"https://[^/\s]+/?|http://(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?/?", settings.homeserver
         ):
             raise ConfigError(f"channels.{name}.homeserver is {settings.homeserver!r}; set it to an https:// address")
-        token = read_secret(settings.token_file, f"{name}_token", os.environ, variable="MATRIX_TOKEN")
+        variable = re.sub(r"\W", "_", f"{name}_TOKEN").upper()
+        token = read_secret(settings.token_file, f"{name}_token", os.environ, variable=variable)
         if token is None:
             raise ConfigError(f"channels.{name}.token_file is empty, and there is no credential {name}_token")
         logging.getLogger("nio").setLevel(logging.CRITICAL + 1)  # it quotes what people say, where it is malformed

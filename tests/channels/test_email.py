@@ -497,6 +497,14 @@ async def test_wrong_settings_are_a_clear_error(settings: EmailSettings, change:
         EmailChannel("email", msgspec.structs.replace(settings, **change))
 
 
+async def test_a_mailbox_takes_the_password_of_no_other(
+    settings: EmailSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMAIL_PASSWORD", "another one's")
+    with pytest.raises(ConfigError, match="WORK_2_PASSWORD"):
+        EmailChannel("work-2", msgspec.structs.replace(settings, password_file=""))
+
+
 async def test_a_wrong_password_is_a_clear_error_on_either_server(
     settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
