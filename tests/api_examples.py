@@ -236,9 +236,9 @@ async def _chats(recorder: Recorder) -> None:
         await ask("stop_turn", "the answer under way", session_id="web_7")
     body = {**chat, "message": "Please delete_file notes.txt"}
     await ask("chat", "it waits for an approval", body=body)
-    await ask("list_approvals", "a call that waits", session_id="web_7")
     await ask("chat", "the same, followed", body={**chat, "message": body["message"], "stream": True})
-    await ask("chat", "somebody agrees", body={**chat, "approvals": {"call_1": True}})
+    waiting = await ask("list_approvals", "a call that waits", session_id="web_7")
+    await ask("chat", "somebody agrees", body={**chat, "approvals": {waiting["pending"][0]["id"]: True}})
     pair = [{"role": "user", "content": "And what else? " * 20}, {"role": "assistant", "content": "All this. " * 20}]
     await recorder.client.post("/v1/sessions/web_9/messages", json={"messages": pair * 8})
     body = {"channel": "web", "chat_id": "9", "message": "And then?", "stream": True}

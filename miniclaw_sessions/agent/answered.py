@@ -4,36 +4,12 @@ from __future__ import annotations
 
 from miniclaw_sessions.agent.events import TurnFinished, TurnStopped
 from miniclaw_sessions.protocol.encoding import decode_entry
-from miniclaw_sessions.protocol.entries import Custom, MessageEntry, moves_leaf
+from miniclaw_sessions.protocol.entries import MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.messages import ABORTED, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import begins_turn, is_reply
 
 _PAGE = 64
-_LOOKED_THROUGH = 200
-
-
-async def obeyed_before(session: Session, key: str | None) -> str | None:
-    """The entry that says that what came with this key, and was no message, was obeyed: its data has the `key`.
-
-    Args:
-        session: to which it was said.
-        key: the sender's own id of it; None: it has none, and was never said before.
-
-    Returns:
-        The entry's id; None where none of the newest entries says so.
-
-    Raises:
-        StoreUnavailable: the store cannot be read.
-    """
-    looked_at = 0
-    async for entry in session.tree.walk():
-        if key is None or looked_at >= _LOOKED_THROUGH:
-            break
-        if isinstance(entry, Custom) and entry.data.get("key") == key:
-            return entry.id
-        looked_at += 1
-    return None
 
 
 async def end_of_turn(session: Session, entry_id: str) -> TurnFinished | TurnStopped | None:

@@ -8,13 +8,14 @@ runs: what a crash interrupts then is not run again unless somebody agrees once 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from msgspec import UNSET
 
 from miniclaw_sessions.agent.events import PendingCall
 from miniclaw_sessions.agent.suspending import documents_of, pending_calls
 from miniclaw_sessions.errors import NothingToResume
-from miniclaw_sessions.protocol.entries import FINGERPRINT, SUSPENDED
+from miniclaw_sessions.protocol.entries import SUSPENDED
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.protocol.printable import printable
 from miniclaw_sessions.session import Session
@@ -43,30 +44,22 @@ class Approval(Opening):
 
     Args:
         session: whose turn.
-        answers: yes or no for each call by its id, those that are left out wait on; or one answer for all that wait.
+        answers: yes or no for each call by its `approval_id`; those that are left out wait on. Where one of them waits
+            no more, none counts: what waits by now is another question, and is asked again.
         author: whose answer it is; kept in the transcript.
-        key: the answer's own id, by which it is recognized when it is delivered again (`answered.obeyed_before`).
 
     Attributes:
-        approved: the calls that run, with the fingerprint of the tool that was agreed to; filled when the turn begins.
+        approved: the calls that run, with what was asked about them; filled when the turn begins.
     """
 
-    __slots__ = ("_answers", "_author", "_key", "_pending", "_session", "approved")
+    __slots__ = ("_answers", "_author", "_pending", "_session", "approved")
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        answers: Mapping[str, bool] | bool,
-        author: str | None = None,
-        key: str | None = None,
-    ) -> None:
+    def __init__(self, session: Session, *, answers: Mapping[str, bool], author: str | None = None) -> None:
         super().__init__(self._said, at=self._look)
-        self.approved: dict[str, str] = {}
+        self.approved: dict[str, Mapping[str, Any]] = {}
         self._session = session
         self._answers = answers
         self._author = author
-        self._key = key
         self._pending: list[PendingCall] = []
 
     async def _look(self) -> Place:
@@ -75,17 +68,17 @@ class Approval(Opening):
         return UNSET
 
     def _said(self, _: Sequence[Message], waiting: Collection[str]) -> list[Message]:
-        answers = self._answers
-        asked = {one.call.id: one for one in self._pending if one.needs_approval and one.call.id in waiting}
-        decided = dict.fromkeys(asked, answers) if isinstance(answers, bool) else dict(answers)
-        if not decided or not decided.keys() <= asked.keys():
-            raise NothingToResume(f"session {self._session.session_id} has no such call that waits for an approval")
-        self.approved.update({one: str(asked[one].data[FINGERPRINT]) for one, agreed in decided.items() if agreed})
-        refused = [one for one, agreed in decided.items() if not agreed]
+        asked = {one.waiting.approval_id: one for one in self._pending if one.needs_approval and one.call.id in waiting}
+        if not asked:
+            raise NothingToResume(f"session {self._session.session_id} has no call that waits for an approval")
+        counts = self._answers.keys() <= asked.keys()
+        decided = {asked[one].call.id: agreed for one, agreed in self._answers.items() if counts}
+        self.approved.update({one.call.id: one.data for one in asked.values() if decided.get(one.call.id)})
+        refused = [one.call for one in asked.values() if decided.get(one.call.id) is False]
         still = [one for one in self._pending if one.call.id not in decided]
-        answer = {"approved": [*self.approved], "refused": refused, "author": self._author}
-        self.mark = (SUSPENDED, {"calls": documents_of(still), "answer": answer, "key": self._key})
-        return [Message.tool_result(asked[one].call, REFUSED, is_error=True) for one in refused]
+        answer = {"approved": [*self.approved], "refused": [call.id for call in refused], "author": self._author}
+        self.mark = (SUSPENDED, {"calls": documents_of(still), "answer": answer})
+        return [Message.tool_result(call, REFUSED, is_error=True) for call in refused]
 
 
 async def calls_to_approve(session: Session) -> list[PendingCall]:

@@ -11,7 +11,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from miniclaw_sessions.agent.provider import TextDelta
 from miniclaw_sessions.errors import AgentError
-from miniclaw_sessions.protocol.entries import FINGERPRINT, MessageEntry
+from miniclaw_sessions.protocol.entries import MessageEntry, WaitingCall
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
 from miniclaw_sessions.session.compacting import CompactionOutcome
 
@@ -47,16 +47,30 @@ class ToolFinished(msgspec.Struct, frozen=True, tag=True):
 
 
 class PendingCall(msgspec.Struct, frozen=True):
-    """A call that waits for a person, or for anything else outside; `reason` and `data` are the tool's."""
+    """A call that waits for a person, or for anything else outside; `reason` and `data` are the tool's.
+
+    `call` is the model's own; `question` is the entry that says that it waits.
+    """
 
     call: ToolCall
     reason: str = ""
     data: Mapping[str, Any] = {}
+    question: str = ""
+
+    @property
+    def waiting(self) -> WaitingCall:
+        """What is logged of it."""
+        return WaitingCall(self.call.id, self.reason, dict(self.data), self.question)
+
+    @property
+    def asked_about(self) -> ToolCall:
+        """The call that would run, which a hook may have put in the place of the model's."""
+        return self.waiting.asked_about(self.call)
 
     @property
     def needs_approval(self) -> bool:
         """Whether a person's yes or no is waited for, and not something else from outside."""
-        return isinstance(self.data.get(FINGERPRINT), str)
+        return self.waiting.needs_approval
 
 
 class SessionCompacted(msgspec.Struct, frozen=True, tag=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import msgspec
@@ -115,7 +115,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keeper: ContextKeeper | None
     results: Mapping[str, Content]
     unanswered: Unanswered
-    approved: Mapping[str, str]
+    approved: Mapping[str, Mapping[str, Any]]
     tell: Tell
 
 
@@ -215,8 +215,7 @@ class _Running:
         return still
 
     async def _suspend(self, pending: Sequence[PendingCall]) -> TurnSuspended:
-        await log_pending(self._turn, pending)
-        return TurnSuspended(tuple(pending), self.generation.usage)
+        return TurnSuspended(tuple(await log_pending(self._turn, pending)), self.generation.usage)
 
     # --- the model ---------------------------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class ToolRunner:
         generation: Generation,
         tell: Tell,
         *,
-        approved: Mapping[str, str] = MappingProxyType({}),
+        approved: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> list[PendingCall]:
         """Run all calls at the same time; the turn gets their results in the order of the calls.
 
@@ -97,7 +97,7 @@ class ToolRunner:
             turn: gets the results.
             generation: the turn, as hooks see it.
             tell: called when a tool begins, and when it has ended.
-            approved: the calls that a person has agreed to, with the fingerprint of the tool that he was asked about.
+            approved: the calls that a person has agreed to, with the data of what he was asked (`FINGERPRINT`).
 
         Returns:
             The calls that wait for an answer from outside; they have no result yet.
@@ -122,7 +122,7 @@ class ToolRunner:
         return [result for result in results if isinstance(result, PendingCall)]
 
     async def _run(
-        self, call: ToolCall, turn: Turn, generation: Generation, approved: str | None
+        self, call: ToolCall, turn: Turn, generation: Generation, approved: Mapping[str, Any] | None
     ) -> Message | PendingCall:
         """One call's result; whatever goes wrong becomes an error result that the model sees."""
         try:
@@ -158,12 +158,15 @@ class ToolRunner:
             return error_result(call, f"the call cannot wait for an answer with this data: {error}")
         return PendingCall(call, suspended.reason, suspended.data)
 
-    async def _answer(self, call: ToolCall, chosen: ToolCall, approved: str | None) -> Message:
+    async def _answer(self, call: ToolCall, chosen: ToolCall, approved: Mapping[str, Any] | None) -> Message:
         tool, arguments = self._chosen(chosen)
+        asked = {FINGERPRINT: tool.fingerprint, "name": chosen.name, "arguments": chosen.arguments}
         if tool.needs_approval and approved is None:
-            raise SuspendTurn(f"may {tool.name} be called?", {FINGERPRINT: tool.fingerprint})
-        if tool.needs_approval and approved != tool.fingerprint:
-            raise _UncallableError(f"{tool.name} has changed since a person agreed to this call; it was not made")
+            raise SuspendTurn(f"may {tool.name} be called?", asked)
+        if approved not in (None, asked):
+            raise _UncallableError(
+                f"{tool.name}, or this call, has changed since a person agreed to it; it was not made"
+            )
         timeout_s = self.timeout_s if tool.timeout_s is None else tool.timeout_s
         with anyio.move_on_after(timeout_s) as scope:
             return Message.tool_result(call, await tool.run(arguments))

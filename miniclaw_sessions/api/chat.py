@@ -31,8 +31,9 @@ from miniclaw_sessions.api.sessions import ONE, OneSession
 from miniclaw_sessions.api.shapes import ChatEvent, ChatReply, ChatRequest, StoppedReply
 from miniclaw_sessions.errors import InvalidMessage, TurnCutOff
 from miniclaw_sessions.history.pairing import open_calls
+from miniclaw_sessions.protocol.entries import WaitingCall
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.messages import Message, ToolCall
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
@@ -157,14 +158,21 @@ async def list_approvals(context: Context, request: OneSession) -> ApprovalsRepl
     """The tool calls of a session that wait for a person's yes or no; `chat` takes it in `approvals`."""
     session = await context.find(request.session_id)
     waiting = await session.tree.get_waiting()
-    asked = [call for call in open_calls(session.messages()) if call.id in waiting and waiting[call.id].needs_approval]
-    rows = [
-        PendingCallRow(
-            id=call.id, name=call.name, arguments=call.arguments, reason=waiting[call.id].reason, needs_approval=True
-        )
-        for call in asked
-    ]
-    return ApprovalsReply(pending=rows)
+    rows = [pending_row(call, waiting[call.id]) for call in open_calls(session.messages()) if call.id in waiting]
+    return ApprovalsReply(pending=[row for row in rows if row.needs_approval])
+
+
+def pending_row(call: ToolCall, waiting: WaitingCall) -> PendingCallRow:
+    """A call that waits, as people are shown it."""
+    asked = waiting.asked_about(call)
+    return PendingCallRow(
+        id=waiting.approval_id,
+        call_id=call.id,
+        name=asked.name,
+        arguments=asked.arguments,
+        reason=waiting.reason,
+        needs_approval=waiting.needs_approval,
+    )
 
 
 OPERATIONS = (chat, stop_turn, list_approvals)

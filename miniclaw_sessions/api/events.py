@@ -66,11 +66,15 @@ class PendingCallRow(Reply, kw_only=True):
     """A tool call that waits for an answer from outside.
 
     Attributes:
-        arguments: as the model gave them: JSON, as text.
+        id: what `approvals` names it by; it is good for this question alone.
+        call_id: the model's id of the call.
+        name: the tool that would run.
+        arguments: what it would be called with: JSON, as text.
         needs_approval: it waits for a person's yes or no, which `chat` takes in `approvals`.
     """
 
     id: str
+    call_id: str
     name: str
     arguments: str
     reason: str

@@ -331,6 +331,7 @@ class AppendEntries(Expected, frozen=True, kw_only=True):
 async def append_entries(context: Context, request: AppendEntries) -> EntriesAppendedReply:
     """Append entries of any kind as a unit, and reply when they are acknowledged."""
     key = checked_idempotency_key(request.idempotency_key)
+    key = None if key is None else f"entries:{key}"  # or it could be that of a message, or a command, of the chat
     wanted = _new_entries(request.body)
     session = await context.find(request.session_id)
     for label in wanted:

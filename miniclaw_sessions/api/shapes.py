@@ -531,8 +531,8 @@ class ChatRequest(Body, kw_only=True):
     """Say something, or `resume` a turn that was left unanswered, or go on with one that waits for `approvals`.
 
     Attributes:
-        approvals: a person's yes or no to calls that wait for it (`list_approvals`), by their ids; those that are left
-            out wait on.
+        approvals: a person's yes or no to calls that wait for it (`list_approvals`), by their ids there; those that are
+            left out wait on. Where one of them waits no more, none counts, and what waits by now is asked again.
     """
 
     channel: str

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import anyio
 
 from miniclaw_sessions.agent.provider import TextDelta
+from miniclaw_sessions.channels.approvals import Question
 from miniclaw_sessions.channels.base import Channel, Incoming, Last, NotAnswered, Outgoing, Progress, Reason
 from miniclaw_sessions.errors import named
 from miniclaw_sessions.log import get_logger
@@ -37,6 +38,8 @@ class Asked:
         answered_in: a block around its answering: what happens there is seen as a part of what handed it over.
         telling: cancelled when telling the channel of it has taken too long.
         is_stopped: whether it was stopped before its turn began.
+        question: what the person was asked when he said it, as soon as that is known.
+        standing: what he is asked while this is being answered; None before, and when that is over.
     """
 
     def __init__(self, incoming: Incoming, channel: Channel | None = None) -> None:
@@ -48,6 +51,8 @@ class Asked:
         self.telling = anyio.CancelScope()
         self.session: Session | None = None
         self.is_stopped = False
+        self.question: Question | None = None
+        self.standing: Question | None = None
         self._unread: deque[Outgoing] = deque()
         self._unread_characters = 0
         self._last: Last | None = None

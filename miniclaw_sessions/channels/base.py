@@ -48,7 +48,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
         channel: in which channel's sessions the chat is kept; empty: in those of the channel that hands it over.
         answerer: who answers it, in its turn among the chat's messages; None: the dispatcher's assistant.
         session: the session itself, where it belongs to no manager and is gone with its answer; None: the manager's.
-        approvals: a person's yes or no to calls that wait for it, by their ids, in place of a message.
+        approvals: a person's yes or no to calls that wait for it, by their `approval_id`s, in place of a message.
         replaces: the id of an earlier message that this is a new wording of. Where that is the user's newest, the chat
             goes on from before it; an older one is past, and its new wording a DUPLICATE, as are the same words again.
         must_exist: whether it is answered only where the chat's session is there when its turn comes; else one is made.
@@ -128,7 +128,7 @@ class Answered(msgspec.Struct, frozen=True, eq=False):
         if isinstance(self.event, TurnStopped):
             return f"{self.event.message.text} (stopped)".lstrip()
         pending = self.event.pending
-        asked = [(one.call.name, one.call.arguments) for one in pending if one.needs_approval]
+        asked = [(one.asked_about.name, one.asked_about.arguments) for one in pending if one.needs_approval]
         return question(asked) if asked else f"This waits for {', '.join(one.call.name for one in pending)}."
 
 

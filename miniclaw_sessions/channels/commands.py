@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
 
 from miniclaw_sessions.agent.agent import Agent
-from miniclaw_sessions.agent.answered import obeyed_before
 from miniclaw_sessions.agent.events import TurnEnd
-from miniclaw_sessions.channels.approvals import decision
+from miniclaw_sessions.channels.approvals import Question, approval
 from miniclaw_sessions.channels.base import Incoming
 from miniclaw_sessions.channels.spending import choose_model, tell_usage
 from miniclaw_sessions.errors import DuplicateMessage, NothingToResume, TranscriptNotKept
-from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.entries import LeafMove, MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import Opening, Place
@@ -38,6 +38,7 @@ class Said(NamedTuple):
         session: whose conversation it is.
         incoming: the message.
         arguments: what stands behind the word.
+        question: what the person was asked when he said it.
         agent: whose models answer.
         answer: lets the assistant answer something, under the message's own id.
     """
@@ -45,6 +46,7 @@ class Said(NamedTuple):
     session: Session
     incoming: Incoming
     arguments: str
+    question: Question
     agent: Agent
     answer: Callable[[Message | Opening | None], Awaitable[TurnEnd]]
 
@@ -98,13 +100,14 @@ class SaidAgain(Opening):
 async def begin_anew(said: Said) -> str:
     """Go back to the root: what was said stays in the tree, and the model is not told of it."""
     session, key = said.session, said.incoming.message_id
-    if key is not None and (entry_id := await obeyed_before(session, key)) is not None:
-        raise DuplicateMessage(session.session_id, key, entry_id)
-    try:
-        await session.tree.branch(None)
-        await session.tree.append_custom_entry(COMMAND, {"word": "/new", "key": key})
-    except TranscriptNotKept:  # then there is nothing that could be kept
-        session.clear()
+    if key is not None and (known := await session.journal.find_by_key(key)) is not None:
+        raise DuplicateMessage(session.session_id, key, known.id)
+    async with session.journal.between_turns():
+        unit = session.unit()
+        unit.add(LeafMove, target_id=None)
+        with suppress(TranscriptNotKept):  # then nobody would find it again
+            unit.add_custom(COMMAND, {"word": "/new"}, idempotency_key=key)
+        await unit.save()
     return "We begin anew."
 
 
@@ -115,12 +118,12 @@ async def answer_again(said: Said) -> TurnEnd:
 
 async def agree(said: Said) -> TurnEnd:
     """Let the calls be made that wait for a person's yes."""
-    return await said.answer(await decision(said.session, said.incoming, answers=True))
+    return await said.answer(approval(said.session, said.incoming, dict.fromkeys(said.question, True)))
 
 
 async def refuse(said: Said) -> TurnEnd:
     """Let the model be told that a person does not agree to them."""
-    return await said.answer(await decision(said.session, said.incoming, answers=False))
+    return await said.answer(approval(said.session, said.incoming, dict.fromkeys(said.question, False)))
 
 
 async def tell_commands(_: Said) -> str:

@@ -27,7 +27,7 @@ from anyio.lowlevel import checkpoint
 from miniclaw_sessions.agent.answered import end_of_turn
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted
-from miniclaw_sessions.channels.approvals import what_is_said
+from miniclaw_sessions.channels.approvals import Question, standing_question, what_is_said
 from miniclaw_sessions.channels.asked import Asked
 from miniclaw_sessions.channels.base import (
     Accepted,
@@ -264,6 +264,7 @@ class Dispatcher:
         self._under_way.add(asked)
         asked.cut_off(self._cut_off_at, self._cut_off_at + _LAST_WORDS_S)
         if key.session_id in self._chats:
+            asked.question = self._chats[key.session_id][0].standing
             self._chats[key.session_id].append(asked)
         else:
             self._chats[key.session_id] = deque([asked])
@@ -310,6 +311,7 @@ class Dispatcher:
                         tasks.start_soon(self._tell, asked.channel, asked, name="telling")
                     overheard = Overheard(self._manager, key)
                     last = await self._answer_in_time(asked, key, overheard)
+                    asked.standing = None  # from here on, people know what the turn has asked
                     overheard.end(last)
                     self._end(asked, last)
                 self._forget(waiting.popleft())
@@ -355,11 +357,12 @@ class Dispatcher:
                 idempotency_key=incoming.message_id,
                 tell=tell,
             )
+            question = await self._question(asked, asked.session)
             word, arguments = (asked.channel is not None and command_in(incoming.message)) or ("", "")
             if word and (run := COMMANDS[word].run) is not None:
-                end = await run(Said(asked.session, incoming, arguments, self._assistant.agent, answer))
+                end = await run(Said(asked.session, incoming, arguments, question, self._assistant.agent, answer))
             else:
-                said = await what_is_said(asked.session, incoming)
+                said = await what_is_said(asked.session, incoming, question)
                 if isinstance(said, Message) and incoming.replaces is not None:
                     end = await answer(Reworded(asked.session, said, incoming.replaces))
                 else:
@@ -369,6 +372,20 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to this message
             return NotAnswered(incoming, Reason.FAILED, error)
         return Obeyed(incoming, end) if isinstance(end, str) else Answered(incoming, end)
+
+    async def _question(self, asked: Asked, session: Session) -> Question:
+        """What the person was asked when he said this; the same holds for what waits behind it, unless that is known.
+
+        Behind a message that is delivered again comes what was said nobody knows when: it answers no question.
+        """
+        key = asked.incoming.message_id
+        standing = await standing_question(session)
+        is_known = standing and key is not None and await session.journal.find_by_key(key) is not None
+        asked.standing = () if is_known else standing
+        for one in self._chats[asked.session_id]:
+            if one.question is None:
+                one.question = asked.standing
+        return asked.question or ()
 
     async def _answered_before(self, asked: Asked, error: DuplicateMessage) -> Last:
         """The answer that the message had, where its channel wants it again."""

@@ -22,6 +22,7 @@ from miniclaw_sessions.agent.events import (
     TurnSuspended,
 )
 from miniclaw_sessions.agent.provider import TextDelta
+from miniclaw_sessions.api.chat import pending_row
 from miniclaw_sessions.api.error_table import snake_case
 from miniclaw_sessions.api.messages import message_document
 from miniclaw_sessions.api.sessions import usage_reply
@@ -91,9 +92,8 @@ def event_document(event: AgentEvent) -> tuple[str, Document]:  # noqa: PLR0911 
 
 
 def _pending(waiting: PendingCall) -> Document:
-    call = waiting.call
-    about = {"id": call.id, "name": call.name, "arguments": call.arguments, "reason": waiting.reason}
-    return {**about, "needs_approval": waiting.needs_approval}
+    document: Document = msgspec.to_builtins(pending_row(waiting.call, waiting.waiting))
+    return document
 
 
 def _usage_document(usage: Usage) -> Document:

@@ -13,7 +13,7 @@ from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.api.chat import user_message
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
-from miniclaw_sessions.channels.approvals import what_is_said
+from miniclaw_sessions.channels.approvals import standing_question, what_is_said
 from miniclaw_sessions.channels.base import Incoming
 from miniclaw_sessions.channels.documents import event_document
 from miniclaw_sessions.client import Client
@@ -48,7 +48,7 @@ class _Chats:
         session = await self._context.manager.get_or_create(request.channel, request.chat_id)
         given = None if isinstance(request.approvals, UnsetType) else request.approvals
         incoming = Incoming(session.key.chat_id, user_message(request), approvals=given)
-        said = await what_is_said(session, incoming)
+        said = await what_is_said(session, incoming, await standing_question(session))
         async with assistant.run(session, said) as events:
             yield (ChatEvent(*event_document(event)) async for event in events)
 

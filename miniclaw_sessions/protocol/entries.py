@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from miniclaw_sessions.protocol.messages import EXTRA, OTHER, Instant, Message, Usage, Value
+from miniclaw_sessions.protocol.messages import EXTRA, OTHER, Instant, Message, ToolCall, Usage, Value
 
 METADATA = "metadata"
 """The `custom_type` of entries that set a session's free metadata; a value of None removes the key."""
@@ -40,7 +40,10 @@ SUSPENDED = "agent.suspended"
 """The `custom_type` of the entry that says which calls of a suspended turn wait, and for what."""
 
 FINGERPRINT = "tool_fingerprint"
-"""In the data of a call that waits for a person's yes: the tool that he is asked about (`Tool.fingerprint`)."""
+"""In the data of a call that waits for a person's yes: the tool that he is asked about (`Tool.fingerprint`).
+
+Beside it stand the `name` and the `arguments` of the call that would run: a hook may have chosen another one.
+"""
 
 COPY_OF = "copy_of"
 """The field of `extra` of an entry that stands on its branch for an earlier one: that one's id, or the first one's."""
@@ -162,16 +165,32 @@ Entry = (
 
 
 class WaitingCall(msgspec.Struct, frozen=True):
-    """A call that waits for an answer from outside: its id, and what its tool says of the wait."""
+    """A call that waits for an answer from outside: its id, and what its tool says of the wait.
+
+    `question` is the id of the entry in which it was first said that it waits; empty: of the one that says it here.
+    """
 
     id: str
     reason: str = ""
     data: dict[str, Any] = {}
+    question: str = ""
 
     @property
     def needs_approval(self) -> bool:
         """Whether it waits for a person's yes or no (`FINGERPRINT`), and not for something else from outside."""
         return isinstance(self.data.get(FINGERPRINT), str)
+
+    @property
+    def approval_id(self) -> str:
+        """What a yes or no names it by: no later question has the same, though its calls may have the same ids."""
+        return f"{self.question}.{self.id}"
+
+    def asked_about(self, call: ToolCall) -> ToolCall:
+        """The call that a person is asked about: the model's own, or the one that a hook has put in its place."""
+        name, arguments = self.data.get("name"), self.data.get("arguments")
+        if self.needs_approval and isinstance(name, str) and isinstance(arguments, str):
+            return msgspec.structs.replace(call, name=name, arguments=arguments)
+        return call
 
 
 def waiting_calls(entry: Entry) -> dict[str, WaitingCall] | None:
@@ -182,7 +201,7 @@ def waiting_calls(entry: Entry) -> dict[str, WaitingCall] | None:
         calls = msgspec.convert(entry.data.get("calls"), list[WaitingCall])
     except msgspec.ValidationError:  # anybody may write a custom entry
         return None
-    return {call.id: call for call in calls}
+    return {call.id: msgspec.structs.replace(call, question=call.question or entry.id) for call in calls}
 
 
 def moves_leaf(entry: Entry) -> bool:

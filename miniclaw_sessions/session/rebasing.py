@@ -16,7 +16,15 @@ from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.committer import Rebase, Rebased, SessionLog
 from miniclaw_sessions.persistence.recovery import catch_up
 from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
-from miniclaw_sessions.protocol.entries import Compaction, Entry, LeafMove, MessageEntry, moves_leaf, place_of_parent
+from miniclaw_sessions.protocol.entries import (
+    Compaction,
+    Custom,
+    Entry,
+    LeafMove,
+    MessageEntry,
+    moves_leaf,
+    place_of_parent,
+)
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.session.reading import TreeReader
 from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry, StoredHead, StoredTurn, stored_entry
@@ -194,20 +202,20 @@ async def _known(store: Store, session_id: str, entries: Sequence[Entry], *, aft
     known = {one.entry_id async for one in read_all(store, session_id, after=after) if one.entry_id in ids}
     by_key: set[str | None] = set()
     for entry in entries:
-        if entry.id in known or not isinstance(entry, MessageEntry):
+        if entry.id in known or not isinstance(entry, MessageEntry | Custom):
             continue
-        key = entry.idempotency_key
-        belongs_to_known = key is None and entry.continues and entry.parent_id in by_key
+        key, continues = entry.idempotency_key, isinstance(entry, MessageEntry) and entry.continues
+        belongs_to_known = key is None and continues and entry.parent_id in by_key
         if belongs_to_known or (key and await store.find_by_idempotency_key(session_id, key) is not None):
             by_key.add(entry.id)
     return known | {id_ for id_ in by_key if id_ is not None}
 
 
 def _doubles(conversation: Conversation, entries: Iterable[Entry], known: Collection[str]) -> bool:
-    """Whether a message is to be made whose idempotency key the session has already."""
+    """Whether an entry is to be made whose idempotency key the session has already."""
     keys = conversation.state.idempotency_keys
-    messages = (entry for entry in entries if isinstance(entry, MessageEntry) and entry.id not in known)
-    return any(entry.idempotency_key in keys for entry in messages)
+    keyed = (entry for entry in entries if isinstance(entry, MessageEntry | Custom) and entry.id not in known)
+    return any(entry.idempotency_key in keys for entry in keyed)
 
 
 async def _as_stored(journal: Journal, stored: StoredHead) -> Conversation:

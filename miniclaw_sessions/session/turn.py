@@ -66,7 +66,8 @@ class Opening:
         at: the entry that it follows; the leaf moves there. By default the leaf, wherever it is. A function is asked
             for it when nobody else has the turn, and asked again if anything is said before the turn has begun: it can
             look at what it would leave.
-        mark: the type and the data of a custom entry that stands before the messages; None: there is none.
+        mark: the type and the data of a custom entry that stands before the messages; None: there is none. It has the
+            turn's idempotency key, unless a user's message does.
         entries: what it became, when the turn is open.
     """
 
@@ -344,7 +345,7 @@ class Turn:
             return await self._ask(self._request)
         await self._journal.saved()
         await self._take()
-        if not is_unanswered(known, await self._since_compaction(known)):
+        if not await self._is_unanswered(known):
             raise DuplicateMessage(self.session_id, key or "", known.id)
         return await self._take_up()
 
@@ -375,11 +376,11 @@ class Turn:
             unit.add(LeafMove, target_id=target_id, target_sequence=place)
         for message in closing:
             unit.add_message(message, continues=True)
+        key_of_message = self._idempotency_key if said and said[-1].is_user else None
         if opening.mark is not None:
-            unit.add_custom(*opening.mark)
+            unit.add_custom(*opening.mark, idempotency_key=None if key_of_message else self._idempotency_key)
         for message in said:
-            key = self._idempotency_key if message is said[-1] and message.is_user else None
-            unit.add_message(message, idempotency_key=key)
+            unit.add_message(message, idempotency_key=key_of_message if message is said[-1] else None)
         if self._claim is not None:
             self._claim.ids.update(entry.id for entry in unit.entries)
             journal.log.claim = self._claim
@@ -426,13 +427,14 @@ class Turn:
         unit.accept()
         return entries
 
-    async def _since_compaction(self, known: MessageEntry) -> list[MessageEntry]:
-        """The window; where a turn under way has compacted its own beginning, the whole branch."""
-        window = list(self._journal.conversation.window)
-        is_over = not window or is_reply(window[-1].message)
-        if is_over or not self._journal.kept_from or any(entry.id == known.id for entry in window):
-            return window
-        return _messages(await self.tree.get_branch())
+    async def _is_unanswered(self, known: MessageEntry) -> bool:
+        """Whether nothing follows what a turn began with but steps of that turn, and no reply among them."""
+        async for entry in self.tree.walk():
+            if entry.id == known.id:
+                return True
+            if isinstance(entry, MessageEntry) and (begins_turn(entry) or is_reply(entry.message)):
+                return False
+        return False
 
     def _close_what_was_left(self, request: Message) -> None:
         """Behind the user's message the results would stand in the wrong place, and a crash could come between."""
@@ -469,15 +471,6 @@ class Turn:
 def begins_turn(entry: MessageEntry) -> bool:
     """Whether a user said it, and not a hook in a user's name."""
     return entry.message.is_user and not entry.continues
-
-
-def is_unanswered(asked: MessageEntry, entries: Sequence[MessageEntry]) -> bool:
-    """Whether nothing follows this message but steps of its turn, and no reply among them."""
-    ids = [entry.id for entry in entries]
-    if asked.id not in ids:
-        return False
-    later = entries[ids.index(asked.id) + 1 :]
-    return not any(begins_turn(entry) or is_reply(entry.message) for entry in later)
 
 
 def is_reply(message: Message) -> bool:

@@ -139,7 +139,9 @@ class Unit:
             for message, key in zip(messages, idempotency_keys or [None] * len(messages), strict=True)
         ]
 
-    def add_custom(self, custom_type: str, data: Mapping[str, Any] | None = None) -> Custom:
+    def add_custom(
+        self, custom_type: str, data: Mapping[str, Any] | None = None, *, idempotency_key: str | None = None
+    ) -> Custom:
         """An entry that never reaches a model, such as an extension's state.
 
         Raises:
@@ -148,7 +150,7 @@ class Unit:
         """
         if custom_type == METADATA:
             raise InvalidMessage(f"custom_type {METADATA!r} is the session's own; use update(), or another type")
-        return self.add(Custom, custom_type=custom_type, data=dict(data or {}))
+        return self.add(Custom, custom_type=custom_type, data=dict(data or {}), idempotency_key=idempotency_key)
 
     def add_copies(self, entries: Sequence[Entry], *, instead_of: int) -> None:
         """Entries of a branch again, behind what was added: each says which it stands for (`COPY_OF`).

@@ -6,17 +6,19 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from miniclaw_sessions.agent.agent import Agent, TurnFinished, TurnSuspended
-from miniclaw_sessions.agent.answered import end_of_turn, obeyed_before
+from miniclaw_sessions.agent.answered import end_of_turn
 from miniclaw_sessions.agent.approving import REFUSED, Approval, calls_to_approve
+from miniclaw_sessions.agent.hooks import Generation, Hooks
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.errors import NothingToResume
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.errors import DuplicateMessage, NothingToResume
+from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.agent.conversations import HELLO, assert_legal, calls, opened, roles, texts
+from tests.agent.conversations import HELLO, assert_legal, calls, echo, opened, roles, texts, tool
 
 pytestmark = pytest.mark.anyio
 
@@ -42,13 +44,20 @@ async def asked(session: Session, deletions: Deletions, *names: str) -> None:
     assert isinstance(await agent.answer(HELLO, session=session), TurnSuspended)
 
 
+async def decision(session: Session, answers: dict[str, bool] | bool = True, author: str | None = None) -> Approval:
+    """A yes or no to what waits now, for all of it or by the calls' own ids."""
+    waiting = {one.call.id: one.waiting.approval_id for one in await calls_to_approve(session)}
+    by_call = dict.fromkeys(waiting, answers) if isinstance(answers, bool) else answers
+    return Approval(session, answers={waiting[call]: agreed for call, agreed in by_call.items()}, author=author)
+
+
 class _Killed(BaseException):
     """As far as the session goes, the process is dead."""
 
 
-async def _killed_after(answer: Approval, session: Session) -> None:
+async def _killed_after(answer: Approval, session: Session, key: str) -> None:
     """The answer is acknowledged, and nothing more happens in this process."""
-    async with session.turn(answer) as turn:
+    async with session.turn(answer, idempotency_key=key) as turn:
         turn.close_calls = lambda: None  # type: ignore[method-assign]
         assert list(answer.approved) == ["call_0"]
         raise _Killed
@@ -68,22 +77,22 @@ async def test_a_call_waits_for_a_yes_and_runs_once_after_it_also_after_a_restar
         (pending,) = await calls_to_approve(session)
         assert (pending.call.name, pending.call.arguments) == ("delete", '{"path": "x"}')
         agent = agent_of(deletions, "done")
-        end = await agent.answer(Approval(session, answers=True, author="ada", key="m2"), session=session)
+        answer = await decision(session, author="ada")
+        end = await agent.answer(answer, session=session, idempotency_key="m2")
         assert isinstance(end, TurnFinished)
         assert deletions.made == [{"path": "x"}]
         assert texts(session) == ["hello", "", "deleted", "done"]
         assert await calls_to_approve(session) == []
-        assert await obeyed_before(session, "m3") is None
-        entry_id = await obeyed_before(session, "m2")
-        assert entry_id is not None
-        assert isinstance(await end_of_turn(session, entry_id), TurnFinished)
+        with pytest.raises(DuplicateMessage) as again:
+            await agent.answer(answer, session=session, idempotency_key="m2")
+        assert isinstance(await end_of_turn(session, again.value.entry_id), TurnFinished)
         await assert_legal(session, agent.provider)  # type: ignore[arg-type]
 
 
 async def test_a_no_is_told_to_the_model_and_nothing_runs(session: Session) -> None:
     deletions = Deletions()
     await asked(session, deletions, "delete")
-    await agent_of(deletions, "as you like").answer(Approval(session, answers=False), session=session)
+    await agent_of(deletions, "as you like").answer(await decision(session, answers=False), session=session)
     assert deletions.made == []
     assert texts(session) == ["hello", "", REFUSED, "as you like"]
     assert session.messages()[2].is_error
@@ -93,13 +102,12 @@ async def test_calls_are_answered_one_by_one_and_the_others_wait_on(session: Ses
     deletions = Deletions()
     await asked(session, deletions, "delete", "delete", "delete")
     agent = agent_of(deletions, "done")
-    end = await agent.answer(Approval(session, answers={"call_1": True}), session=session)
+    end = await agent.answer(await decision(session, {"call_1": True}), session=session)
     assert isinstance(end, TurnSuspended)
     assert [one.call.id for one in end.pending] == ["call_0", "call_2"]
     assert [one.call.id for one in await calls_to_approve(session)] == ["call_0", "call_2"]
-    assert isinstance(
-        await agent.answer(Approval(session, answers={"call_0": False, "call_2": True}), session=session), TurnFinished
-    )
+    others = await decision(session, {"call_0": False, "call_2": True})
+    assert isinstance(await agent.answer(others, session=session), TurnFinished)
     assert len(deletions.made) == 2
     await assert_legal(session, agent.provider)  # type: ignore[arg-type]
 
@@ -108,7 +116,7 @@ async def test_a_tool_that_changed_after_the_yes_is_not_run(session: Session) ->
     deletions = Deletions()
     await asked(session, deletions, "delete")
     deletions.description = "Deletes a file, and sends it to somebody."
-    await agent_of(deletions, "hm").answer(Approval(session, answers=True), session=session)
+    await agent_of(deletions, "hm").answer(await decision(session), session=session)
     assert deletions.made == []
     assert "has changed since a person agreed" in texts(session)[2]
 
@@ -119,17 +127,17 @@ async def test_what_a_crash_interrupted_after_the_yes_is_asked_again_and_not_run
     async with opened(tmp_path) as session:
         await asked(session, deletions, "delete")
         with pytest.raises(_Killed):
-            await _killed_after(Approval(session, answers=True, key="m2"), session)
+            await _killed_after(await decision(session), session, "m2")
     async with opened(tmp_path) as session:
-        assert await obeyed_before(session, "m2") is not None
         agent = agent_of(deletions, "done")
-        assert isinstance(await agent.answer(None, session=session), TurnSuspended)
+        again = Approval(session, answers={})
+        assert isinstance(await agent.answer(again, session=session, idempotency_key="m2"), TurnSuspended)
         assert deletions.made == []
-        await agent.answer(Approval(session, answers=True), session=session)
+        await agent.answer(await decision(session), session=session)
         assert len(deletions.made) == 1
 
 
-@pytest.mark.parametrize("answers", [True, {"call_9": True}, {}])
+@pytest.mark.parametrize("answers", [{"entry.call_9": True}, {}])
 async def test_an_answer_to_nothing_that_waits_changes_nothing(session: Session, answers: Any) -> None:
     deletions = Deletions()
     await session.add_message(HELLO)
@@ -137,6 +145,65 @@ async def test_an_answer_to_nothing_that_waits_changes_nothing(session: Session,
     with pytest.raises(NothingToResume):
         await agent_of(deletions, "never").answer(Approval(session, answers=answers), session=session)
     assert session.last_sequence == before
+
+
+async def test_an_answer_to_a_former_question_is_none_to_a_later_one_whose_calls_have_the_same_ids(
+    session: Session,
+) -> None:
+    deletions = Deletions()
+    await asked(session, deletions, "delete")
+    former = {(await calls_to_approve(session))[0].waiting.approval_id: True}
+    agent = agent_of(deletions, calls("delete", arguments='{"path": "ALL"}'), "done")
+    end = await agent.answer(Approval(session, answers=former), session=session)
+    assert isinstance(end, TurnSuspended)
+    (again,) = end.pending
+    assert (again.call.id, again.call.arguments) == ("call_0", '{"path": "ALL"}')
+    end = await agent.answer(Approval(session, answers=former), session=session, idempotency_key="late")
+    assert isinstance(end, TurnSuspended)  # it is asked again
+    assert end.pending == (again,)
+    assert deletions.made == [{"path": "x"}]
+    assert await calls_to_approve(session) == [again]
+    await agent.answer(await decision(session), session=session)
+    assert deletions.made == [{"path": "x"}, {"path": "ALL"}]
+
+
+@dataclasses.dataclass
+class Chooses(Hooks):
+    """Lets another call run than the model's."""
+
+    arguments: str
+    name: str = "delete"
+
+    async def before_tool(self, generation: Generation, call: ToolCall) -> ToolCall | None:
+        del generation
+        return msgspec.structs.replace(call, name=self.name, arguments=self.arguments)
+
+
+async def test_what_a_person_agrees_to_is_the_call_that_a_hook_has_chosen(session: Session) -> None:
+    deletions, hook = Deletions(), Chooses('{"path": "SECRET"}')
+    provider = ScriptedProvider([calls("look", arguments='{"path": "x"}'), "done"])
+    agent = Agent(provider, tools=[deletions.tool(), tool("look", echo)], hooks=hook)
+    end = await agent.answer(HELLO, session=session)
+    assert isinstance(end, TurnSuspended)
+    for shown in (end.pending, await calls_to_approve(session)):
+        assert [(one.asked_about.name, one.asked_about.arguments) for one in shown] == [("delete", hook.arguments)]
+    await agent.answer(await decision(session), session=session)
+    assert deletions.made == [{"path": "SECRET"}]
+
+
+@pytest.mark.parametrize("other", [Chooses('{"path": "ALL"}'), Chooses('{"path": "x"}', name="look")])
+async def test_a_call_that_a_hook_makes_another_one_after_the_yes_is_not_made(session: Session, other: Chooses) -> None:
+    deletions, looked = Deletions(), list[Any]()
+
+    async def look(arguments: dict[str, Any]) -> str:
+        looked.append(arguments)
+        return "seen"
+
+    await asked(session, deletions, "delete")
+    agent = Agent(ScriptedProvider(["hm"]), tools=[deletions.tool(), tool("look", look)], hooks=other)
+    await agent.answer(await decision(session), session=session)
+    assert (deletions.made, looked) == ([], [])
+    assert "has changed since a person agreed" in texts(session)[2]
 
 
 async def test_a_new_message_in_place_of_an_answer_closes_the_question(session: Session) -> None:

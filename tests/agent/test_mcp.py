@@ -16,7 +16,7 @@ from opentelemetry import trace
 from structlog.testing import capture_logs
 
 from miniclaw_sessions.agent.agent import Agent, TurnFinished
-from miniclaw_sessions.agent.approving import Approval
+from miniclaw_sessions.agent.approving import Approval, calls_to_approve
 from miniclaw_sessions.agent.mcp.servers import MCPServer, MCPServers, open_servers
 from miniclaw_sessions.config import MCPSettings, ModelSettings, Settings
 from miniclaw_sessions.errors import AgentError, ConfigError
@@ -244,8 +244,9 @@ async def test_a_tool_that_is_another_one_after_the_yes_is_not_called(session: S
         before = servers()[0].fingerprint
         await called(servers, "bad_delete")
         await until(lambda: servers()[0].fingerprint != before)
-        await agent.answer(Approval(session, answers=True), session=session)
-    assert "bad_echo has changed since a person agreed" in texts(session)[2]
+        (waiting,) = await calls_to_approve(session)
+        await agent.answer(Approval(session, answers={waiting.waiting.approval_id: True}), session=session)
+    assert "bad_echo, or this call, has changed since a person agreed" in texts(session)[2]
 
 
 async def test_a_server_cannot_take_a_name_that_another_one_has() -> None:

@@ -50,7 +50,8 @@ async def test_a_turn_goes_on_with_the_answer_after_a_restart(tmp_path: Path, st
         (pending,) = await suspended(session, "ask", "echo")
         assert not session.journal.in_turn
         assert session.journal.committed_sequence == session.last_sequence
-    assert pending == PendingCall(ToolCall("call_0", "ask", '{"say": "x"}'), "may I?", {"arguments": {"say": "x"}})
+    call = ToolCall("call_0", "ask", '{"say": "x"}')
+    assert pending == PendingCall(call, "may I?", {"arguments": {"say": "x"}}, pending.question)
     async with opened(tmp_path, store) as session:
         assert await calls_that_wait(session) == [pending]
     provider = ScriptedProvider(["done"])

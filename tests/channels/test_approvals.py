@@ -8,15 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.approving import MAX_ARGUMENTS, REFUSED
 from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.hooks import Generation, Hooks
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.channels.base import Incoming, NotAnswered, Reason
+from miniclaw_sessions.api.chat import list_approvals
+from miniclaw_sessions.api.context import Context
+from miniclaw_sessions.api.sessions import OneSession
+from miniclaw_sessions.channels.base import Answered, Incoming, NotAnswered, Reason
 from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.channels.documents import event_document
+from miniclaw_sessions.client.transport import LocalTransport
 from miniclaw_sessions.errors import NothingToResume
 from miniclaw_sessions.protocol.messages import ToolCall
 from miniclaw_sessions.testing.provider import ScriptedProvider
@@ -98,6 +105,106 @@ async def test_the_answer_comes_after_a_restart_and_counts_once_however_often_it
         assert isinstance(last, NotAnswered)
         assert last.reason is Reason.DUPLICATE
     assert len(made) == 1
+
+
+CALL_ALL = Message.assistant("", (ToolCall("call_0", "delete", '{"path": "ALL"}'),))
+QUESTION_ALL = QUESTION.replace("x", "ALL")
+
+
+@pytest.mark.parametrize(("first", "second"), [("yes", "ok"), ("/approve", "/approve"), ("no", "yes")])
+async def test_an_answer_counts_for_the_question_that_stood_when_it_was_said_and_no_later_one(
+    serving: Serving, room: Room, made: list[dict[str, Any]], first: str, second: str
+) -> None:
+    after_a_kill = Room()
+    async with serving(room, CALL, CALL_ALL, "It is gone."):
+        await answer(room, "delete x", "m1")
+        room.say(first, message_id="m2")
+        (last,) = await room.ended(room.say(second, message_id="m3"))
+        assert last.text == QUESTION_ALL  # it is asked again
+        former = [{"path": "x"}] if first != "no" else []
+        assert made == former
+    async with serving(after_a_kill, "It is gone."):  # both are delivered again, and neither counts now
+        again = [after_a_kill.say(text, message_id=key) for text, key in ((first, "m2"), (second, "m3"))]
+        assert [last.text for last in await after_a_kill.ended(*again)] == [QUESTION_ALL] * 2
+        assert made == former
+        assert await answer(after_a_kill, "yes", "m4") == "It is gone."
+    assert made == [*former, {"path": "ALL"}]
+
+
+async def test_what_was_said_before_anything_was_asked_answers_nothing(
+    serving: Serving, room: Room, made: list[dict[str, Any]]
+) -> None:
+    async with serving(room, CALL, "It is gone."):
+        asked, early = room.say("delete x"), room.say("yes")
+        assert [last.text for last in await room.ended(asked, early)] == [QUESTION] * 2
+        assert made == []
+        assert await answer(room, "yes") == "It is gone."
+
+
+async def test_behind_what_is_delivered_again_nothing_is_an_answer(
+    serving: Serving, made: list[dict[str, Any]]
+) -> None:
+    before, after = Room(), Room()
+    async with serving(before, CALL):
+        await answer(before, "delete x", "m1")
+    async with serving(after, "It is gone."):
+        again, unknown = after.say("delete x", message_id="m1"), after.say("yes", message_id="m2")
+        assert [last.text for last in await after.ended(again, unknown)] == [QUESTION] * 2
+        assert made == []
+        assert await answer(after, "yes", "m3") == "It is gone."
+
+
+async def test_an_answer_that_is_delivered_again_after_new_is_no_message(
+    serving: Serving, made: list[dict[str, Any]]
+) -> None:
+    before, after = Room(), Room()
+    async with serving(before, CALL, "It is gone."):
+        for text, key in (("delete x", "m1"), ("yes", "m2"), ("/new", "m3")):
+            await answer(before, text, key)
+    async with serving(after):
+        (last,) = await after.ended(after.say("yes", message_id="m2"))
+        assert isinstance(last, NotAnswered)
+        assert last.reason is Reason.DUPLICATE
+    assert len(made) == 1
+
+
+async def test_another_wording_of_an_answer_takes_nothing_back(
+    serving: Serving, room: Room, made: list[dict[str, Any]]
+) -> None:
+    async with serving(room, CALL, "It is gone.", "Good.") as dispatcher:
+        await answer(room, "delete x", "m1")
+        await answer(room, "yes", "m2")
+        (last,) = await room.ended(room.hear(Incoming("1", Message.user("no"), message_id="m3", replaces="m2")))
+        assert isinstance(last, NotAnswered)
+        assert last.reason is Reason.DUPLICATE
+        assert await answer(room, "thanks") == "Good."
+        context = [message.text for message in dispatcher.assistant.agent.provider.contexts[-1]]  # type: ignore[attr-defined]
+        assert context == ["delete x", "", "deleted", "It is gone.", "thanks"]
+    assert len(made) == 1
+
+
+async def test_the_question_shows_the_call_that_a_hook_has_chosen(tmp_path: Path, room: Room) -> None:
+    class Redirects(Hooks):
+        async def before_tool(self, generation: Generation, call: ToolCall) -> ToolCall:
+            del generation
+            return msgspec.structs.replace(call, name="delete", arguments='{"path": "SECRET"}')
+
+    async def run(_: dict[str, Any]) -> str:
+        return "deleted"
+
+    tools = [Tool("delete", "Deletes.", {"type": "object"}, run, needs_approval=True)]
+    call = Message.assistant("", (ToolCall("call_0", "look", '{"path": "x"}'),))
+    agent = Agent(ScriptedProvider([call]), tools=tools, hooks=Redirects())
+    async with SessionManager(tmp_path / "w") as manager, Dispatcher(manager, Assistant(agent)) as dispatcher:
+        dispatcher.serve(room)
+        (last,) = await room.ended(room.say("go"))
+        assert '- delete {"path": "SECRET"}' in last.text
+        assert isinstance(last, Answered)
+        _, document = event_document(last.event)
+        listed = await LocalTransport(Context(manager)).call(list_approvals, OneSession("room_1"))
+        assert document["pending"] == msgspec.to_builtins(listed.pending)
+        assert (document["pending"][0]["name"], document["pending"][0]["arguments"]) == ("delete", '{"path": "SECRET"}')
+        dispatcher.cut_off(anyio.current_time())
 
 
 async def test_an_answer_to_nothing_is_told_so(serving: Serving, room: Room) -> None:

@@ -11,12 +11,15 @@ from structlog.testing import capture_logs
 from miniclaw_sessions import Message, SessionManager, SessionSettings
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.api.context import Context
+from miniclaw_sessions.api.messages import AppendEntries, append_entries
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Answered, Incoming, NotAnswered, Obeyed, Reason
-from miniclaw_sessions.channels.commands import COMMANDS, Command, Said, command_in
+from miniclaw_sessions.channels.commands import COMMAND, COMMANDS, Command, Said, command_in
 from miniclaw_sessions.channels.dispatcher import Dispatcher
+from miniclaw_sessions.client.transport import LocalTransport
 from miniclaw_sessions.errors import ModelError, NothingToResume
-from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.protocol.entries import SUSPENDED, MessageEntry
 from tests.channels.rooms import Doors, Room
 
 pytestmark = pytest.mark.anyio
@@ -53,6 +56,35 @@ async def test_new_that_is_delivered_again_does_not_leave_what_was_said_since(
     assert isinstance(again, NotAnswered)
     assert again.reason is Reason.DUPLICATE
     assert await said_in(manager) == ["two", "echo: two"]
+
+
+async def test_each_new_is_found_again_on_whatever_branch_it_began(
+    dispatcher: Dispatcher, room: Room, manager: SessionManager, model: Doors
+) -> None:
+    words = {"1": "one", "2": "/new", "3": "two", "4": "/new", "5": "three"}
+    for key, text in words.items():
+        await room.ended(room.say(text, message_id=key))
+    await dispatcher.finished()
+    again = await room.ended(*(room.say(words[key], message_id=key) for key in "2345"))
+    assert [one.reason for one in again if isinstance(one, NotAnswered)] == [Reason.DUPLICATE] * 4
+    await room.ended(room.say("four", message_id="6"))
+    assert await said_in(manager) == ["three", "echo: three", "four", "echo: four"]
+    assert model.asked == ["one", "two", "three", "four"]
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_a_command_is_no_duplicate_for_what_somebody_else_has_written_about_it(
+    room: Room, manager: SessionManager
+) -> None:
+    await room.ended(room.say("one"))
+    session = await manager.get_or_create("room", 1)
+    for kind, key in ((COMMAND, None), (SUSPENDED, "7"), ("mine", None)):
+        body = {"type": "custom", "custom_type": kind, "data": {"word": "/new", "key": "7", "idempotency_key": "7"}}
+        wanted = AppendEntries(session_id=session.session_id, body=body, idempotency_key=key)
+        await LocalTransport(Context(manager)).call(append_entries, wanted)
+    (obeyed,) = await room.ended(room.say("/new", message_id="7"))
+    assert isinstance(obeyed, Obeyed)
+    assert await said_in(manager) == []
 
 
 async def test_new_empties_the_chat_where_no_transcript_is_kept(tmp_path: Path, room: Room) -> None:

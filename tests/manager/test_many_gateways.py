@@ -26,6 +26,7 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
     TurnTaken,
 )
+from miniclaw_sessions.protocol.entries import Custom, MessageEntry
 from miniclaw_sessions.stores.base import Append, StoredHead, TurnClaim
 from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
 from miniclaw_sessions.testing import FaultyStore
@@ -441,6 +442,17 @@ async def test_the_same_key_at_two_gateways_gives_both_the_entry_that_is_stored(
         repeated = await theirs.add_messages([Message.user("x"), Message.user("y")], idempotency_keys=["b", "c"])
         assert [entry.id for entry in repeated] == [entry.id for entry in several]
         assert texts((await other.get("telegram", 1)).messages()) == ["hello", "x", "y"]
+
+
+async def test_a_command_with_the_same_key_at_two_gateways_is_stored_once(database: str, tmp_path: Path) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        for session in [await one.get_or_create("telegram", 1), await other.get_or_create("telegram", 1)]:
+            unit = session.unit()
+            unit.add_custom("command", idempotency_key="key")
+            await unit.save()
+            await session.add_message(Message.user("hello"), idempotency_key="m1")
+        stored = await (await other.get("telegram", 1)).tree.get_branch()
+        assert [entry.idempotency_key for entry in stored if isinstance(entry, Custom | MessageEntry)] == ["key", "m1"]
 
 
 async def test_a_turn_that_is_saved_with_the_same_key_at_two_gateways_is_there_once_and_whole(
