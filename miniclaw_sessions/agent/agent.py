@@ -248,8 +248,8 @@ class Agent:
             session: whose conversation it is; the agent's own by default, or none at all.
             idempotency_key: the sender's own id of the message; see `Session.turn`.
             results: as for `resume`.
-            unanswered: what becomes of calls without a result; by default those of a turn that goes on, or that were
-                approved, are run, and those of one whose message was delivered twice are closed.
+            unanswered: what becomes of calls without a result that nobody approves just now; by default those of a turn
+                that goes on are run, and those of one whose message or approval was delivered twice are closed.
             keeper: as for `run`.
             tell: called with each event but the last, as it happens.
 
@@ -282,7 +282,7 @@ class Agent:
                 session=chosen,
                 keeper=keeper,
                 results=results or {},
-                unanswered=unanswered or (Unanswered.RUN if message is None or approval else Unanswered.CLOSE),
+                unanswered=unanswered or (Unanswered.RUN if message is None else Unanswered.CLOSE),
                 approved={} if approval is None else approval.approved,
                 tell=told,
             )

@@ -201,16 +201,17 @@ class _Running:
         turn, results = self._turn, self._job.results
         waiting = {pending.call.id: pending for pending in await pending_calls(self._job.session)}
         still = [waiting[call.id] for call in calls if call.id in waiting and call.id not in results]
-        to_run = [call for call in calls if call.id not in results and call.id not in waiting]
+        open_now = [call for call in calls if call.id not in results and call.id not in waiting]
+        job = self._job
+        to_run = [call for call in open_now if job.unanswered is Unanswered.RUN or call.id in job.approved]
         for call in calls:
             if call.id in results:
                 turn.append(Message.tool_result(call, results[call.id]))
-        if self._job.unanswered is Unanswered.RUN:
-            job = self._job
-            still += await job.tools.run_all(to_run, turn, self.generation, job.tell, approved=job.approved)
-        else:
-            for call in to_run:
+        for call in open_now:
+            if call not in to_run:
                 turn.append(Message.tool_result(call, INTERRUPTED, is_error=True))
+        if to_run:
+            still += await job.tools.run_all(to_run, turn, self.generation, job.tell, approved=job.approved)
         await turn.save()
         return still
 

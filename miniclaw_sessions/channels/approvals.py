@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 
 from miniclaw_sessions.agent.approving import Approval, calls_to_approve
 from miniclaw_sessions.channels.base import Incoming
-from miniclaw_sessions.errors import EntryNotFound, InvalidMessage
-from miniclaw_sessions.protocol.entries import Custom
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 
@@ -43,7 +40,7 @@ async def what_is_said(session: Session, incoming: Incoming, question: Question)
     if incoming.approvals is not None:
         return approval(session, incoming, incoming.approvals)
     word = "" if message is None else message.text.strip().rstrip(".!").casefold()
-    if word not in WORDS or not (await calls_to_approve(session) or await _was_an_answer(session, incoming)):
+    if word not in WORDS or incoming.replaces is not None or not await calls_to_approve(session):
         return message
     return approval(session, incoming, dict.fromkeys(question, WORDS[word]))
 
@@ -51,12 +48,3 @@ async def what_is_said(session: Session, incoming: Incoming, question: Question)
 def approval(session: Session, incoming: Incoming, answers: Mapping[str, bool]) -> Approval:
     """What the turn of an answer begins with; the turn knows one that was delivered before."""
     return Approval(session, answers=answers, author=None if incoming.message is None else incoming.message.author)
-
-
-async def _was_an_answer(session: Session, incoming: Incoming) -> bool:
-    """Whether the word was delivered before, and was no message then."""
-    key = incoming.message_id
-    known = None if key is None else await session.journal.find_by_key(key)
-    with suppress(EntryNotFound, InvalidMessage):  # one that is not kept, or damaged, was a message as far as we know
-        return known is not None and isinstance(await session.tree.get_entry(known.id), Custom)
-    return False

@@ -17,6 +17,7 @@ from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.errors import DuplicateMessage, NothingToResume
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.turn import INTERRUPTED
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, assert_legal, calls, echo, opened, roles, texts, tool
 
@@ -130,11 +131,27 @@ async def test_what_a_crash_interrupted_after_the_yes_is_asked_again_and_not_run
             await _killed_after(await decision(session), session, "m2")
     async with opened(tmp_path) as session:
         agent = agent_of(deletions, "done")
-        again = Approval(session, answers={})
-        assert isinstance(await agent.answer(again, session=session, idempotency_key="m2"), TurnSuspended)
+        assert isinstance(await agent.answer(None, session=session), TurnSuspended)
         assert deletions.made == []
         await agent.answer(await decision(session), session=session)
         assert len(deletions.made) == 1
+
+
+async def test_a_yes_that_is_delivered_again_makes_no_call_again(session: Session) -> None:
+    deletions, sent = Deletions(), list[Any]()
+
+    async def send(arguments: dict[str, Any]) -> str:
+        sent.append(arguments)
+        raise _Killed
+
+    await asked(session, deletions, "delete")
+    with pytest.raises(_Killed):
+        await _killed_after(await decision(session), session, "m2")
+    await session.add_messages([Message.tool_result(ToolCall("call_0", "delete", "{}"), "deleted"), calls("send")])
+    agent = Agent(ScriptedProvider(["sent, perhaps"]), tools=[deletions.tool(), tool("send", send)])
+    await agent.answer(Approval(session, answers={}), session=session, idempotency_key="m2")
+    assert (deletions.made, sent) == ([], [])
+    assert texts(session)[-2:] == [INTERRUPTED, "sent, perhaps"]
 
 
 @pytest.mark.parametrize("answers", [{"entry.call_9": True}, {}])
