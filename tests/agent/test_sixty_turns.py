@@ -191,7 +191,8 @@ async def stored(workspace: Path) -> list[Entry]:
         assert (checked.sound, checked.problems) == (True, [])
         replies = [message.usage for message in messages_of(path) if message.is_assistant]
         assert all(usage is not None and usage.total > usage.output_tokens > 0 for usage in replies)
-        assert session.total_usage.total == sum((usage or Usage()).total for usage in replies)
+        summaries = [entry.usage for entry in path if isinstance(entry, Compaction)]
+        assert session.total_usage.total == sum((usage or Usage()).total for usage in (*replies, *summaries))
     return path
 
 
