@@ -341,7 +341,8 @@ class TelegramChannel:
 
     async def _incoming(self, message: telegram.Message) -> Incoming | None:
         text, images = self._text(message), await self._images(message)
-        if not text and not images:
+        is_step = message.edit_date is not None and message.location is not None  # of somebody who shares where he is
+        if is_step or not (text or images):
             return None  # somebody has joined, a message was pinned
         content = tuple(part for part in (TextPart(text) if text else None, *images) if part is not None)
         sender = message.from_user
@@ -354,10 +355,11 @@ class TelegramChannel:
         topic = message.message_thread_id if message.is_topic_message else None
         chat_id, message_id = str(Place(message.chat.id, topic)), str(message.message_id)
         Place.of(chat_id)  # else nothing could be said there
+        again = not self._settings.webhook_url  # else what comes again may be on its way at another gateway
         if message.edit_date is None:
-            return Incoming(chat_id, said, message_id=message_id)
+            return Incoming(chat_id, said, message_id, answer_again=again)
         edited = f"{message_id}.{message.edit_date.timestamp():.0f}"
-        return Incoming(chat_id, said, message_id=edited, replaces=message_id)
+        return Incoming(chat_id, said, edited, answer_again=again, replaces=message_id)
 
     def _text(self, message: telegram.Message) -> str:
         text = message.text or message.caption or ""
@@ -412,11 +414,11 @@ class TelegramChannel:
                 await self._end(Place.of(chat_id), exchange, last)
 
     async def _end(self, place: Place, exchange: Exchange, last: Last) -> None:
-        """Tell the last; what is neither kept nor told is to come again, and what is interrupted if it still can."""
+        """Tell the last; what is interrupted or not told is to come again, if it still can."""
         from telegram.error import BadRequest, Forbidden  # noqa: PLC0415 - an extra
 
         is_open = isinstance(last, NotAnswered) and isinstance(last.error, TurnCutOff | MessageUnderWay)
-        comes_again = exchange.state is State.HEARD or (is_open and not self._settings.webhook_url)
+        comes_again = exchange.state is State.HEARD or not self._settings.webhook_url
         try:
             if not (is_open and comes_again):
                 exchange.is_verbatim = not isinstance(last, Answered) or isinstance(last.event, TurnSuspended)
@@ -424,8 +426,9 @@ class TelegramChannel:
                 if isinstance(last, Answered) and isinstance(last.event, TurnFinished):
                     await self._send_images(place, exchange, last.event.message)
                 comes_again = False
-        except (BadRequest, Forbidden):  # nobody will ever read it: the bot was blocked, the chat is gone
-            comes_again = False
+        except Exception as error:  # not when it is cut off, waiting for Telegram
+            is_read = not isinstance(error, BadRequest | Forbidden)  # else the bot was blocked, the chat is gone
+            comes_again = is_read and exchange.state is State.HEARD  # what is kept may fail so each time
             raise
         finally:
             self._settle(exchange, State.HEARD if comes_again else State.OVER)

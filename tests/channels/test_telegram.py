@@ -146,7 +146,7 @@ async def test_what_waits_is_unconfirmed_and_other_chats_are_answered_meanwhile(
     assert server.texts() == ["echo: slow", "echo: waits"]
 
 
-async def test_what_waits_is_answered_by_the_next_daemon_and_what_was_answered_is_not(
+async def test_what_waits_is_answered_by_the_next_daemon_and_what_was_answered_is_not_made_anew(
     bots: Bots, server: BotServer, model: Doors
 ) -> None:
     model.close("slow")
@@ -160,7 +160,7 @@ async def test_what_waits_is_answered_by_the_next_daemon_and_what_was_answered_i
     async with bots.serving():
         await server.until(lambda: not server.updates)
     assert server.texts() == ["echo: slow", "echo: waits"]
-    assert server.texts(43) == ["echo: quick"]
+    assert server.texts(43) == ["echo: quick"] * 2, "nobody knows any more that it was sent"
     assert model.asked.count("quick") == 1
     assert await bots.said() == ["slow", "echo: slow", "waits", "echo: waits"]
 
@@ -207,6 +207,19 @@ async def test_the_newest_message_can_be_edited_and_is_answered_anew(
         await server.until(lambda: not server.updates)
     assert await bots.said() == ["hello!", "echo: hello!", "and then?", "echo: and then?"]
     assert model.asked == ["helo", "hello", "hello!", "and then?"]
+
+
+async def test_an_edit_that_changes_no_word_is_none(bots: Bots, server: BotServer, model: Doors) -> None:
+    async with bots.serving():
+        said = server.say("look", location={"latitude": 1.0, "longitude": 2.0, "live_period": 900})
+        await server.until(lambda: not server.updates)
+        link = server.say("hello", sender=BOB)
+        await server.until(lambda: not server.updates)
+        for step in range(3):  # he walks; and a preview is made of a link
+            server.edit(said | {"date": said["date"] + step}, f"look {step}")
+            server.edit(link | {"date": link["date"] + step}, "hello")
+        await server.until(lambda: not server.updates)
+    assert len(model.asked) == len(server.messages) == 2
 
 
 # --- how it looks ----------------------------------------------------------------------------------------------------
@@ -372,6 +385,26 @@ async def test_an_answer_waits_until_telegram_can_be_reached(bots: Bots, server:
         await server.until(lambda: not server.updates)
     assert server.texts() == ["echo: hello"]
     assert 2.0 in bots.clock.pauses, "each time a longer while"
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+async def test_an_answer_that_could_not_be_sent_in_time_is_sent_later(
+    bots: Bots, server: BotServer, model: Doors, monkeypatch: pytest.MonkeyPatch, *, is_ended: bool
+) -> None:
+    async def wait(_: float) -> None:
+        await anyio.sleep_forever()
+
+    server.fail("sendMessage", BAD_GATEWAY)
+    with monkeypatch.context() as patch:
+        patch.setattr(bots.clock, "sleep", wait)
+        patch.setattr(TelegramChannel, "send_timeout_s", 600.0 if is_ended else 0.5)
+        async with bots.serving():
+            server.say("hello")
+            await server.until(lambda: bool(server.called("sendMessage") if is_ended else server.texts()))
+    async with bots.serving():
+        await server.until(lambda: not server.updates)
+    assert set(server.texts()) == {"echo: hello"}
+    assert model.asked == ["hello"]
 
 
 async def test_what_is_neither_kept_nor_told_is_confirmed_by_nothing_that_came_later(
