@@ -5,7 +5,7 @@ Where a person is looked for, every session is read to its end: an index leaves 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -16,7 +16,7 @@ from miniclaw_sessions.errors import InvalidMessage, InvalidSearch, LeafMoved, S
 from miniclaw_sessions.history.searched import searched
 from miniclaw_sessions.persistence.archive import Archive, session_of, time_of
 from miniclaw_sessions.protocol.encoding import decode_entry
-from miniclaw_sessions.protocol.entries import Entry, SessionInfo
+from miniclaw_sessions.protocol.entries import SUSPENDED, Custom, Entry, SessionInfo
 from miniclaw_sessions.protocol.keys import of_channel
 from miniclaw_sessions.stores.shared import ListPosition
 
@@ -240,8 +240,17 @@ class _Authored:
             self.newest = entry.timestamp
         if isinstance(entry, SessionInfo):
             self.title = entry.name or None
-        if self._user is not None and (found := searched(entry)) is not None:
-            self.messages += self._user in found.authors
+        if self._user is not None:
+            self.messages += self._user in _authors(entry)
+
+
+def _authors(entry: Entry) -> Collection[str]:
+    """Who said what an entry holds: a message, or a yes or no to what waited for it."""
+    if isinstance(entry, Custom) and entry.custom_type == SUSPENDED:
+        answer = entry.data.get("answer")
+        return [str(answer.get("author"))] if isinstance(answer, dict) else []
+    found = searched(entry)
+    return found.authors if found is not None else []
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

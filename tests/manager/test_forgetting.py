@@ -21,6 +21,7 @@ from miniclaw_sessions.manager import SessionManager, database_lists, open_reado
 from miniclaw_sessions.manager.bounded import BoundedSessions
 from miniclaw_sessions.manager.forgetting import Meant, Which, forget, meant
 from miniclaw_sessions.manager.person import person_archive
+from miniclaw_sessions.protocol.entries import SUSPENDED
 from miniclaw_sessions.protocol.keys import KeyBounds
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
@@ -236,6 +237,15 @@ async def test_a_rule_means_what_all_of_it_is_true_of(home: Home) -> None:
         assert await names(manager, older_than_s=50 * DAY) == set()
         with pytest.raises(InvalidSearch, match="say which sessions"):
             await found(manager)
+
+
+async def test_a_person_is_found_who_only_agreed_to_a_call(home: Home) -> None:
+    async with home.open() as manager:
+        session = await say(manager, "telegram", "group", "look", author="Anna")
+        answer = {"approved": ["call_1"], "refused": [], "author": "4711"}
+        await session.tree.append_custom_entry(SUSPENDED, {"calls": [], "answer": answer, "key": "7"})
+        await session.tree.append_custom_entry(SUSPENDED, {"calls": [], "answer": "4711"})  # nobody's form
+        assert [(one.session_id, one.messages) for one in await found(manager, user="4711")] == [("telegram_group", 1)]
 
 
 async def test_a_person_is_found_in_what_was_cleared_and_in_what_has_expired(home: Home) -> None:
