@@ -56,15 +56,7 @@ class LocalTransport:
         """The handler's reply; one that is made in pieces is put together."""
         if self._readonly and not operation.reads:
             raise ReadOnlyWorkspace(f"{operation.name}: the workspace is open to be read only")
-        reply = await self._called(operation, request)
-        if not isinstance(reply, Stream):
-            return cast("R", reply)
-        encoded = bytearray()
-        async with aclosing(reply.chunks) as chunks:
-            async for chunk in chunks:
-                encoded += chunk
-        decoded: R = msgspec.json.decode(encoded, type=operation.reply)
-        return decoded
+        return await in_one_piece(operation, await self._called(operation, request))
 
     async def _called(self, operation: Operation[Q, Any], request: Q) -> Any:
         context = self.context.for_caller(self.context.caller)
@@ -88,6 +80,18 @@ class LocalTransport:
     def chat(self, request: ChatRequest) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
         """Whoever answers in this process."""
         return self.context.answering().ask(request)
+
+
+async def in_one_piece(operation: Operation[Any, R], reply: Any) -> R:
+    """What a handler has replied, put together where it is made in pieces."""
+    if not isinstance(reply, Stream):
+        return cast("R", reply)
+    encoded = bytearray()
+    async with aclosing(reply.chunks) as chunks:
+        async for chunk in chunks:
+            encoded += chunk
+    decoded: R = msgspec.json.decode(encoded, type=operation.reply)
+    return decoded
 
 
 def _ignore(operation: Operation[Any, Any], context: Context, error: Exception | None) -> None:

@@ -15,7 +15,7 @@ from anyio import to_thread
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.error_table import RequestError, as_reply
 from miniclaw_sessions.api.operation import Operation
-from miniclaw_sessions.client.transport import LocalTransport
+from miniclaw_sessions.client.transport import in_one_piece
 from miniclaw_sessions.gateway.body import parse_strictly, read_body
 from miniclaw_sessions.gateway.exchange import Exchange, Reply
 from miniclaw_sessions.gateway.security import body_refusal
@@ -44,7 +44,7 @@ class _Access:
             context.note(session_id)
         try:
             self.caller.require(operation.scope)
-            return await LocalTransport(context).call(operation, request)
+            return await in_one_piece(operation, await operation.handler(context, request))
         except Exception as error:
             exchange.outcome = as_reply(error).status
             raise

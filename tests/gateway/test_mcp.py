@@ -124,11 +124,14 @@ async def test_what_was_done_is_written_down_as_the_operation_that_it_is(
     said = [{"role": "user", "content": "xylophone"}]
     async with opened(served) as client:
         await called(client, "save_turn", session_id="notes_1", messages=said)
+        await called(client, "fork_session", session_id="notes_1", new_session_id="notes_2")
     async with opened(served, make_token(short_path / "tokens.json", "reads", "read")) as client:
         await called(client, "save_turn", session_id="notes_1", messages=said)
     done, refused = (deed for deed in deeds(audit, kept) if deed["operation"] == "save_turn")
     assert (done["session_id"], done["status"]) == ("notes_1", 200)
     assert (refused["session_id"], refused["status"]) == ("notes_1", 403)
+    (forked,) = (deed for deed in deeds(audit, kept) if deed["operation"] == "fork_session")
+    assert (forked["session_id"], forked["made"]) == ("notes_1", "notes_2")
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
