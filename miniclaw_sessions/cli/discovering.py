@@ -109,7 +109,12 @@ async def _import(invocation: Invocation, names: Sequence[str], document: Docume
 
     async with invocation.sessions(create=True) as client:
         programs = programs_named(names)
-        follower = Follower(client, programs, environ=os.environ, home=Path.home(), clock=SystemClock())
+        loaded = invocation.loaded
+        is_here = not (invocation.url or loaded.shared_store) and loaded.workspace.is_dir()
+        workspace = loaded.workspace if is_here else None
+        follower = Follower(
+            client, programs, environ=os.environ, home=Path.home(), clock=SystemClock(), workspace=workspace
+        )
 
         def on_progress(done: int, total: int) -> None:
             invocation.report("importing sessions", done, total)

@@ -27,6 +27,7 @@ from miniclaw_sessions.discovery.databases import lines_of
 from miniclaw_sessions.discovery.discover import find_sources
 from miniclaw_sessions.discovery.programs import Program, Source, id_in
 from miniclaw_sessions.discovery.reading import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines, why
+from miniclaw_sessions.discovery.remembered import Remembered
 from miniclaw_sessions.errors import (
     ImportRefused,
     InvalidKey,
@@ -174,8 +175,15 @@ class Follower:
         problems: what could not be read as it is now, by its path.
     """
 
-    def __init__(
-        self, client: Client, programs: Sequence[Program], *, environ: Mapping[str, str], home: Path, clock: Clock
+    def __init__(  # noqa: PLR0913 - whose sessions, where from, and where to
+        self,
+        client: Client,
+        programs: Sequence[Program],
+        *,
+        environ: Mapping[str, str],
+        home: Path,
+        clock: Clock,
+        workspace: Path | None = None,
     ) -> None:
         """Nothing is read yet.
 
@@ -185,7 +193,9 @@ class Follower:
             environ: the environment that says where they lie.
             home: the directory that they lie in otherwise.
             clock: time.
+            workspace: the directory of the sessions, where there is one here: deleted ones are remembered in it.
         """
+        self._remembered = Remembered(workspace)
         self.problems: dict[str, str] = {}
         self._client = client
         self._programs = {program.name: program for program in programs}
@@ -248,6 +258,9 @@ class Follower:
             return
         if not state.is_looked_up:
             await self._look_up(look)
+        if state.is_new and await to_thread.run_sync(self._remembered.is_unwanted, state.session_id, source):
+            state.seen = source
+            return
         is_first = state.seen is None
         state.seen, state.seen_at = source, self._clock.monotonic()
         place = state.place
@@ -284,6 +297,8 @@ class Follower:
             except msgspec.ValidationError:
                 place = None
             state.place = place if place is not None and place.path == look.source.shown else None
+            if place is not None:
+                await to_thread.run_sync(self._remembered.is_here, state.session_id)
         state.is_looked_up = True
 
     # --- files and databases that are read whole ---------------------------------------------------------------------
@@ -316,6 +331,7 @@ class Follower:
         look.kept.is_new = look.state.is_new
         look.kept.reply = reply if reply.entries or look.state.is_new else None
         look.state.place, look.state.is_new = place, False
+        await to_thread.run_sync(self._remembered.is_here, look.state.session_id)
 
     # --- files that grow ---------------------------------------------------------------------------------------------
 

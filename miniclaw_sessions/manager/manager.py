@@ -59,6 +59,7 @@ from miniclaw_sessions.persistence.losses import Loss
 from miniclaw_sessions.persistence.mending import Mended
 from miniclaw_sessions.persistence.recovery import Progress, RecoveryReport
 from miniclaw_sessions.persistence.workspace import Workspace
+from miniclaw_sessions.protocol.entries import FOLLOWED
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Journal, Session
 from miniclaw_sessions.session.copying import copy_session
@@ -138,6 +139,7 @@ class SessionManager(SessionMaker, SessionFollower):
         self._wait_s = wait_s
         self._cache = SessionCache(self.settings.max_cached, knows_names=not is_shared)
         self._known_entries = {}
+        self._followed: dict[str, dict[str, None]] = {}  # of deleted sessions: where else their words are
         self._stack: AsyncExitStack | None = None
         self._closed = False
         self._owner = 0
@@ -569,6 +571,8 @@ class SessionManager(SessionMaker, SessionFollower):
                 raise SessionHeld(session_id, journal.legal_hold)
             await self._archive.forget(session_id)
             await self._registry.remove(journal)
+            if isinstance(source := journal.conversation.state.metadata.get(FOLLOWED), dict):
+                self._followed[session_id] = {f"{source.get('path')} is another program's: remove it there": None}
         log.info("deleted", action="session.deleted", session_id=session_id)
         return True
 
@@ -585,6 +589,7 @@ class SessionManager(SessionMaker, SessionFollower):
         remains: dict[str, None] = {}
         for place, session_id in enumerate(session_ids):
             await self._archive.forget(session_id, anew=place == 0)
+            remains.update(self._followed.pop(session_id, {}))
             remains.update(dict.fromkeys(await self._storage.purge(session_id)))
         if not await self._store.purge():
             remains[self._storage.log_remains] = None
