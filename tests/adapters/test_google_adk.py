@@ -31,7 +31,7 @@ def google_adk_python(pytestconfig: pytest.Config) -> Path:
         return python
     venv.create(directory, clear=True, with_pip=True)
     pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command = [*pip, "--constraint", CONSTRAINTS, *PACKAGES, "--editable", ROOT]
+    command = [*pip, "--constraint", CONSTRAINTS, *PACKAGES, "--editable", f"{ROOT}[daemon]"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"google-adk cannot be installed here: {made.stderr.strip()[-500:]}")
