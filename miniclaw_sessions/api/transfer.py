@@ -35,7 +35,7 @@ UNNAMED = "upload"
 """What an import is called that names neither itself nor its session."""
 
 _MAX_FILE_NAME = 120
-_MAX_PLACE = 65_536
+_MAX_PLACE = 8_192  # it stands in the address, percent-encoded, and a head may have 64 KiB
 _TYPES = {
     ".jsonl": "application/x-ndjson",
     ".json": "application/json",
