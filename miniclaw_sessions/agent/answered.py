@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from miniclaw_sessions.agent.events import TurnFinished, TurnStopped
-from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import MessageEntry, moves_leaf
 from miniclaw_sessions.protocol.messages import ABORTED, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import begins_turn, is_reply
-
-_PAGE = 64
 
 
 async def end_of_turn(session: Session, entry_id: str) -> TurnFinished | TurnStopped | None:
@@ -25,19 +22,16 @@ async def end_of_turn(session: Session, entry_id: str) -> TurnFinished | TurnSto
     """
     place = (await session.tree.get_entry(entry_id)).sequence
     chain, usage = {entry_id}, Usage()
-    while page := await session.tree.read_after(place, _PAGE):
-        for stored in page:
-            entry = decode_entry(stored.encoded)
-            if entry.parent_id not in chain or not moves_leaf(entry):
-                continue
-            chain.add(stored.entry_id)
-            if not isinstance(entry, MessageEntry):
-                continue
-            if begins_turn(entry):
-                return None
-            usage += entry.message.usage or Usage()
-            if is_reply(entry.message):
-                end = TurnStopped if entry.message.stop_reason == ABORTED else TurnFinished
-                return end(entry.message, usage)
-        place = page[-1].sequence
+    async for entry in session.tree.read_entries(after=place):
+        if entry.parent_id not in chain or not moves_leaf(entry):
+            continue
+        chain.add(entry.id)
+        if not isinstance(entry, MessageEntry):
+            continue
+        if begins_turn(entry):
+            return None
+        usage += entry.message.usage or Usage()
+        if is_reply(entry.message):
+            end = TurnStopped if entry.message.stop_reason == ABORTED else TurnFinished
+            return end(entry.message, usage)
     return None

@@ -225,7 +225,7 @@ async def show_outline(context: Context, request: ShowOutline) -> OutlineReply:
         stored = await session.tree.read_at(wanted)
         if wanted - stored.keys():
             raise SessionNotFound(session.session_id)  # it was deleted meanwhile
-        lines = {place: tree.line_of(replace(decode_stored(stored[place]), sequence=place)) for place in wanted}
+        lines = {place: tree.line_of(decode_stored(stored[place])) for place in wanted}
         html = tree.tree_list(shown, lambda row: lines[places[row.entry]], is_whole=False)
         return OutlineReply(
             leaf_id=session.leaf_id,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -44,7 +43,7 @@ from miniclaw_sessions.api.shapes import (
 )
 from miniclaw_sessions.errors import InvalidMessage, StoreCorrupt
 from miniclaw_sessions.history.window import Kept
-from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry, message_from_dict, message_to_dict
+from miniclaw_sessions.protocol.encoding import encode_entry, message_from_dict, message_to_dict
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     Custom,
@@ -60,7 +59,6 @@ from miniclaw_sessions.protocol.messages import Message, Usage
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
     from miniclaw_sessions.session import Session
-    from miniclaw_sessions.stores.base import StoredEntry
 
 MAX_PAGE = 1000
 Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
@@ -180,6 +178,8 @@ class ShowEntries(msgspec.Struct, frozen=True):
 @operation("GET", f"{ONE}/entries", ShowEntries, EntriesReply)
 async def show_entries(context: Context, request: ShowEntries) -> Stream:
     """A page of everything that was logged, in the order of logging, oldest first; `before` walks backwards."""
+    from miniclaw_sessions.stores.reading import readable  # noqa: PLC0415 - a client has these shapes, and no store
+
     session = await context.find(request.session_id)
     if request.before is not None and request.after is not None:
         raise invalid("send before or after, not both", param="before")
@@ -195,17 +195,10 @@ async def show_entries(context: Context, request: ShowEntries) -> Stream:
             last = page[-1].sequence if page else after
             is_end, is_begin = last >= session.last_sequence, not (after and page)
             about = {"next": None if is_end else last, "previous": None if is_begin else after + 1}
-            async for piece in document_in_pieces(about, "entries", _readable(page)):
+            async for piece in document_in_pieces(about, "entries", map(encode_entry, readable(page))):
                 yield piece
 
     return Stream(pieces())
-
-
-def _readable(page: Sequence[StoredEntry]) -> Iterator[bytes]:
-    """Entries as they are stored; a damaged one is left out."""
-    for stored in page:
-        with suppress(InvalidMessage):
-            yield encode_entry(msgspec.structs.replace(decode_entry(stored.encoded), sequence=stored.sequence))
 
 
 class OneEntry(msgspec.Struct, frozen=True):

@@ -6,7 +6,6 @@ import builtins
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import date, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from miniclaw_sessions.clock import Clock
-from miniclaw_sessions.errors import InvalidMessage, SessionNotFound
+from miniclaw_sessions.errors import SessionNotFound
 from miniclaw_sessions.history.search import Found, Search, SearchPage
 from miniclaw_sessions.history.window import MAX_MESSAGES, Window
 from miniclaw_sessions.log import get_logger
@@ -29,7 +28,8 @@ from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.session import Journal, Session
 from miniclaw_sessions.session.searching import Branch, Order, search_page, search_windows
 from miniclaw_sessions.statistics import SessionSummary, UsageReport
-from miniclaw_sessions.stores.base import Store, decode_stored
+from miniclaw_sessions.stores.base import Store
+from miniclaw_sessions.stores.reading import readable
 from miniclaw_sessions.stores.shared import ListPosition
 
 if TYPE_CHECKING:
@@ -348,12 +348,8 @@ async def _first_words(session: Session) -> str | None:
     if session.title or not _NO_NAME.fullmatch(session.key.chat_id):
         return None
     if journal not in _FIRST_WORDS:
-        said = []
-        for stored in await session.tree.read_after(0, BEGINNING):
-            with suppress(InvalidMessage):  # it is damaged
-                entry = decode_stored(stored)
-                if isinstance(entry, MessageEntry) and entry.message.is_user:
-                    said.append(first_words(entry))
+        beginning = readable(await session.tree.read_after(0, BEGINNING))
+        said = [first_words(one) for one in beginning if isinstance(one, MessageEntry) and one.message.is_user]
         if not said:
             return None
         by_hand = (words for words in said if not words.startswith(("<", "# AGENTS.md")))  # what agents put before it

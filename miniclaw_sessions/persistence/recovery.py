@@ -458,7 +458,7 @@ async def catch_up(
             continue
         if isinstance(entry, LeafMove) and entry.target_id is None:
             await bring_window_up(conversation, store)  # what is in force there stays in force
-        conversation.apply(msgspec.structs.replace(entry, sequence=stored.sequence))
+        conversation.apply(entry)
         if entry.extra and RESTORED in entry.extra:
             _go_on_from(entry, conversation)
     for problem in await bring_window_up(conversation, store):

@@ -407,7 +407,7 @@ class Journal:
         with suppress(InvalidMessage):  # it is damaged, but known all the same
             found = decode_stored(stored)
             if isinstance(found, MessageEntry):
-                return msgspec.structs.replace(found, sequence=stored.sequence)
+                return found
         return self._without_text(stored.entry_id, stored.sequence)
 
     async def as_stored(self, entry: MessageEntry) -> MessageEntry:

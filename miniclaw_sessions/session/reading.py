@@ -13,7 +13,7 @@ from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.committer import SessionLog
 from miniclaw_sessions.protocol.entries import Entry, LeafMove
 from miniclaw_sessions.stores.base import Store, StoredEntry, decode_stored, stored_entry
-from miniclaw_sessions.stores.branches import read_branch, walk_up
+from miniclaw_sessions.stores.branches import FIRST_PAGE, read_branch, walk_up
 from miniclaw_sessions.stores.reading import PAGE
 
 
@@ -66,20 +66,20 @@ class TreeReader:
         entry = None if stored is None else decode_stored(stored)
         if stored is None or entry is None or isinstance(entry, LeafMove):  # a move is no part of the tree
             raise EntryNotFound(self._session_id, entry_id)
-        return msgspec.structs.replace(entry, sequence=stored.sequence)
+        return entry
 
-    async def entries(self, problems: list[str]) -> AsyncIterator[Entry]:
-        """All of them, oldest first; what cannot be read is left out, and described in `problems`."""
-        after = 0
-        while page := await self.read(self._session_id, after=after, limit=PAGE):
+    async def entries(self, problems: list[str], *, after: int = 0) -> AsyncIterator[Entry]:
+        """All behind a place, oldest first; what cannot be read is left out, and described in `problems`."""
+        limit = FIRST_PAGE
+        while page := await self.read(self._session_id, after=after, limit=limit):
             for stored in page:
                 try:
                     entry = decode_stored(stored)
                 except InvalidMessage as error:
                     problems.append(f"entry {stored.entry_id} is damaged and is left out: {error}")
-                    continue
-                yield msgspec.structs.replace(entry, sequence=stored.sequence)
-            after = page[-1].sequence
+                else:
+                    yield entry
+            after, limit = page[-1].sequence, min(2 * limit, PAGE)
 
     # --- branches ----------------------------------------------------------------------------------------------------
 

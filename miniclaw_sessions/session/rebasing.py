@@ -15,7 +15,7 @@ from miniclaw_sessions.errors import StoreConflict, TurnTaken
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.committer import Rebase, Rebased, SessionLog
 from miniclaw_sessions.persistence.recovery import catch_up
-from miniclaw_sessions.protocol.encoding import decode_entry, encode_entry
+from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import (
     Compaction,
     Custom,
@@ -27,7 +27,15 @@ from miniclaw_sessions.protocol.entries import (
 )
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.session.reading import TreeReader
-from miniclaw_sessions.stores.base import SessionHead, Store, StoredEntry, StoredHead, StoredTurn, stored_entry
+from miniclaw_sessions.stores.base import (
+    SessionHead,
+    Store,
+    StoredEntry,
+    StoredHead,
+    StoredTurn,
+    decode_stored,
+    stored_entry,
+)
 from miniclaw_sessions.stores.branches import bring_window_up
 from miniclaw_sessions.stores.reading import read_all
 
@@ -59,7 +67,7 @@ async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
         if stored is None:
             raise StoreConflict(f"session {journal.session_id} was deleted by another process") from conflict
         pending = log.pending
-        entries = [_entry_of(one) for one in pending]
+        entries = [decode_stored(one) for one in pending]
         known = await _known(store, journal.session_id, entries, after=log.committed)
         is_mine = _may_have_turn(log, stored.turn)
         lost: set[str] = set()
@@ -240,7 +248,3 @@ async def _bring_window_up(
     for one in waiting:
         log.add(one)
     await bring_window_up(conversation, TreeReader(store, log, conversation))
-
-
-def _entry_of(stored: StoredEntry) -> Entry:
-    return msgspec.structs.replace(decode_entry(stored.encoded), sequence=stored.sequence)

@@ -324,13 +324,17 @@ class SessionTree:
                 break  # what was suspended before it is over, although it may use the same ids
         return {}
 
-    async def read_entries(self, problems: list[str] | None = None) -> AsyncIterator[Entry]:
+    async def read_entries(self, problems: list[str] | None = None, *, after: int = 0) -> AsyncIterator[Entry]:
         """Every entry that can be read, oldest first, a page at a time; what cannot is described in `problems`.
+
+        Args:
+            problems: where that is described, one sentence each.
+            after: only the entries behind this sequence number.
 
         Raises:
             StoreUnavailable: the store cannot be read.
         """
-        async for entry in self._journal.reader.entries([] if problems is None else problems):
+        async for entry in self._journal.reader.entries([] if problems is None else problems, after=after):
             yield entry
 
     async def read_after(self, sequence: int, limit: int | None = None) -> list[StoredEntry]:

@@ -146,7 +146,7 @@ def is_damaged(encoded: bytes) -> bool:
 
 
 def decode_stored(stored: StoredEntry) -> Entry:
-    """What an entry says; its sequence is left to the caller.
+    """What an entry says, at its place.
 
     Raises:
         InvalidMessage: it is damaged.
@@ -155,7 +155,9 @@ def decode_stored(stored: StoredEntry) -> Entry:
         raise InvalidMessage("it was lost with a former store")
     if is_damaged(stored.encoded):
         raise InvalidMessage("it contradicts its checksum or its seal, or cannot be read")
-    return decode_entry(stored.encoded)
+    entry = decode_entry(stored.encoded)
+    is_placed = entry.sequence == stored.sequence
+    return entry if is_placed else msgspec.structs.replace(entry, sequence=stored.sequence)
 
 
 class TurnClaim(msgspec.Struct, frozen=True, gc=False):

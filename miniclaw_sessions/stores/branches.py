@@ -91,7 +91,6 @@ async def walk_up(
         if isinstance(entry, LeafMove):  # what comes after it is damaged, and followed the entry that it moved to
             wanted, sequence = entry.target_id, entry.target_sequence or 0
             continue
-        entry = msgspec.structs.replace(entry, sequence=stored.sequence)
         if moves_leaf(entry) or entry.id == entry_id:  # others stand beside the branch
             yield entry
         wanted, sequence = entry.parent_id, place_of_parent(entry)

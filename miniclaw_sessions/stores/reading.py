@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, NoReturn, Protocol
-
-import msgspec
 
 from miniclaw_sessions.disk import Directory, NotRegular
 from miniclaw_sessions.errors import InvalidMessage, StoreError, StoreUnavailable
@@ -39,11 +38,8 @@ async def read_all(store: Readable, session_id: str, *, after: int = 0) -> Async
 def readable(page: Iterable[StoredEntry]) -> Iterator[Entry]:
     """What entries say, with their places; damaged ones are left out."""
     for stored in page:
-        try:
-            entry = decode_stored(stored)
-        except InvalidMessage:
-            continue
-        yield msgspec.structs.replace(entry, sequence=stored.sequence)
+        with suppress(InvalidMessage):
+            yield decode_stored(stored)
 
 
 async def find_by_reading(store: Readable, session_id: str, entry_id: str) -> StoredEntry | None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import AsyncIterator, Sequence
 
-import msgspec
 from anyio import to_thread
 
-from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.search import Found, Hit, Place, Search, cursor_of, place_of
 from miniclaw_sessions.history.searched import hit
 from miniclaw_sessions.protocol.keys import SessionKey
-from miniclaw_sessions.stores.base import Store, StoredEntry, StoredHead, decode_stored
-from miniclaw_sessions.stores.reading import PAGE
+from miniclaw_sessions.stores.base import Store, StoredEntry, StoredHead
+from miniclaw_sessions.stores.reading import PAGE, readable
 
 _IN_A_THREAD = 65_536
 """A page of so many bytes would hold the event loop up."""
@@ -74,13 +72,7 @@ class Newest:
 
     def look_at(self, session_id: str, key: SessionKey, page: Sequence[StoredEntry]) -> None:
         """Take what fits of some entries of one session."""
-        for stored in page:
-            if not may_fit(stored.encoded, self._words):
-                continue
-            try:
-                entry = msgspec.structs.replace(decode_stored(stored), sequence=stored.sequence)
-            except InvalidMessage:
-                continue  # what is damaged says nothing
+        for entry in readable(stored for stored in page if may_fit(stored.encoded, self._words)):
             found = hit(self._search, session_id, key, entry)
             if found is not None and self._is_between(found.place):
                 self._take(found)

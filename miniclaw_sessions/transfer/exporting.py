@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TypeVar
 
-import msgspec
 from anyio import from_thread, to_thread
 
-from miniclaw_sessions.errors import ImportRefused, InvalidMessage
+from miniclaw_sessions.errors import ImportRefused
 from miniclaw_sessions.formats.codec import Foreseeing, Format, PageWriter, SessionFacts, Writer
 from miniclaw_sessions.history.branch import told
 from miniclaw_sessions.history.context import ContextInParts, is_told_as_user
-from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import (
     METADATA,
     OWN_METADATA,
@@ -32,7 +30,7 @@ from miniclaw_sessions.protocol.entries import (
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.copying import PARENT_SESSION
-from miniclaw_sessions.stores.base import StoredEntry
+from miniclaw_sessions.stores.reading import readable
 
 T = TypeVar("T")
 
@@ -80,18 +78,11 @@ async def _written_page(writer: PageWriter, session: Session) -> AsyncGenerator[
     await _shown(writer, _entries(session, None))
 
     def read(after: int, limit: int) -> list[Entry]:
-        return list(_decoded(from_thread.run(session.tree.read_after, after, limit)))
+        return list(readable(from_thread.run(session.tree.read_after, after, limit)))  # the others were not shown to it
 
     made = writer.pieces(read)
     while piece := await to_thread.run_sync(_next_piece, made):
         yield piece
-
-
-def _decoded(page: Iterable[StoredEntry]) -> Iterator[Entry]:
-    """The entries that can be read: the others were not shown to the writer."""
-    for stored in page:
-        with suppress(InvalidMessage):
-            yield msgspec.structs.replace(decode_entry(stored.encoded), sequence=stored.sequence)
 
 
 def _next_piece(pieces: Iterator[bytes]) -> bytes:

@@ -13,9 +13,8 @@ from langchain_core.messages import BaseMessage
 from miniclaw_sessions.adapters.chats import Chat
 from miniclaw_sessions.adapters.langchain import as_langchain
 from miniclaw_sessions.adapters.langgraph.records import Place, Typed, values_of
-from miniclaw_sessions.errors import InvalidMessage
-from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import MessageEntry
+from miniclaw_sessions.stores.reading import readable
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -164,13 +163,8 @@ class Reading:
 
     async def _entries(self, sequences: Collection[int]) -> dict[int, tuple[MessageEntry, int]]:
         found: dict[int, tuple[MessageEntry, int]] = {}
-        for sequence, stored in (await self._chat.read_at(sequences)).items():
-            if sequence not in sequences:
-                continue
-            try:
-                entry = decode_entry(stored.encoded)
-            except InvalidMessage:
-                continue
+        there = await self._chat.read_at(sequences)
+        for entry in readable(stored for sequence, stored in there.items() if sequence in sequences):
             if isinstance(entry, MessageEntry):
-                found[sequence] = msgspec.structs.replace(entry, sequence=sequence), len(stored.encoded)
+                found[entry.sequence] = entry, len(there[entry.sequence].encoded)
         return found

@@ -13,8 +13,6 @@ from contextlib import aclosing
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-import msgspec
-
 from miniclaw_sessions.api.openai.items import encoded, entry_id_within, items_of
 from miniclaw_sessions.api.openai.shapes import Item
 from miniclaw_sessions.errors import InvalidMessage
@@ -92,7 +90,7 @@ def _found(branch: Stretches, stored: StoredEntry, item_id: str) -> FoundItem | 
 def items_within(stored: StoredEntry) -> list[FoundItem]:
     """The items of a stored entry, in order; none of a damaged one."""
     try:
-        return _located(msgspec.structs.replace(decode_stored(stored), sequence=stored.sequence))
+        return _located(decode_stored(stored))
     except InvalidMessage:
         return []
 

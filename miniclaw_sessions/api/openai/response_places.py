@@ -22,7 +22,6 @@ from miniclaw_sessions.api.openai.response_request import Wanted, check_calls
 from miniclaw_sessions.api.openai.stored_responses import (
     StoredResponse,
     deleted_in,
-    entries_after,
     find_response,
     is_mark,
     session_and_entry,
@@ -143,7 +142,7 @@ async def _asked_before(session: Session, wanted: Wanted, *, since: int) -> Stor
     people say the same thing again.
     """
     newest: Custom | None = None
-    async for entry in entries_after(session, since):
+    async for entry in session.tree.read_entries(after=since):
         if is_mark(entry):
             is_same = entry.data == wanted.mark
             if is_same or (wanted.key is None and wanted.conversation is not None):

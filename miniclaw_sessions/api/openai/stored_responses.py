@@ -10,7 +10,7 @@ entry of its own (`FAILED`).
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -36,7 +36,6 @@ from miniclaw_sessions.protocol.entries import (
 from miniclaw_sessions.protocol.messages import ABORTED, Message, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import Place
-from miniclaw_sessions.stores.base import decode_stored
 
 RESPONSE = "openai.response"
 """The `custom_type` of the entry that a response begins with. Its data: `inputs`, how many messages were its input;
@@ -51,7 +50,6 @@ DELETED = OWN_METADATA + "deleted_responses"
 """The metadata of a session that names the responses that were deleted, while what they said is still there."""
 
 _ID = re.compile(r"(resp_[0-9a-fx]+)_(.+)", re.DOTALL)
-_PAGE = 64
 _LOOKED_OVER = 512  # messages of others among which the end of a response is looked for, if it has one
 _OWN = ("inputs", "digest", "key")
 _CUT_OFF = {"code": "server_error", "message": "The answer was cut off: the server has ended, or has given it up."}
@@ -193,7 +191,7 @@ async def find_response(session: Session, entry_id: str) -> StoredResponse | Non
     if not is_mark(mark):
         return None
     found = StoredResponse(session.session_id, mark)
-    async for entry in entries_after(session, mark.sequence):
+    async for entry in session.tree.read_entries(after=mark.sequence):
         if not found.take(entry):
             break
     return found
@@ -223,21 +221,6 @@ async def place_again(session: Session, mark: Custom) -> Place:
         elif not (isinstance(entry, Compaction) or is_bookkeeping(entry) or _is_failure_of(mark, entry)):
             break
     return UNSET
-
-
-async def entries_after(session: Session, sequence: int) -> AsyncIterator[Entry]:
-    """The entries behind a place that can be read, in the order of logging.
-
-    Raises:
-        StoreUnavailable: the store cannot be read.
-    """
-    while page := await session.tree.read_after(sequence, _PAGE):
-        for stored in page:
-            sequence = stored.sequence
-            try:
-                yield msgspec.structs.replace(decode_stored(stored), sequence=sequence)
-            except InvalidMessage:  # damaged: what follows it is not found as its child
-                continue
 
 
 async def responses_in(session: Session) -> list[str]:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-import msgspec
 from anyio import CancelScope, current_time, to_thread
 
 from miniclaw_sessions.errors import InvalidMessage, StoreError
@@ -188,7 +187,7 @@ def _hit(search: Search, words: Sequence[bytes], row: _Row) -> Hit | None:
         return None
     try:
         stored = entry_of_row(sequence, entry_id, encoded, key, checksum, keyed.number_of(session_id))
-        entry = msgspec.structs.replace(decode_stored(stored), sequence=sequence)
+        entry = decode_stored(stored)
     except InvalidMessage:
         return None
     return hit(search, session_id, SessionKey(channel, chat_id), entry)

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-import msgspec
-
 from miniclaw_sessions.errors import InvalidMessage, InvalidSearch
 from miniclaw_sessions.history.search import NO_CURSOR, Found, Hit, Search
 from miniclaw_sessions.history.searched import hit, searched
@@ -232,7 +230,7 @@ class _Looking:
         except InvalidMessage:
             return None
         try:
-            return hit(self._search, session_id, key, msgspec.structs.replace(entry, sequence=row[1]))
+            return hit(self._search, session_id, key, entry)
         except (
             TypeError,
             ValueError,
