@@ -28,10 +28,10 @@ MAX_ARGUMENTS = 1_000
 """Characters of a call's arguments that a question shows; it says how many it leaves out."""
 
 
-def question(calls: Sequence[tuple[str, str]]) -> str:
-    """What a person is asked about calls, each the tool's name and the arguments, that wait for a yes or no."""
+def question(calls: Sequence[tuple[str, str]], words: str = "yes or no") -> str:
+    """What a person is asked about calls, each the tool's name and the arguments, and with which words he answers."""
     shown = "\n".join(f"- {printable(name)} {_cut(printable(arguments))}" for name, arguments in calls)
-    return f"May I do this?\n{shown}\nAnswer yes or no{', for all of them' if len(calls) > 1 else ''}."
+    return f"May I do this?\n{shown}\nAnswer {words}{', for all of them' if len(calls) > 1 else ''}."
 
 
 def _cut(arguments: str) -> str:

@@ -10,7 +10,7 @@ from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 
 WORDS = {**dict.fromkeys(("yes", "y", "ok"), True), **dict.fromkeys(("no", "n"), False)}
-"""What is an answer while a call waits for one, and a word like any other else."""
+"""What is an answer where it is said to the bot while a call waits for one, and a word like any other else."""
 
 Question = Collection[str]
 """The calls that a person was asked about, each by its `approval_id`; none: he was asked nothing."""
@@ -40,7 +40,8 @@ async def what_is_said(session: Session, incoming: Incoming, question: Question)
     if incoming.approvals is not None:
         return approval(session, incoming, incoming.approvals)
     word = "" if message is None else message.text.strip().rstrip(".!").casefold()
-    if word not in WORDS or incoming.replaces is not None or not await calls_to_approve(session):
+    is_answer = word in WORDS and incoming.is_addressed and incoming.replaces is None
+    if not is_answer or not await calls_to_approve(session):
         return message
     return approval(session, incoming, dict.fromkeys(question, WORDS[word]))
 

@@ -54,6 +54,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
         must_exist: whether it is answered only where the chat's session is there when its turn comes; else one is made.
         answer_again: whether a message that was answered before is given the same answer again, because it may not have
             arrived; else it is a DUPLICATE.
+        is_addressed: whether the bot is spoken to. Where people talk to each other, a bare "ok" agrees to nothing.
     """
 
     chat_id: str
@@ -66,6 +67,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     approvals: Mapping[str, bool] | None = None
     replaces: str | None = None
     answer_again: bool = False
+    is_addressed: bool = True
 
 
 # --- what becomes of it ----------------------------------------------------------------------------------------------
@@ -129,7 +131,8 @@ class Answered(msgspec.Struct, frozen=True, eq=False):
             return f"{self.event.message.text} (stopped)".lstrip()
         pending = self.event.pending
         asked = [(one.asked_about.name, one.asked_about.arguments) for one in pending if one.needs_approval]
-        return question(asked) if asked else f"This waits for {', '.join(one.call.name for one in pending)}."
+        words = "yes or no" if self.incoming.is_addressed else "/approve or /deny"
+        return question(asked, words) if asked else f"This waits for {', '.join(one.call.name for one in pending)}."
 
 
 class Obeyed(msgspec.Struct, frozen=True, eq=False):

@@ -184,7 +184,13 @@ class EmailChannel:
                 size, content = await mailbox.fetch(uid, "", settings.max_mail_bytes)
                 message = await to_thread.run_sync(read_message, content, mail, size, settings.max_image_bytes)
                 is_copy = await mailbox.has_read(mail.message_id)
-                incoming = Incoming(mail.chat_id, message, message_id=mail.message_id, answer_again=not is_copy)
+                incoming = Incoming(
+                    mail.chat_id,
+                    message,
+                    message_id=mail.message_id,
+                    answer_again=not is_copy,
+                    is_addressed=mail.is_addressed,
+                )
                 self._in_hand[incoming] = (uid, mail)
                 return incoming
         except _Refused as error:  # perhaps of this mail only

@@ -269,7 +269,15 @@ class MatrixChannel:
             return None
         message = msgspec.structs.replace(Message.user(await self._read(room, content, relation)), author=event.sender)
         again = replaced is None  # an older wording's answer is none to a new one
-        return Incoming(place.chat_id, message, event.event_id, answer_again=again, replaces=replaced), place
+        incoming = Incoming(
+            place.chat_id,
+            message,
+            event.event_id,
+            answer_again=again,
+            replaces=replaced,
+            is_addressed=is_addressed,
+        )
+        return incoming, place
 
     async def _is_addressed(self, room: MatrixRoom, content: dict[str, Any], relation: dict[str, Any]) -> bool:
         """Whether the bot is spoken to in a room of several people: it is mentioned, or answered."""

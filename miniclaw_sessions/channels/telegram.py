@@ -355,11 +355,15 @@ class TelegramChannel:
         topic = message.message_thread_id if message.is_topic_message else None
         chat_id, message_id = str(Place(message.chat.id, topic)), str(message.message_id)
         Place.of(chat_id)  # else nothing could be said there
-        again = not self._settings.webhook_url  # else what comes again may be on its way at another gateway
-        if message.edit_date is None:
-            return Incoming(chat_id, said, message_id, answer_again=again)
-        edited = f"{message_id}.{message.edit_date.timestamp():.0f}"
-        return Incoming(chat_id, said, edited, answer_again=again, replaces=message_id)
+        edited = message.edit_date
+        return Incoming(
+            chat_id,
+            said,
+            message_id if edited is None else f"{message_id}.{edited.timestamp():.0f}",
+            answer_again=not self._settings.webhook_url,  # else what comes again may be on its way at another gateway
+            replaces=None if edited is None else message_id,
+            is_addressed=message.chat.type == "private" or self._is_addressed(message),
+        )
 
     def _text(self, message: telegram.Message) -> str:
         text = message.text or message.caption or ""

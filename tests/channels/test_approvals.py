@@ -168,6 +168,21 @@ async def test_an_answer_that_is_delivered_again_after_new_is_no_message(
     assert len(made) == 1
 
 
+@pytest.mark.parametrize(("text", "agrees"), [("ok", False), ("Yes!", False), ("/approve", True)])
+async def test_what_people_say_to_each_other_agrees_to_nothing(
+    serving: Serving, room: Room, made: list[dict[str, Any]], *, text: str, agrees: bool
+) -> None:
+    def among_people(said: str) -> Incoming:
+        return room.hear(Incoming("1", Message.user(said), is_addressed=False))
+
+    async with serving(room, CALL, "And so?"):
+        (asked,) = await room.ended(among_people("who deletes x?"))
+        assert asked.text == QUESTION.replace("yes or no", "/approve or /deny")
+        (last,) = await room.ended(among_people(text))
+        assert last.text == "And so?"
+    assert bool(made) is agrees
+
+
 async def test_another_wording_of_an_answer_takes_nothing_back(
     serving: Serving, room: Room, made: list[dict[str, Any]]
 ) -> None:

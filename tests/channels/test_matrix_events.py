@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,8 +13,10 @@ from structlog.testing import capture_logs
 from miniclaw_sessions import SessionManager
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.assistant import Assistant
+from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.matrix import MatrixChannel, MatrixSettings
+from miniclaw_sessions.protocol.messages import Message, ToolCall
 from tests.channels.homeserver import BOT, ROOM, Homeserver
 from tests.channels.rooms import PATIENCE_S, Doors
 
@@ -25,12 +27,17 @@ ALICE, BOB = "@alice:example.org", "@bob:elsewhere.org"
 
 @asynccontextmanager
 async def serving(
-    manager: SessionManager, model: Doors, server: Homeserver, monkeypatch: pytest.MonkeyPatch
+    manager: SessionManager,
+    model: Doors,
+    server: Homeserver,
+    monkeypatch: pytest.MonkeyPatch,
+    tools: Sequence[Tool] = (),
+    **settings: Any,
 ) -> AsyncIterator[None]:
     monkeypatch.setenv("MATRIX_TOKEN", "token")
-    async with server.serve(), Dispatcher(manager, Assistant(Agent(model)), backoff_s=(0.01, 0.01)) as dispatcher:
-        channel = MatrixChannel("matrix", MatrixSettings(homeserver=server.url, allow=(ALICE, BOB)))
-        dispatcher.serve(channel)
+    assistant = Assistant(Agent(model, tools=tools))
+    async with server.serve(), Dispatcher(manager, assistant, backoff_s=(0.01, 0.01)) as dispatcher:
+        dispatcher.serve(MatrixChannel("matrix", MatrixSettings(homeserver=server.url, allow=(ALICE, BOB), **settings)))
         try:
             with anyio.fail_after(PATIENCE_S):
                 await server.until_position(0)
@@ -84,6 +91,27 @@ async def test_an_event_that_nobody_can_read_holds_up_no_other(
         server.say(f"{BOT}: hello", ALICE)
         await server.until_position(2)
     assert list(server.answers.values()) == ["echo: hello"]
+
+
+@pytest.mark.parametrize("is_mention", [False, True])
+async def test_in_a_room_of_three_an_ok_is_an_answer_only_where_it_is_said_to_the_bot(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch, *, is_mention: bool
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    async def run(arguments: dict[str, Any]) -> str:
+        made.append(arguments)
+        return "deleted"
+
+    tool = Tool("delete", "Deletes.", {"type": "object"}, run, needs_approval=True)
+    model.replies["delete x"] = Message.assistant("", (ToolCall("call_0", "delete", "{}"),))
+    server = Homeserver(people=3)
+    async with serving(manager, model, server, monkeypatch, tools=[tool], groups="all"):
+        server.say("delete x", ALICE)
+        await server.until_position(1)
+        server.say("ok", BOB, **({"m.mentions": {"user_ids": [BOT]}} if is_mention else {}))
+        await server.until_position(2)
+    assert bool(made) is is_mention
 
 
 async def test_an_event_without_the_least_that_one_has_holds_up_no_other(

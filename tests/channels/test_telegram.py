@@ -27,7 +27,7 @@ from miniclaw_sessions.channels.telegram_html import telegram_html
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.manager.forgetting import Which, meant
-from miniclaw_sessions.protocol.messages import ImagePart, TextPart
+from miniclaw_sessions.protocol.messages import ImagePart, TextPart, ToolCall
 from tests.channels.rooms import Doors
 from tests.channels.telegram_server import (
     BAD_GATEWAY,
@@ -71,6 +71,7 @@ class Bots:
     def __init__(self, server: BotServer, manager: SessionManager, model: Doors) -> None:
         self.server, self.manager, self.model = server, manager, model
         self.clock = HastyClock()
+        self.tools: list[Tool] = []
 
     def channel(self, token: str = TOKEN, **settings: Any) -> TelegramChannel:
         chosen: dict[str, Any] = {"allow": ("*",), "api_url": self.server.url, "stream": False, **settings}
@@ -79,7 +80,7 @@ class Bots:
 
     @asynccontextmanager
     async def serving(self, **settings: Any) -> AsyncIterator[TelegramChannel]:
-        assistant = Assistant(Agent(self.model))
+        assistant = Assistant(Agent(self.model, tools=self.tools))
         async with (
             aclosing(self.channel(**settings)) as channel,
             Dispatcher(self.manager, assistant, backoff_s=(0.0, 0.0)) as dispatcher,
@@ -327,6 +328,28 @@ async def test_in_a_group_it_speaks_when_spoken_to(bots: Bots, server: BotServer
     assert (said.author, said.name) == (str(asked["from"]["id"]), "ann")
     found = [one async for one in meant(bots.manager, Which(user=said.author))]
     assert [(one.chat_id, one.messages) for one in found] == [(str(GROUP["id"]), 3)]
+
+
+@pytest.mark.parametrize("is_reply", [False, True])
+async def test_in_a_group_an_ok_is_an_answer_only_where_it_is_said_to_the_bot(
+    bots: Bots, server: BotServer, *, is_reply: bool
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    async def run(arguments: dict[str, Any]) -> str:
+        made.append(arguments)
+        return "deleted"
+
+    tool = Tool("delete", "Deletes.", {"type": "object"}, run, needs_approval=True)
+    bots.tools = [tool]
+    bots.model.replies["delete x"] = Message.assistant("", (ToolCall("call_0", "delete", "{}"),))
+    async with bots.serving(groups="all"):
+        server.say("@claw_bot delete x", group=GROUP)
+        await server.until(lambda: not server.updates)
+        question = {"message_id": server.messages[0]["message_id"], "date": 1, "chat": GROUP, "from": BOT}
+        server.say("ok", group=GROUP, sender=BOB, **({"reply_to_message": question} if is_reply else {}))
+        await server.until(lambda: not server.updates)
+    assert bool(made) is is_reply
 
 
 async def test_each_topic_of_a_forum_is_a_chat_of_its_own(bots: Bots, server: BotServer) -> None:
