@@ -526,7 +526,22 @@ async def test_a_cancellation_at_any_moment_leaves_a_legal_session(manager: Sess
         assert steps < 500
     group = ("user", "assistant", "tool_result", "tool_result")
     assert {(), ("user",), group, (*group, "assistant", "tool_result", "assistant")} <= outcomes
-    assert ("user", "assistant", "tool_result", "tool_result!") in outcomes  # what was complete is kept
+
+
+async def test_what_was_complete_is_kept_when_another_call_of_the_same_reply_is_cancelled(session: Session) -> None:
+    async def endless(_: dict[str, Any]) -> str:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    agent = Agent(ScriptedProvider([calls("echo", "slow")]), tools=[tool("echo", echo), tool("slow", endless)])
+    with anyio.CancelScope() as scope:
+        async with agent.run(HELLO, session=session) as events:
+            async for event in events:
+                if isinstance(event, ToolFinished):
+                    scope.cancel()
+    kinds = [f"{message.role.value}{'!' * message.is_error}" for message in session.messages()]
+    assert kinds == ["user", "assistant", "tool_result", "tool_result!"]
+    assert is_legal(session.messages()) == []
 
 
 async def test_a_cancelled_turn_that_waits_for_another_one_appends_nothing(session: Session) -> None:
