@@ -8,7 +8,8 @@ will do.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Sequence
-from typing import Protocol, runtime_checkable
+from copy import copy
+from typing import Protocol, Self, runtime_checkable
 
 import msgspec
 
@@ -88,6 +89,40 @@ def adjusted(provider: Provider, options: Options) -> Provider:
         name = next(iter(given))
         raise OptionRefused(name, f"{provider.name} takes no options, such as {name}")
     return provider.with_options(options)
+
+
+class AroundProvider:
+    """The base of providers that stand around another one: whatever they do in `generate`, they go by its name.
+
+    Args:
+        provider: who answers.
+    """
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+
+    def __repr__(self) -> str:
+        return repr(self.provider)
+
+    @property
+    def name(self) -> str:
+        """The provider's."""
+        return self.provider.name
+
+    @property
+    def model(self) -> str:
+        """The provider's."""
+        return self.provider.model
+
+    def with_options(self, options: Options) -> Self:
+        """The same around the provider with these options.
+
+        Raises:
+            OptionRefused: the provider cannot do what one of them asks for.
+        """
+        other = copy(self)
+        other.provider = adjusted(self.provider, options)
+        return other
 
 
 def refuse_but(name: str, options: Options, known: Collection[str]) -> None:

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted, ReplyFinished, TurnEnd
-from miniclaw_sessions.agent.provider import ModelEvent, Provider, Reply, TextDelta, adjusted
+from miniclaw_sessions.agent.provider import AroundProvider, ModelEvent, Provider, Reply, TextDelta, adjusted
 from miniclaw_sessions.agent.tool_runner import SuspendTurn
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.api.context import ResponseEvent
@@ -174,7 +174,7 @@ def _tool(function: FunctionTool) -> Tool:
     return Tool(function.name, function.description, function.parameters, wait)
 
 
-class _Marking:
+class _Marking(AroundProvider):
     """A provider whose replies say which response they are made for, and have the ids that they were streamed with.
 
     Attributes:
@@ -182,15 +182,13 @@ class _Marking:
     """
 
     def __init__(self, provider: Provider) -> None:
-        self.name = provider.name
-        self.model = provider.model
+        super().__init__(provider)
         self.mark_id = ""
-        self._provider = provider
         self._replies = 0
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         """As the provider does."""
-        async with aclosing(self._provider.generate(messages, tools)) as answer:
+        async with aclosing(self.provider.generate(messages, tools)) as answer:
             async for event in answer:
                 if isinstance(event, Reply):
                     marked = reply_marked(event.message, self.mark_id, self._replies)

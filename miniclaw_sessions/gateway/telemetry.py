@@ -25,7 +25,7 @@ from miniclaw_sessions.agent.events import (
     TurnStopped,
     TurnSuspended,
 )
-from miniclaw_sessions.agent.provider import AdjustableProvider, ModelEvent, Provider, Reply, TextDelta, adjusted
+from miniclaw_sessions.agent.provider import AroundProvider, ModelEvent, Provider, Reply, TextDelta
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.api.table import OPERATIONS
 from miniclaw_sessions.channels.base import Answered, Last, NotAnswered
@@ -36,7 +36,6 @@ from miniclaw_sessions.gateway.exchange import Exchange
 from miniclaw_sessions.gateway.metrics import Metrics
 from miniclaw_sessions.gateway.spans import Span, Spans
 from miniclaw_sessions.protocol.messages import Message, ToolCall, Usage
-from miniclaw_sessions.protocol.options import Options
 from miniclaw_sessions.providers.sent_along import sent_along
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.statistics import ManagerStatistics, Saved
@@ -185,8 +184,6 @@ class Telemetry(Watch):
 
     def model(self, provider: Provider) -> Provider:
         """The same model, of which each request is counted and measured."""
-        if isinstance(provider, AdjustableProvider):
-            return _ObservedAdjustable(provider, self)
         return _ObservedProvider(provider, self)
 
     @contextmanager
@@ -289,37 +286,19 @@ class _Turn:
         span.end()
 
 
-class _ObservedProvider:
+class _ObservedProvider(AroundProvider):
     """A model of which each request is observed."""
 
     def __init__(self, provider: Provider, telemetry: Telemetry) -> None:
-        self._provider = provider
+        super().__init__(provider)
         self._telemetry = telemetry
 
-    def __repr__(self) -> str:
-        return repr(self._provider)
-
-    @property
-    def name(self) -> str:
-        return self._provider.name
-
-    @property
-    def model(self) -> str:
-        return self._provider.model
-
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
-        with self._telemetry.asked(self._provider) as told:
-            async with aclosing(self._provider.generate(messages, tools)) as answer:
+        with self._telemetry.asked(self.provider) as told:
+            async with aclosing(self.provider.generate(messages, tools)) as answer:
                 async for event in answer:
                     told(event)
                     yield event
-
-
-class _ObservedAdjustable(_ObservedProvider):
-    """The same of one that takes options."""
-
-    def with_options(self, options: Options) -> Provider:
-        return self._telemetry.model(adjusted(self._provider, options))
 
 
 class _Request:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from typing import Self
 
 import msgspec
 
-from miniclaw_sessions.agent.provider import ModelEvent, Provider, Reply, adjusted
+from miniclaw_sessions.agent.provider import AroundProvider, ModelEvent, Provider, Reply, adjusted
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.config import PriceSettings
 from miniclaw_sessions.errors import ModelOverloaded
@@ -30,7 +31,7 @@ def priced(usage: Usage, price: PriceSettings) -> Usage:
     return msgspec.structs.replace(usage, cost=cost / _MILLION)
 
 
-class Priced:
+class Priced(AroundProvider):
     """A provider whose replies say what they cost, by the prices of this moment, so that later ones change no past.
 
     Args:
@@ -40,34 +41,13 @@ class Priced:
     """
 
     def __init__(self, provider: Provider, prices: Mapping[str, PriceSettings], named: str = "") -> None:
-        self._provider = provider
+        super().__init__(provider)
         self._prices = prices
         self._named = named
 
-    def __repr__(self) -> str:
-        return repr(self._provider)
-
-    @property
-    def name(self) -> str:
-        """The provider's."""
-        return self._provider.name
-
-    @property
-    def model(self) -> str:
-        """The provider's."""
-        return self._provider.model
-
-    def with_options(self, options: Options) -> Provider:
-        """The same, asked with these options.
-
-        Raises:
-            OptionRefused: the provider cannot do what one of them asks for.
-        """
-        return Priced(adjusted(self._provider, options), self._prices, self._named)
-
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         """Ask the provider."""
-        async with aclosing(self._provider.generate(messages, tools)) as answer:
+        async with aclosing(self.provider.generate(messages, tools)) as answer:
             async for event in answer:
                 yield Reply(self._priced(event.message)) if isinstance(event, Reply) else event
 
@@ -79,7 +59,7 @@ class Priced:
         return msgspec.structs.replace(reply, usage=priced(reply.usage, price))
 
 
-class WithFallback:
+class WithFallback(AroundProvider):
     """A provider in whose place another one answers while it is overloaded; the reply names the model that gave it.
 
     Args:
@@ -88,35 +68,27 @@ class WithFallback:
     """
 
     def __init__(self, first: Provider, second: Provider) -> None:
-        self._first = first
+        super().__init__(first)
         self._second = second
 
     def __repr__(self) -> str:
-        return f"<{self._first!r}, else {self._second!r}>"
+        return f"<{self.provider!r}, else {self._second!r}>"
 
-    @property
-    def name(self) -> str:
-        """The first one's."""
-        return self._first.name
-
-    @property
-    def model(self) -> str:
-        """The first one's."""
-        return self._first.model
-
-    def with_options(self, options: Options) -> Provider:
-        """The same, asked with these options.
+    def with_options(self, options: Options) -> Self:
+        """Both with these options.
 
         Raises:
             OptionRefused: one of them cannot do what one of them asks for.
         """
-        return WithFallback(adjusted(self._first, options), adjusted(self._second, options))
+        other = super().with_options(options)
+        other._second = adjusted(self._second, options)  # noqa: SLF001 - its own class
+        return other
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[Tool]) -> AsyncGenerator[ModelEvent, None]:
         """Ask the first one, and where it is overloaded the second one."""
         has_begun = False
         try:
-            async with aclosing(self._first.generate(messages, tools)) as answer:
+            async with aclosing(self.provider.generate(messages, tools)) as answer:
                 async for event in answer:
                     has_begun = True
                     yield event
