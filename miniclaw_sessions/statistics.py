@@ -71,7 +71,8 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `name` says of which: a date in UTC, a model (empty: nobody said which one answered), a channel, a session id.
     `input_tokens` are those that no cache had. `cost` is what was told of the `replies`, or worked out when they came;
-    of `unpriced` of them it is not known, and None if of none.
+    of `unpriced` of them it is not known, and None if of none. Of `estimated` of them all of this is estimated, because
+    they were stopped, or failed in the middle, and nobody told.
     """
 
     name: str
@@ -83,6 +84,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int = 0
     cost: float | None = None
     unpriced: int = 0
+    estimated: int = 0
 
 
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,13 +8,14 @@ from contextlib import aclosing
 import anyio
 import msgspec
 
+from miniclaw_sessions.agent.bill import estimate
 from miniclaw_sessions.agent.provider import Provider, Reply, TextDelta
 from miniclaw_sessions.agent.tool_runner import MALFORMED
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import InvalidMessage, ModelError
 from miniclaw_sessions.protocol.encoding import parse_json
-from miniclaw_sessions.protocol.messages import ImagePart, Message, ToolCall
+from miniclaw_sessions.protocol.messages import ImagePart, Message, ToolCall, Usage
 
 
 class ReplyLimits(msgspec.Struct, frozen=True):
@@ -46,10 +47,12 @@ async def ask(
         on_text: called with each piece of text as it arrives.
 
     Raises:
-        ModelError: the model failed, gave no reply, or went beyond the limits.
+        ModelError: the model failed, gave no reply, or went beyond the limits. Its `usage` is what that has cost,
+            about; None where the model had said nothing when it failed, as one that refuses or cannot be reached.
     """
     name = full_name(provider)
     reply: Message | None = None
+    said: list[str] = []
     size = 0
     with anyio.move_on_after(limits.timeout_s) as scope:
         try:
@@ -57,21 +60,26 @@ async def ask(
                 async for event in answer:
                     match event:
                         case TextDelta(text=text):
+                            said.append(text)
                             size = _grown(size + len(text), limits, name)
                             on_text(event)
                         case Reply(message=reply):
                             pass
-        except ModelError:
-            raise
         except Exception as error:
-            raise ModelError(f"the model {name} failed with {type(error).__name__}") from error
-    if scope.cancelled_caught:
-        raise ModelError(
-            f"the model {name} was cut off: its reply took longer than model.reply_timeout_s, {limits.timeout_s:g} s"
-        )
-    if reply is None or not reply.is_assistant:
-        raise ModelError(f"the model {name} ended without a reply")
-    return reply
+            cost = estimate(provider, context, said) if said else None
+            if isinstance(error, ModelError):
+                raise _costly(error, cost)  # noqa: B904 - it is that one
+            raise _costly(ModelError(f"the model {name} failed with {type(error).__name__}"), cost) from error
+    if reply is not None and reply.is_assistant:
+        return reply
+    too_long = f"was cut off: its reply took longer than model.reply_timeout_s, {limits.timeout_s:g} s"
+    failure = ModelError(f"the model {name} {too_long if scope.cancelled_caught else 'ended without a reply'}")
+    raise _costly(failure, estimate(provider, context, said))
+
+
+def _costly(error: ModelError, usage: Usage | None) -> ModelError:
+    error.usage = usage
+    return error
 
 
 def answerable(reply: Message, provider: Provider, clock: Clock) -> Message:

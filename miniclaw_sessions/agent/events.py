@@ -101,7 +101,7 @@ class TurnStopped(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         message: what the model had said of its reply by then, perhaps nothing; its `stop_reason` is `ABORTED`.
-        usage: what the replies before cost; of the one that was stopped it is unknown.
+        usage: what the turn has cost; of the reply that was stopped, an estimate.
     """
 
     message: Message

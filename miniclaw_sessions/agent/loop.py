@@ -18,6 +18,7 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.agent.asking import ReplyLimits, answerable, ask, full_name
+from miniclaw_sessions.agent.bill import Bill
 from miniclaw_sessions.agent.budgets import Budgets
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import (
@@ -132,10 +133,13 @@ async def run_turn(opening: Turn, job: Job) -> TurnEnd:
             job.tell(MessageAccepted(turn.message))
             running = _Running(turn, job)
             end: TurnEnd
-            with turn.stoppable() as work:
-                end = await running.generate()
-            if work.cancelled_caught:
-                end = running.stopped()
+            try:
+                with turn.stoppable() as work:
+                    end = await running.generate()
+                if work.cancelled_caught:
+                    end = running.stopped()
+            finally:
+                running.bill.settle()
     except AgentError as error:
         if running is not None:
             error.messages, error.usage = tuple(opening.said), running.generation.usage
@@ -152,6 +156,7 @@ class _Running:
 
     def __init__(self, turn: Turn, job: Job) -> None:
         self.generation = Generation(job.session, turn.message.message, job.system_prompt, is_resumed=turn.is_resumed)
+        self.bill = Bill(job.session, job.budgets, job.provider.model)
         self._turn = turn
         self._job = job
         self._draft: list[str] = []  # what the model has said of the reply that is under way
@@ -187,11 +192,18 @@ class _Running:
         """The end of a turn that was stopped, which also stands in the transcript: it does not wait for a reply."""
         turn = self._turn
         turn.close_calls()
-        reply = Message(Role.ASSISTANT, "".join(self._draft), model=self._job.provider.model, stop_reason=ABORTED)
+        reply = Message(
+            Role.ASSISTANT,
+            "".join(self._draft),
+            model=self._job.provider.model,
+            usage=self.bill.owed,
+            stop_reason=ABORTED,
+        )
         try:
             turn.append(reply)
         except InvalidMessage:  # too large, or cut in the middle of a character
             turn.append(msgspec.structs.replace(reply, content=""))
+        self.bill.paid()
         return TurnStopped(turn.said[-1], self.generation.usage)
 
     # --- what a former process left ----------------------------------------------------------------------------------
@@ -238,9 +250,6 @@ class _Running:
                 raise
             answer = await self._ask()
         reply = answerable(answer, self._job.provider, self._job.clock)
-        self.generation.usage += reply.usage or Usage()
-        if budgets is not None:
-            budgets.note(session, reply.usage or Usage())
         tell(ReplyFinished(reply))
         return reply
 
@@ -255,7 +264,14 @@ class _Running:
 
         context = await builder.build(self._turn, self.generation.system_prompt)
         self._draft.clear()
-        return await ask(job.provider, context, job.tools.tools, job.limits, on_text)
+        self.bill.settle()  # of a request that was refused in the middle
+        try:
+            with self.bill.asking(job.provider, context, self._draft):
+                reply = await ask(job.provider, context, job.tools.tools, job.limits, on_text)
+            self.bill.add(reply.usage)
+        finally:
+            self.generation.usage += self.bill.owed or Usage()
+        return reply
 
     async def _finish(self, reply: Message) -> TurnFinished:
         generation = self.generation
@@ -268,6 +284,7 @@ class _Running:
             if given.usage is None:  # what it stands for was paid for all the same
                 given = msgspec.structs.replace(given, usage=reply.usage, model=given.model or reply.model)
             self._turn.append(given)
+            self.bill.paid()
         return TurnFinished(self._turn.said[-1], generation.usage)
 
     def _append(self, reply: Message) -> None:
@@ -275,6 +292,7 @@ class _Running:
             self._turn.append(reply)
         except InvalidMessage as error:
             raise ModelError(f"the reply of {full_name(self._job.provider)} cannot be stored: {error}") from None
+        self.bill.paid()
 
     def _given_by_hook(self, message: object, roles: frozenset[Role]) -> Message:
         """A message that a hook gives may not leave a session behind that no model accepts."""

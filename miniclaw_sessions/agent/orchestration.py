@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import anyio
 
 from miniclaw_sessions.agent.agent import Agent, Unanswered
+from miniclaw_sessions.agent.bill import Bill
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import Events, reply_of
 from miniclaw_sessions.agent.newest_branch import NewestBranch
@@ -81,6 +82,7 @@ class AgentSession:
         self._summarizer = summarizer or summarizer_of(agent.provider, limits=agent.limits)
         self._count = count
         self._timeout_s = compaction_timeout_s
+        self._bill = Bill(session, agent.budgets, agent.provider.model)
         self._failed_in: Turn | None = None
 
     def __repr__(self) -> str:
@@ -175,18 +177,19 @@ class AgentSession:
                 detail=type(error).__name__,
             )
             return ""
+        finally:
+            self._bill.settle()
         return summary
 
     async def _summarize(self, messages: Sequence[Message]) -> str | Message | Sequence[Message]:
         """A summary, if something may still be spent."""
-        budgets = self.agent.budgets
-        if budgets is not None:
-            await budgets.check(self.session)
-        summary = await self._summarizer(messages)
-        if budgets is not None:
-            for one in [summary] if isinstance(summary, str | Message) else summary:
-                if isinstance(one, Message) and one.usage is not None:
-                    budgets.note(self.session, one.usage)
+        if self.agent.budgets is not None:
+            await self.agent.budgets.check(self.session)
+        with self._bill.asking(self.agent.provider, messages):
+            summary = await self._summarizer(messages)
+        for one in [summary] if isinstance(summary, str | Message) else summary:
+            if isinstance(one, Message):
+                self._bill.add(one.usage)
         return summary
 
     # --- keeping within the context ----------------------------------------------------------------------------------
@@ -197,13 +200,18 @@ class AgentSession:
 
     async def compact(self, *, reason: str = "manual", keep_tokens: int | None = None) -> CompactionOutcome:
         """Let a summary stand for the older part of the conversation. See `Session.compact`."""
-        self.last_compaction = await self.session.compact(
-            self._summarize,
-            keep_tokens=self.keep_tokens if keep_tokens is None else keep_tokens,
-            count=self._count,
-            reason=reason,
-            timeout_s=self._timeout_s,
-        )
+        try:
+            self.last_compaction = await self.session.compact(
+                self._summarize,
+                keep_tokens=self.keep_tokens if keep_tokens is None else keep_tokens,
+                count=self._count,
+                reason=reason,
+                timeout_s=self._timeout_s,
+            )
+            if self.last_compaction.status is CompactionStatus.DONE:
+                self._bill.paid()
+        finally:
+            self._bill.settle()
         return self.last_compaction
 
     async def before_request(self, turn: Turn) -> CompactionOutcome | None:

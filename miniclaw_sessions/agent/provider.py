@@ -15,7 +15,7 @@ import msgspec
 
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.errors import OptionRefused
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.protocol.options import Options
 
 
@@ -77,6 +77,15 @@ class AdjustableProvider(Protocol):
         ...
 
 
+@runtime_checkable
+class PricingProvider(Protocol):
+    """A provider that knows what tokens cost."""
+
+    def with_cost(self, usage: Usage) -> Usage:
+        """The usage with its cost, where there is a price and nobody has said the cost."""
+        ...
+
+
 def adjusted(provider: Provider, options: Options) -> Provider:
     """A provider with options; the same one if there are none.
 
@@ -123,6 +132,10 @@ class AroundProvider:
         other = copy(self)
         other.provider = adjusted(self.provider, options)
         return other
+
+    def with_cost(self, usage: Usage) -> Usage:
+        """What the provider says that it costs."""
+        return self.provider.with_cost(usage) if isinstance(self.provider, PricingProvider) else usage
 
 
 def refuse_but(name: str, options: Options, known: Collection[str]) -> None:

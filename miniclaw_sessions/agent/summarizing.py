@@ -80,7 +80,9 @@ def summarizer_of(
         context = [*prompt, *build_context(messages), Message.user(INSTRUCTION)]
         reply = await asking.ask(provider, context, (), limits or ReplyLimits())
         if reply.stop_reason in _CUT_OFF:  # half a summary would be taken for a whole one
-            raise ModelError(f"the summary of {provider.model} was cut off at its limit of tokens")
+            cut_off = ModelError(f"the summary of {provider.model} was cut off at its limit of tokens")
+            cut_off.usage = reply.usage
+            raise cut_off
         summary = Message(Role.COMPACTION_SUMMARY, reply.text.strip())
         return msgspec.structs.replace(summary, model=reply.model or provider.model, usage=reply.usage)
 

@@ -29,9 +29,11 @@ async def tell_usage(said: Said) -> str:
     spans = {"Today": (today, None), "This month": (today.replace(day=1), None), "Altogether": (None, None)}
     lines = []
     for name, (since, until) in spans.items():
-        used = sum((one.usage for one in spent_in(session, since, until)), Usage())
+        rows = list(spent_in(session, since, until))
+        used, estimated = sum((one.usage for one in rows), Usage()), sum(one.estimated for one in rows)
+        guess = f" ({estimated} estimated, of what broke off)" if estimated else ""
         cost = "" if used.cost is None else f", {used.cost:,.4f} {'' if budgets is None else budgets.currency}".rstrip()
-        lines.append(f"{name}: {used.total:,} tokens{cost}")
+        lines.append(f"{name}: {used.total:,} tokens{cost}{guess}")
     for budget in await budgets.of(session) if budgets is not None else ():
         if budgets is not None and budget.limit:
             spent, limit = budgets.shown(budget.spent), budgets.shown(budget.limit)

@@ -85,6 +85,9 @@ def print_usage(invocation: Invocation, by: str, report: UsageReport) -> None:
     if unpriced := report.total.unpriced:
         sentence = f"of {counted(unpriced, 'reply', 'replies')} no price is known: state it in [prices]"
         invocation.errors.print(sentence, style="yellow", soft_wrap=True)
+    if estimated := report.total.estimated:
+        sentence = f"{counted(estimated, 'reply', 'replies')} broke off: what they cost is estimated"
+        invocation.errors.print(sentence, style="dim", soft_wrap=True)
 
 
 def _cells(row: UsageRow) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from datetime import datetime
 from itertools import pairwise
@@ -16,14 +17,16 @@ from typing import Any
 
 import msgspec
 
+from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.history.branch import Branch, as_message_entry, provider_of
 from miniclaw_sessions.history.state import NO_COMPACTION, Snapshot, State, said_at
 from miniclaw_sessions.history.window import Kept, Packed, Window
-from miniclaw_sessions.protocol.encoding import encode_entry
+from miniclaw_sessions.protocol.encoding import encode_entry, message_from_dict
 from miniclaw_sessions.protocol.entries import (
     FORK,
     INCOMPLETE,
     METADATA,
+    SPENT,
     BranchSummary,
     Compaction,
     Custom,
@@ -162,7 +165,10 @@ class Conversation:
         if isinstance(entry, Compaction):
             self._compact(entry, encoded)
         else:
-            self._set_metadata(_metadata_of(entry))
+            changes = dict(_metadata_of(entry))
+            if (said := changes.pop(SPENT, None)) is not None:
+                self._spend(said, entry.timestamp)
+            self._set_metadata(changes)
         return 0
 
     @property
@@ -206,6 +212,13 @@ class Conversation:
             if compaction.first_kept_entry_id is None
             else compaction.first_kept_sequence or self._place_in_window(compaction.first_kept_entry_id)
         )
+
+    def _spend(self, said: object, at: datetime) -> None:
+        """Add what a request has cost that gave no message."""
+        with suppress(InvalidMessage):
+            message = message_from_dict(said)
+            if message.usage is not None:
+                self.state.totals.add_usage(message.usage, at, message.model, is_copy=self._is_copying)
 
     def _place_in_window(self, entry_id: str) -> int:
         return next((entry.sequence for entry in self.window.kept if entry.id == entry_id), 0)

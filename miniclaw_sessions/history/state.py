@@ -41,6 +41,8 @@ LONGEST_MODEL = 200
 class Spent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What one model's replies of one day (UTC) cost; of `unpriced` of them nobody said a price.
 
+    Of `estimated` of them nobody said anything: they broke off.
+
     Days and models are few where messages are many: so every session has its own small account, and keeps it in its
     file, and what all sessions cost is the sum of these.
     """
@@ -50,6 +52,18 @@ class Spent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     replies: int
     usage: Usage
     unpriced: int = 0
+    estimated: int = 0
+
+    def __add__(self, other: Spent) -> Spent:
+        """Both together, by the name of this one."""
+        return Spent(
+            self.day,
+            self.model,
+            self.replies + other.replies,
+            self.usage + other.usage,
+            self.unpriced + other.unpriced,
+            self.estimated + other.estimated,
+        )
 
 
 class Totals(msgspec.Struct, gc=False):
@@ -83,7 +97,7 @@ class Totals(msgspec.Struct, gc=False):
         self.usage = known + usage if sign > 0 else known - usage
         if is_copy:
             return
-        usage = _not_below_zero(usage)
+        is_estimated, usage = usage.is_estimated, _not_below_zero(usage)
         day, model = in_utc(at).date().isoformat(), (model or "")[:LONGEST_MODEL]
         place = self._line_of(day, model)
         if place is None and sign < 0:  # its line may have become a part of another one
@@ -93,10 +107,9 @@ class Totals(msgspec.Struct, gc=False):
                 self._join_oldest()
             place = len(self.spent)
             self.spent.append(Spent(day, model, 0, Usage()))
-        one = self.spent[place]
-        added = one.usage + usage if sign > 0 else one.usage - usage
-        unpriced = one.unpriced + (sign if usage.cost is None else 0)
-        both = Spent(one.day, one.model, one.replies + sign, added, unpriced)
+        unpriced, estimated = sign * (usage.cost is None), sign * is_estimated
+        change = usage if sign > 0 else Usage() - usage
+        both = self.spent[place] + Spent(day, model, sign, change, unpriced, estimated)
         self.spent[place : place + 1] = [both] if both.replies else []
 
     def _line_of(self, day: str, model: str) -> int | None:
@@ -112,9 +125,7 @@ class Totals(msgspec.Struct, gc=False):
         newest_day = oldest[-1].day
         for part in ([one for one in oldest if one.day == newest_day], [one for one in oldest if one.day < newest_day]):
             if part:
-                usage = sum((one.usage for one in part), Usage())
-                replies, unpriced = sum(one.replies for one in part), sum(one.unpriced for one in part)
-                self.spent.insert(0, Spent(part[-1].day, OLDER, replies, usage, unpriced))
+                self.spent.insert(0, sum(part, Spent(part[-1].day, OLDER, 0, Usage())))
 
 
 def said_at(entry: MessageEntry) -> datetime:

@@ -11,15 +11,17 @@ from collections.abc import Iterator
 from datetime import date
 from typing import TYPE_CHECKING, Literal
 
+from miniclaw_sessions.history.state import Spent
 from miniclaw_sessions.protocol.messages import Usage
 from miniclaw_sessions.statistics import UsageReport, UsageRow
 
 if TYPE_CHECKING:
-    from miniclaw_sessions.history.state import Spent
     from miniclaw_sessions.session import Session
 
 By = Literal["day", "model", "channel", "chat"]
 """What a row is of."""
+
+_NOTHING = Spent("", "", 0, Usage())
 
 
 def spent_in(session: Session, since: date | None = None, until: date | None = None) -> Iterator[Spent]:
@@ -34,38 +36,36 @@ class UsageSums:
     def __init__(self, by: By, since: date | None = None, until: date | None = None) -> None:
         self._by = by
         self._days = since, until
-        self._sums: dict[str, tuple[int, int, Usage]] = {}
+        self._sums: dict[str, Spent] = {}
 
     def add(self, session: Session) -> None:
         """Add what a session has cost."""
         of_session = {"channel": session.key.channel, "chat": session.session_id}.get(self._by)
         for one in spent_in(session, *self._days):
             name = of_session or (one.day if self._by == "day" else one.model)
-            replies, unpriced, usage = self._sums.get(name, (0, 0, Usage()))
-            self._sums[name] = replies + one.replies, unpriced + one.unpriced, usage + one.usage
+            self._sums[name] = self._sums.get(name, _NOTHING) + one
 
     def report(self, limit: int) -> UsageReport:
         """The newest days first, or else what cost most; at most so many of them."""
-        rows = [_row(name, *sums) for name, sums in self._sums.items()]
+        rows = [_row(name, one) for name, one in self._sums.items()]
         rows.sort(
             key=lambda row: (row.name,) if self._by == "day" else (row.cost or 0.0, row.total_tokens), reverse=True
         )
-        replies, unpriced, usage = 0, 0, Usage()
-        for one in self._sums.values():
-            replies, unpriced, usage = replies + one[0], unpriced + one[1], usage + one[2]
-        total = _row("total", replies, unpriced, usage)
+        total = _row("total", sum(self._sums.values(), _NOTHING))
         return UsageReport(rows=rows[:limit], total=total, left_out=max(0, len(rows) - limit))
 
 
-def _row(name: str, replies: int, unpriced: int, usage: Usage) -> UsageRow:
+def _row(name: str, one: Spent) -> UsageRow:
+    usage = one.usage
     return UsageRow(
         name=name,
-        replies=replies,
+        replies=one.replies,
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,
         cache_read_tokens=usage.cache_read_tokens,
         cache_write_tokens=usage.cache_write_tokens,
         total_tokens=usage.total,
         cost=usage.cost,
-        unpriced=unpriced,
+        unpriced=one.unpriced,
+        estimated=one.estimated,
     )

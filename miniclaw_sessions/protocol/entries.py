@@ -36,6 +36,9 @@ LEGAL_HOLD = OWN_METADATA + "legal_hold"
 FOLLOWED = OWN_METADATA + "followed"
 """Which file of another program a session keeps up with, and how far that was read."""
 
+SPENT = OWN_METADATA + "spent"
+"""Of an entry that says what a request to a model has cost that gave no message: one without content, with usage."""
+
 SUSPENDED = "agent.suspended"
 """The `custom_type` of the entry that says which calls of a suspended turn wait, and for what."""
 

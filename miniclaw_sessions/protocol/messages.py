@@ -125,6 +125,10 @@ class ToolCall(Value, frozen=True, gc=False):
     extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
 
 
+ESTIMATED = "estimated"
+"""The field of a usage's `extra` that says that nobody told the numbers: the reply broke off, and they are guessed."""
+
+
 class Usage(Value, frozen=True, gc=False):
     """Tokens that one model reply cost; a number that the provider did not tell is zero."""
 
@@ -135,6 +139,11 @@ class Usage(Value, frozen=True, gc=False):
     total_tokens: int | None = None
     cost: float | None = None
     extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether nobody told these numbers (`ESTIMATED`)."""
+        return self.extra is not None and self.extra.get(ESTIMATED) is True
 
     @property
     def total(self) -> int:

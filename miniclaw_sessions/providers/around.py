@@ -51,12 +51,16 @@ class Priced(AroundProvider):
             async for event in answer:
                 yield Reply(self._priced(event.message)) if isinstance(event, Reply) else event
 
-    def _priced(self, reply: Message) -> Message:
-        names = (self._named, self.model, reply.model or "")
+    def with_cost(self, usage: Usage, model: str | None = None) -> Usage:
+        """The usage with its cost, if one of the names has a price: of the settings, the provider or the reply."""
+        names = (self._named, self.model, model or "")
         price = next((self._prices[name] for name in names if name in self._prices), None)
-        if price is None or reply.usage is None:
+        return usage if price is None else priced(usage, price)
+
+    def _priced(self, reply: Message) -> Message:
+        if reply.usage is None:
             return reply
-        return msgspec.structs.replace(reply, usage=priced(reply.usage, price))
+        return msgspec.structs.replace(reply, usage=self.with_cost(reply.usage, reply.model))
 
 
 class WithFallback(AroundProvider):

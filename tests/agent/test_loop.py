@@ -438,7 +438,8 @@ async def test_leaving_early_cancels_the_turn_and_waits_until_it_is_saved(sessio
     async with Agent(provider).run(HELLO, session=session):
         await provider.stalled.wait()
     assert (provider.cancelled, provider.closed) == (1, 1)
-    assert session.journal.committed_sequence == 1
+    assert session.journal.committed_sequence == session.last_sequence
+    assert [message.text for message in session.messages()] == ["hello"]
     assert (await Agent(ScriptedProvider(["hi"])).reply(Message.user("again"), session=session)).text == "hi"
 
 
