@@ -9,12 +9,11 @@ off in between.
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from anyio import to_thread
@@ -25,6 +24,7 @@ from miniclaw_sessions.client import Client
 from miniclaw_sessions.clock import Clock, derived_id
 from miniclaw_sessions.discovery.databases import lines_of
 from miniclaw_sessions.discovery.discover import find_sources
+from miniclaw_sessions.discovery.growing import Growing
 from miniclaw_sessions.discovery.programs import Program, Source, id_in
 from miniclaw_sessions.discovery.reading import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines, why
 from miniclaw_sessions.discovery.remembered import Remembered
@@ -35,12 +35,11 @@ from miniclaw_sessions.errors import (
     SessionNotFound,
     Unreachable,
 )
-from miniclaw_sessions.formats.codec import Chain, Holding, Reader, Sample, SessionFacts
+from miniclaw_sessions.formats.codec import Chain, Sample, SessionFacts
 from miniclaw_sessions.formats.entry_line import ENTRY_LINE, IS_PART
 from miniclaw_sessions.formats.registry import format_named, recognize
 from miniclaw_sessions.persistence.recovery import ids_for
-from miniclaw_sessions.protocol.encoding import encode_entry
-from miniclaw_sessions.protocol.entries import FOLLOWED, Compaction, Entry, Label, LeafMove
+from miniclaw_sessions.protocol.entries import FOLLOWED, Entry, LeafMove
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.transfer.importing import HEAD_BYTES, MAX_LINE_BYTES, parsed_lines
 
@@ -50,6 +49,7 @@ POLL_S = 0.7
 _SHARE = 10  # a look takes about one part in so many of the time
 _LONGEST_S = 1.4
 _MOST_READERS = 8
+_MOST_ENDS = 32  # what hangs on a reply that was taken in parts so long ago, as after a rewind, hangs on its first part
 _SETTLED_S = 10.0  # a reply that does not say that it is complete is taken when nothing came for so long
 
 
@@ -61,7 +61,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         bytes: so many of it were read, up to the end of a line.
         modified, inode: of the file at that time.
         tail: what stood before that place (`reading.tail`).
-        is_ended: what the reader held back there was taken, too.
+        ends: where what the reader held back was taken before it was complete: the newest of these places. A reader
+            that begins anew takes it there again, so that what came later hangs on what is stored.
     """
 
     path: str
@@ -69,7 +70,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     modified: int = 0
     inode: int = 0
     tail: str = ""
-    is_ended: bool = False
+    ends: tuple[int, ...] = ()
 
 
 class Kept(msgspec.Struct, kw_only=True):
@@ -87,63 +88,6 @@ class Kept(msgspec.Struct, kw_only=True):
     reply: ImportReply | None = None
     problem: str = ""
     is_new: bool = False
-
-
-class _Growing:
-    """A file that grows, and the reader that has read it so far."""
-
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-        self.shown: dict[str, bytes] = {}  # what was taken of the reader before it was complete: id and content
-        self.instead: dict[str, str] = {}  # of those that changed: the id under which they were taken again
-
-    def fed(self, lines: Iterable[bytes]) -> list[Entry]:
-        """The entries of some lines, as they are to be stored."""
-        entries = [entry for line in lines for entry in self.reader.feed(line)]
-        self.reader.findings.clear()
-        return [stored for entry in entries if (stored := self._stored(entry, is_final=True)) is not None]
-
-    def pending(self) -> list[Entry]:
-        """What the reader holds back, unless it was taken as it is."""
-        held = self.reader.pending() if isinstance(self.reader, Holding) else ()
-        return [stored for entry in held if (stored := self._stored(entry, is_final=False)) is not None]
-
-    @property
-    def leaf_id(self) -> str | None:
-        """Where the conversation goes on, as far as the file says it, and that was taken."""
-        leaf_id = self.reader.facts.leaf_id
-        held = self.reader.pending() if isinstance(self.reader, Holding) else ()
-        if leaf_id is None or any(entry.id == leaf_id and leaf_id not in self.shown for entry in held):
-            return None
-        return self.instead.get(leaf_id, leaf_id)
-
-    def _stored(self, entry: Entry, *, is_final: bool) -> Entry | None:
-        """The entry, or None where it was taken already; one that has changed since is another one beside it."""
-        if is_final and entry.id not in self.shown:
-            return _meaning(entry, self.instead)
-        said = hashlib.blake2b(encode_entry(entry), digest_size=16).digest()
-        before = self.shown.pop(entry.id, None) if is_final else self.shown.get(entry.id)
-        if not is_final:
-            self.shown[entry.id] = said
-        if before == said:
-            return None
-        stored = _meaning(entry, self.instead)
-        if before is not None:
-            self.instead[entry.id] = f"{entry.id}.{said.hex()[:8]}"
-            stored = replace(stored, id=self.instead[entry.id])
-        return stored
-
-
-def _meaning(entry: Entry, instead: Mapping[str, str]) -> Entry:
-    """The entry, with what it names by the ids under which that was stored last."""
-    if not instead:
-        return entry
-    changes: dict[str, Any] = {"parent_id": instead.get(entry.parent_id or "", entry.parent_id)}
-    if isinstance(entry, Label | LeafMove):
-        changes["target_id"] = instead.get(entry.target_id or "", entry.target_id)
-    if isinstance(entry, Compaction):
-        changes["first_kept_entry_id"] = instead.get(entry.first_kept_entry_id or "", entry.first_kept_entry_id)
-    return replace(entry, **changes)
 
 
 class _State:
@@ -203,7 +147,7 @@ class Follower:
         self._home = home
         self._clock = clock
         self._states: dict[tuple[Path, str], _State] = {}
-        self._growing: OrderedDict[Path, _Growing] = OrderedDict()
+        self._growing: OrderedDict[Path, Growing] = OrderedDict()
 
     async def follow(self, on_kept: Callable[[Kept], None]) -> None:
         """Keep up until cancelled; `on_kept` is told what was new, and once of each problem."""
@@ -253,28 +197,33 @@ class Follower:
         if state is None:
             state = self._states[key] = _State(await to_thread.run_sync(self._session_id, source))
         look = _Look(source, program, state, kept)
-        if state.seen == source:
-            await self._settle(look)
-            return
-        if not state.is_looked_up:
-            await self._look_up(look)
-        if state.is_new and await to_thread.run_sync(self._remembered.is_unwanted, state.session_id, source):
-            state.seen = source
-            return
-        is_first = state.seen is None
-        state.seen, state.seen_at = source, self._clock.monotonic()
-        place = state.place
-        if is_first and place is not None and (place.modified, place.inode) == (source.modified, source.inode):
-            return  # it is as it was when this was followed before
-        is_growing = place is not None and program.kind == "lines" and source.path.suffix == ".jsonl"
         try:
-            if not (is_growing and await self._grow(look)):
-                await self._take_whole(look)
+            if state.seen == source:
+                await self._settle(look)
+            else:
+                await self._read_on(look)
         except BaseException as error:
             self._growing.pop(source.path, None)  # its reader is ahead of what was taken
             if not isinstance(error, ImportRefused | SessionExists | SessionNotFound):  # those stay until it changes
                 state.seen = None
             raise
+
+    async def _read_on(self, look: _Look) -> None:
+        """Take what is new of a source that is new itself, or has changed."""
+        source, program, state = look.source, look.program, look.state
+        is_first = not state.is_looked_up
+        if is_first:
+            await self._look_up(look)
+        if state.is_new and await to_thread.run_sync(self._remembered.is_unwanted, state.session_id, source):
+            state.seen = source
+            return
+        state.seen, state.seen_at = source, self._clock.monotonic()
+        place = state.place
+        if is_first and place is not None and (place.modified, place.inode) == (source.modified, source.inode):
+            return  # it is as it was when this was followed before
+        is_growing = place is not None and program.kind == "lines" and source.path.suffix == ".jsonl"
+        if not (is_growing and await self._grow(look)):
+            await self._take_whole(look)
 
     def _session_id(self, source: Source) -> str:
         own_id = id_in(self._programs[source.program], source, self._environ, self._home)
@@ -315,7 +264,7 @@ class Follower:
             end = source.size
             if source.path.suffix == ".jsonl" and program.kind == "lines":
                 end = await to_thread.run_sync(partial(whole_lines, fd, after=0))
-                place = replace(place, bytes=end, tail=tail(fd, end), is_ended=True)
+                place = replace(place, bytes=end, tail=tail(fd, end), ends=(end,))
             if end:
                 await self._send(look, blocks(fd, 0, end), place, program.form)
 
@@ -348,9 +297,7 @@ class Follower:
                 growing = await to_thread.run_sync(partial(self._read_again, fd, place, look.program.form))
             end = await to_thread.run_sync(partial(whole_lines, fd, after=place.bytes))
             if end > place.bytes:
-                after = replace(
-                    place, bytes=end, modified=source.modified, inode=source.inode, tail=tail(fd, end), is_ended=False
-                )
+                after = replace(place, bytes=end, modified=source.modified, inode=source.inode, tail=tail(fd, end))
                 lines = lines_in(blocks(fd, place.bytes, end), MAX_LINE_BYTES)
                 await self._send(look, _written(growing, map(growing.fed, lines)), after, ENTRY_LINE.name)
         self._growing[source.path] = growing
@@ -360,17 +307,20 @@ class Follower:
         look.state.holds = True
         return True
 
-    def _read_again(self, fd: int, place: Place, named: str | None) -> _Growing:
+    def _read_again(self, fd: int, place: Place, named: str | None) -> Growing:
         """A reader that has read what was taken in before. Blocks."""
         head = next(blocks(fd, 0, min(HEAD_BYTES, place.bytes)), b"")
         form = recognize(Sample(lines=parsed_lines(head, is_whole=False))) if named is None else format_named(named)
         reader = form.reader
         assert reader is not None  # noqa: S101 - it was read before
-        growing = _Growing(reader(Chain(new_id=ids_for(head.partition(b"\n")[0]), now=self._clock.now())))
-        for lines in lines_in(blocks(fd, 0, place.bytes), MAX_LINE_BYTES):
-            growing.fed(lines)
-        if place.is_ended:
-            growing.pending()
+        growing = Growing(reader(Chain(new_id=ids_for(head.partition(b"\n")[0]), now=self._clock.now())))
+        start = 0
+        for end in sorted({*place.ends, place.bytes}):
+            for lines in lines_in(blocks(fd, start, end), MAX_LINE_BYTES):
+                growing.fed(lines)
+            if end in place.ends:
+                growing.pending()
+            start = end
         return growing
 
     async def _settle(self, look: _Look) -> None:
@@ -378,21 +328,15 @@ class Follower:
         state, growing = look.state, self._growing.get(look.source.path)
         if not state.holds or growing is None or state.place is None:
             return
-        is_settled = not isinstance(growing.reader, Holding) or growing.reader.is_settled
-        if not is_settled and self._clock.monotonic() < state.seen_at + _SETTLED_S:
+        if not growing.is_settled and self._clock.monotonic() < state.seen_at + _SETTLED_S:
             return
-        before = growing.shown.copy(), growing.instead.copy()
-        try:
-            if held := growing.pending():
-                after = replace(state.place, is_ended=True)
-                await self._send(look, _written(growing, iter([held])), after, ENTRY_LINE.name)
-        except BaseException:
-            growing.shown, growing.instead = before
-            raise
         state.holds = False
+        if held := growing.pending():
+            after = replace(state.place, ends=(*state.place.ends, state.place.bytes)[-_MOST_ENDS:])
+            await self._send(look, _written(growing, iter([held])), after, ENTRY_LINE.name)
 
 
-def _written(growing: _Growing, batches: Iterator[list[Entry]]) -> Iterator[bytes]:
+def _written(growing: Growing, batches: Iterator[list[Entry]]) -> Iterator[bytes]:
     """Entries as lines of our own format, a part of a session."""
     facts = growing.reader.facts
     about = SessionFacts(

@@ -130,7 +130,10 @@ class Holding(Protocol):
         return True
 
     def pending(self) -> Iterable[Entry]:
-        """What `finish` would give now; the reader goes on as if nobody had asked."""
+        """What `finish` would give now, as far as it will still be there; the reader goes on as if nobody had asked.
+
+        Each has the id that it has when it is complete, and they come in that order.
+        """
         ...
 
 
@@ -230,20 +233,20 @@ class Chain:
         twin._met = self._met.copy()
         return twin
 
-    def add(self, kind: type[E], *, timestamp: datetime | None = None, **fields: Any) -> E:
-        """The next entry; without a time, it has that of the one before.
-
-        Its id is made of what it says: a file that its program writes anew at each message, or shortens, is read again
-        with the same ids as far as it says the same.
-        """
+    def add(self, kind: type[E], *, timestamp: datetime | None = None, entry_id: str | None = None, **fields: Any) -> E:
+        """The next entry, by default with an id of `id_of`; without a time, it has that of the one before."""
         self._last_time = timestamp or self._last_time
-        entry = kind(
-            id=self._id_of(kind, timestamp, fields), parent_id=self.last_id, timestamp=self._last_time, **fields
-        )
+        entry_id = entry_id or self.id_of(kind, timestamp=timestamp, **fields)
+        entry = kind(id=entry_id, parent_id=self.last_id, timestamp=self._last_time, **fields)
         self.last_id = entry.id
         return entry
 
-    def _id_of(self, kind: type[E], timestamp: datetime | None, fields: dict[str, Any]) -> str:
+    def id_of(self, kind: type[EntryBase], *, timestamp: datetime | None = None, **fields: Any) -> str:
+        """A new id that is made of what an entry says.
+
+        A file that its program writes anew at each message, or shortens, is read again with the same ids as far as it
+        says the same.
+        """
         try:
             said = encode_entry(kind(id="", parent_id=None, timestamp=timestamp or _NO_TIME, **fields))  # type: ignore[arg-type]
         except InvalidMessage:  # whoever stores it says so

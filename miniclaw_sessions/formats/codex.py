@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from copy import copy, deepcopy
+from copy import copy
 from typing import Any
 
 from msgspec.structs import replace
@@ -77,6 +77,7 @@ class _Reader:
         self._chain = chain
         self._time = chain.now
         self._replies = Replies()
+        self._reply_id: str | None = None  # of the reply that is open: made of its beginning, however it goes on
         self._behind: list[tuple[type[Any], dict[str, Any]]] = []  # what came while a reply was open
         self._done: list[Entry] = []
         self._said: deque[str] = deque(maxlen=_REMEMBERED)
@@ -106,11 +107,15 @@ class _Reader:
             self._add_event(self._echoes.popleft()[1])
         return self._drain()
 
-    is_settled = True
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known what the reply cost that is open; that comes last."""
+        return not self._replies.is_open or self._count is not None
 
     def pending(self) -> list[Entry]:
-        """What `finish` would give now."""
-        return deepcopy(self, {id(self._chain): copy(self._chain)}).finish()
+        """The reply that is open, and what came behind it."""
+        reply = self._replies.open
+        return [] if reply is None else self._with_reply(copy(self._chain), reply)
 
     def _drain(self) -> list[Entry]:
         done, self._done = self._done, []
@@ -155,6 +160,8 @@ class _Reader:
             self._add_reply(messages.pop(0))
         for message in messages:
             self._add_message(message)
+        if self._reply_id is None and (begun := self._replies.open) is not None:
+            self._reply_id = self._chain.id_of(MessageEntry, timestamp=begun.timestamp, message=begun)
         for text in _item_texts(item):
             self._note_said(text)
 
@@ -262,14 +269,15 @@ class _Reader:
 
     def _add_reply(self, message: Message) -> None:
         """The reply that was open, and then what came while it was."""
-        behind, self._behind = self._behind, []
-        count, self._count = self._count, None
-        usage = read_usage(count) if count is not None else None
-        self._is_counted = usage is not None
+        self._done += self._with_reply(self._chain, message)
+        self._is_counted = self._count is not None and read_usage(self._count) is not None
+        self._behind, self._count, self._reply_id = [], None, None
+
+    def _with_reply(self, chain: Chain, message: Message) -> list[Entry]:
+        usage = None if self._count is None else read_usage(self._count)
         message = replace(message, model=self._model, usage=usage)
-        self._done.append(self._chain.add(MessageEntry, timestamp=message.timestamp, message=message))
-        for kind, fields in behind:
-            self._done.append(self._chain.add(kind, **fields))
+        reply = chain.add(MessageEntry, timestamp=message.timestamp, entry_id=self._reply_id, message=message)
+        return [reply, *(chain.add(kind, **fields) for kind, fields in self._behind)]
 
     def _close(self) -> None:
         for reply in self._replies.finish():

@@ -93,6 +93,11 @@ class Replies:
         """Whether a reply is held."""
         return self._reply is not None
 
+    @property
+    def open(self) -> Message | None:
+        """The reply that is held, as it stands; it stays held."""
+        return None if self._reply is None else self._reply.message()
+
     def feed(self, item: Mapping[str, Any], timestamp: datetime | None) -> list[Message] | None:
         """The messages that are complete with this item; None if it is no message, nor part of one."""
         kind = item.get("type")

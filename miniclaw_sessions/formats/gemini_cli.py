@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from copy import copy, deepcopy
 from typing import Any
 
 import orjson
@@ -31,6 +30,7 @@ from miniclaw_sessions.formats.codec import (
     SessionFacts,
     count_of,
     keeping,
+    moment_of,
     text_of,
     without,
 )
@@ -65,7 +65,7 @@ class _Reader:
         self._time = chain.now
         self._open: dict[str, Any] | None = None
         self._ends: dict[str, str | None] = {}  # of each message: the last of its entries
-        self._texts: dict[str, str] = {}
+        self._said: dict[str, bytes] = {}  # what each message says, as a digest
         self._order: list[str] = []  # the messages that the chat has now
         self._answered: set[bytes] = set()
         self._last: str | None = None
@@ -81,11 +81,19 @@ class _Reader:
         self.facts.leaf_id = self._last
         return entries
 
-    is_settled = True
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known what the message cost that is open; its calls are known when their tools are done."""
+        return self._open is None or "tokens" in self._open
 
     def pending(self) -> list[Entry]:
-        """What `finish` would give now."""
-        return deepcopy(self, {id(self._chain): copy(self._chain)}).finish()
+        """The message that is open."""
+        if self._open is None:
+            return []
+        try:
+            return self._entries(self._open, _messages(self._open, set()))
+        except InvalidMessage:
+            return []
 
     # --- lines -------------------------------------------------------------------------------------------------------
 
@@ -121,12 +129,11 @@ class _Reader:
             for message in messages:
                 if not isinstance(message, dict) or not text_of(message, "id") or not text_of(message, "type"):
                     yield self._custom({"$set": {"messages": [message]}})
-                elif self._texts.get(message["id"]) == (said := _text(message)):
+                elif self._said.get(message["id"]) == (said := _said(message)):
                     self._order.append(message["id"])
                     self._last = self._ends[message["id"]]
                 elif message["id"] in self._ends:  # it says something else than before
-                    version = hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-                    yield from self._take_message({**message, "id": f"{message['id']}.{version}"})
+                    yield from self._take_message({**message, "id": f"{message['id']}.{said.hex()[:8]}"})
                 else:
                     yield from self._take_message(message)
             yield from self._closed()
@@ -158,7 +165,7 @@ class _Reader:
         entries = self._entries(record, messages)
         self._last = entries[-1].id
         self._ends[record["id"]] = self._last
-        self._texts[record["id"]] = _text(record)
+        self._said[record["id"]] = _said(record)
         self._order.append(record["id"])
         return entries
 
@@ -167,16 +174,17 @@ class _Reader:
     def _entries(self, record: dict[str, Any], messages: list[Message]) -> list[Entry]:
         """What a message says: a model's reply and the results of its tools, or what a user says."""
         parent_id, kept = self._last, _kept(record)
+        said_at = moment_of(record.get("timestamp")) or self._time
         if not messages:
             kind = f"{NAME}.{text_of(record, 'type') or 'unknown'}"
-            return [Custom(id=record["id"], parent_id=parent_id, timestamp=self._time, custom_type=kind, data=record)]
+            return [Custom(id=record["id"], parent_id=parent_id, timestamp=said_at, custom_type=kind, data=record)]
         entries: list[Entry] = []
         for number, message in enumerate(messages):
             entry = MessageEntry(
                 id=f"{record['id']}.{number}" if number else record["id"],
                 parent_id=parent_id,
-                timestamp=self._time,
-                message=replace(message, timestamp=self._time),
+                timestamp=said_at,
+                message=replace(message, timestamp=said_at),
                 extra=None if number else keeping(kept, NAME),
             )
             entries.append(entry)
@@ -260,12 +268,13 @@ def _answer(part: Any) -> bytes | None:
             return None
 
 
-def _text(record: Mapping[str, Any]) -> str:
-    """What a message says, without what was thought and called."""
+def _said(record: Mapping[str, Any]) -> bytes:
+    """What a message says, without what was thought and called, as a digest."""
     content = record.get("content")
     parts = content if isinstance(content, list) else [content]
     texts = (part.get("text") if isinstance(part, dict) and not part.get("thought") else part for part in parts)
-    return "\n".join(text for text in texts if isinstance(text, str))
+    said = "\n".join(text for text in texts if isinstance(text, str))
+    return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _thoughts(record: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -227,23 +227,6 @@ async def test_a_last_line_that_is_half_written_is_waited_for(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_a_reply_that_was_shown_too_early_is_not_lost(tmp_path: Path, *, restarts: bool) -> None:
-    async with following(tmp_path) as ours:
-        file = put(claude_file(ours.home), TALK)
-        await ours.taken()
-        put(file, [user("u2", "a1", "two"), block("b1", "u2", "first ", reply="r")])
-        assert await ours.taken() == 1
-        assert await ours.taken() == 0  # it does not say that it is complete
-        await ours.clock.advance(11)
-        assert await ours.taken() == 1
-        if restarts:
-            ours.begin()
-        put(file, [block("b2", "b1", "second", reply="r", stop="end_turn"), user("u3", "b2", "three")])
-        assert await ours.taken() == 2
-        assert await ours.branch("import_s") == ["one", "1", "two", "first second", "three"]
-
-
-@pytest.mark.parametrize("restarts", [False, True])
 async def test_a_file_that_is_cut_short_or_replaced_is_read_anew(tmp_path: Path, *, restarts: bool) -> None:
     async with following(tmp_path) as ours:
         file = put(claude_file(ours.home), [*TALK, user("u2", "a1", "two")])

@@ -1,0 +1,151 @@
+"""A reply that comes in parts, with pauses between them: every word of it once, and what it cost once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.discovery.test_following import Following, block, claude_file, following, line, put, user
+
+pytestmark = pytest.mark.anyio
+
+
+async def pause(ours: Following, *, restarts: bool) -> None:
+    """Nothing comes for so long that what is there is taken; perhaps the follower begins anew afterwards."""
+    await ours.look()
+    await ours.look()
+    await ours.clock.advance(11)
+    await ours.look()
+    if restarts:
+        ours.begin()
+
+
+async def cost(ours: Following) -> tuple[int, int]:
+    total = (await ours.client.usage()).total
+    return total.input_tokens, total.output_tokens
+
+
+async def found(ours: Following, word: str) -> int:
+    page = await ours.client.search(word)
+    return len(page.results)
+
+
+def claude(uuid: str, parent: str, content: dict[str, Any], output: int, stop: str | None = None) -> dict[str, Any]:
+    usage = {"input_tokens": 1000, "output_tokens": output}
+    return line(uuid, parent, "assistant", [content], id="r", model="m", stop_reason=stop, usage=usage)
+
+
+def call(name: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": name, "name": name, "input": {}}
+
+
+def result(uuid: str, parent: str, name: str) -> dict[str, Any]:
+    return line(uuid, parent, "user", [{"type": "tool_result", "tool_use_id": name, "content": f"of {name}"}])
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_reply_of_claude_code_that_comes_in_parts_is_there_once(tmp_path: Path, *, restarts: bool) -> None:
+    async with following(tmp_path) as ours:
+        file = put(claude_file(ours.home), [user("u1", None, "begin")])
+        await pause(ours, restarts=restarts)
+        for uuid, parent, content, output in (
+            ("b1", "u1", {"type": "thinking", "thinking": "hm", "signature": "s"}, 1),
+            ("b2", "b1", {"type": "text", "text": "glaciers"}, 20),
+            ("b3", "b2", call("first"), 50),
+        ):
+            put(file, [claude(uuid, parent, content, output)])
+            await pause(ours, restarts=restarts)
+        put(file, [result("r1", "b3", "first")])
+        await pause(ours, restarts=restarts)
+        put(file, [claude("b4", "b3", call("second"), 60, "tool_use"), result("r2", "b4", "second")])
+        await pause(ours, restarts=restarts)
+        put(file, [block("a2", "r2", "done", stop="end_turn")])
+        await pause(ours, restarts=restarts)
+        put(file, [user("u2", "b3", "instead")])  # a rewind to that reply
+        await pause(ours, restarts=restarts)
+        page = list(await ours.client.session("import_s").messages())
+        assert [message.text for message in page][-1] == "instead"
+        calls = [one.name for message in page for one in message.tool_calls or ()]
+        assert calls == ["first", "second"]
+        assert "".join(await ours.said("import_s")) == "beginglaciersof firstof seconddoneinstead"
+        assert await found(ours, "glaciers") == 1
+        assert await cost(ours) == (1000, 60)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_results_between_the_blocks_of_a_reply_stay_on_one_branch(tmp_path: Path, *, restarts: bool) -> None:
+    async with following(tmp_path) as ours:
+        file = put(claude_file(ours.home), [user("u1", None, "begin"), claude("b1", "u1", call("first"), 10)])
+        await pause(ours, restarts=restarts)
+        put(file, [result("r1", "b1", "first")])
+        await pause(ours, restarts=restarts)
+        put(file, [claude("b2", "b1", call("second"), 20, "tool_use")])
+        await pause(ours, restarts=restarts)
+        put(
+            file, [result("r2", "b2", "second"), block("a2", "r2", "done", stop="end_turn"), user("u2", "a2", "thanks")]
+        )
+        await ours.look()
+        assert await ours.branch("import_s") == ["begin", "", "of first", "", "of second", "done", "thanks"]
+        assert await cost(ours) == (1000, 20)
+
+
+def codex(kind: str, **payload: Any) -> dict[str, Any]:
+    return {"timestamp": "2026-01-01T00:00:00Z", "type": kind, "payload": payload}
+
+
+def spent(total: int) -> dict[str, Any]:
+    last = {"input_tokens": 1000, "output_tokens": 50, "total_tokens": 1050}
+    info = {"last_token_usage": last, "total_token_usage": {"total_tokens": total}}
+    return codex("event_msg", type="token_count", info=info)
+
+
+def says(role: str, text: str) -> dict[str, Any]:
+    content = [{"type": "output_text" if role == "assistant" else "input_text", "text": text}]
+    return codex("response_item", type="message", role=role, content=content)
+
+
+CODEX_ID = "01a205fe-d2da-7663-abb2-f4433b1deb32"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_reply_of_codex_that_comes_in_parts_is_there_once(tmp_path: Path, *, restarts: bool) -> None:
+    async with following(tmp_path) as ours:
+        file = ours.home / f".codex/sessions/2026/01/01/rollout-2026-01-01T00-00-00-{CODEX_ID}.jsonl"
+        put(file, [codex("session_meta", id=CODEX_ID), says("user", "begin")])
+        await pause(ours, restarts=restarts)
+        put(file, [codex("response_item", type="reasoning", summary=[{"type": "summary_text", "text": "hm"}])])
+        await pause(ours, restarts=restarts)
+        put(file, [codex("event_msg", type="item_completed"), says("assistant", "estuaries")])
+        await pause(ours, restarts=restarts)
+        put(file, [spent(1050), says("user", "thanks"), says("assistant", "bye"), spent(2100)])
+        await pause(ours, restarts=restarts)
+        session_id = f"import_{CODEX_ID}"
+        assert "".join(await ours.branch(session_id)) == "".join(await ours.said(session_id))
+        assert "".join(await ours.said(session_id)) == "beginestuariesthanksbye"
+        assert await found(ours, "estuaries") == 1
+        assert await cost(ours) == (2000, 100)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_reply_of_gemini_cli_that_comes_in_parts_is_there_once(tmp_path: Path, *, restarts: bool) -> None:
+    async with following(tmp_path) as ours:
+        file = ours.home / ".gemini/tmp/project/chats/session-2026-01-01T00-00-s.jsonl"
+        at = {"timestamp": "2026-01-01T00:00:00Z"}
+        reply: dict[str, Any] = {"id": "m", "type": "gemini", "content": "volcanoes", **at}
+        tokens = {"input": 1000, "output": 50, "total": 1050}
+        put(file, [{"sessionId": "s", "projectHash": "x"}, {"id": "u", "type": "user", "content": "begin", **at}])
+        await pause(ours, restarts=restarts)
+        put(file, [reply])
+        await pause(ours, restarts=restarts)
+        reply["tokens"] = tokens
+        reply["toolCalls"] = [{"id": "c", "name": "ls", "args": {}, "result": "a file", "status": "success"}]
+        put(file, [reply])
+        await pause(ours, restarts=restarts)
+        put(file, [{"id": "v", "type": "user", "content": "thanks", **at}])
+        await pause(ours, restarts=restarts)
+        assert "".join(await ours.said("import_s")).startswith("beginvolcanoes")
+        assert await ours.said("import_s") == await ours.branch("import_s")
+        assert await found(ours, "volcanoes") == 1
+        assert await cost(ours) == (1000, 50)
