@@ -33,7 +33,7 @@ def see(page: Page, *texts: str) -> None:
 
 
 def test_the_token_is_taken_out_of_the_address_and_a_form_asks_where_there_is_none(
-    open_page: OpenPage, daemon: PageDaemon, complaints: list[str]
+    open_page: OpenPage, complaints: list[str]
 ) -> None:
     page = open_page(token="")
     page.get_by_label("Token").fill("not the token of this daemon")
@@ -49,20 +49,34 @@ def test_the_token_is_taken_out_of_the_address_and_a_form_asks_where_there_is_no
     page.locator(".welcome h1").wait_for()
     assert page.locator(".notice").count() == 0, "the form has said it; nothing of it is left"
     assert TOKEN not in page.url
-    held: list[Route] = []
-
-    def hold(route: Route) -> None:
-        held.append(route)
-
-    page.route("**/page.js", hold)
-    with page.expect_response("**/v1/sessions?*") as listed:  # asked for while the scripts are still loaded
-        page.goto(f"{daemon.address}/#token={TOKEN}", wait_until="commit")
-    assert listed.value.ok
-    for route in held:
-        route.continue_()
-    page.wait_for_url(f"{daemon.address}/#/")
+    page.reload()
     page.locator(".welcome h1").wait_for()
     assert complaints == []
+
+
+def test_what_the_address_names_is_asked_for_first_and_before_the_script_is_there(
+    open_page: OpenPage, daemon: PageDaemon
+) -> None:
+    daemon.say("demo_first", "what is named")
+    page = open_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.removeprefix(f"{daemon.address}/")))
+    page.goto(f"{daemon.address}/?#/session/demo_first")
+    see(page, "what is named")
+    page.locator("#list li").first.wait_for()
+    first = ["v1/access", "v1/sessions/demo_first", "v1/sessions/demo_first/articles?limit=12"]
+    assert [path for path in asked if path.startswith("v1/")][:3] == first
+    assert [asked.count(path) for path in first] == [1, 1, 1]
+    assert asked.index("v1/sessions?limit=60&last_words=true") > asked.index(first[-1])
+
+    def without_script(route: Route) -> None:
+        whole = route.fetch()
+        route.fulfill(response=whole, body=whole.text().partition('<script type="module">')[0])
+
+    page.route(f"{daemon.address}/?", without_script)
+    with page.expect_response("**/v1/sessions/demo_first/articles?*") as answered:
+        page.reload(wait_until="commit")
+    assert answered.value.ok
 
 
 def test_the_first_screen_says_what_to_do_when_there_is_nothing_yet(

@@ -16,7 +16,8 @@ from miniclaw_sessions.gateway import page
 from miniclaw_sessions.gateway.page import FILES
 
 FOLDER = Path(str(files(page)))
-SENT = {path.rpartition("/")[2]: file.body.decode() for path, file in FILES.items()}
+INDEX = FILES["/"].body.decode()
+SCRIPT = INDEX.partition('<script type="module">')[2].partition("</script>")[0]
 SCRIPTS = sorted(FOLDER.glob("*.js"))
 VENDORED = {  # uPlot 1.6.32, MIT: the files of its published package, unchanged
     "uPlot.esm.js": "5dd9b3281aa64b461b42d9945f6adb2649d346502b12281a9ae0d46599a80eba",
@@ -31,32 +32,30 @@ def test_what_is_not_our_own_is_what_was_published_and_has_its_licence() -> None
 
 
 def test_the_page_names_only_files_that_are_served_and_no_other_server() -> None:
-    index = FILES["/"].body.decode()
-    named = re.findall(r'(?:src|href)="(?!#)([^"]+)"', index)
-    assert named
-    assert {f"/{name}" for name in named} <= FILES.keys()
-    for name in re.findall(r'await import\("\./([^"]+)"\)', SENT["page.js"]):
-        assert name.rpartition("/")[2] in SENT
+    named = re.findall(r'<\w[^>]* (?:src|href)="(?!#)([^"]+)"|await import\("\./([^"]+)"\)', INDEX)
+    assert {f"/{markup or script}" for markup, script in named} == FILES.keys() - {"/"}
 
 
 def test_what_is_sent_has_every_script_behind_those_that_it_imports_and_all_that_these_export() -> None:
     exported: dict[str, set[str]] = {}
     for name, body, names in re.findall(
-        r'^modules\["([^"]+)"\] = \(\(\) => {$(.*?)^return { (.*?) };$', SENT["page.js"], re.MULTILINE | re.DOTALL
+        r'^modules\["([^"]+)"\] = \(\(\) => {$(.*?)^return { (.*?) };$', SCRIPT, re.MULTILINE | re.DOTALL
     ):
         for wanted, other in re.findall(r'^const { (.*) } = modules\["(.*)"\];$', body, re.MULTILINE):
             assert set(wanted.split(", ")) <= exported[other], f"{name} imports of {other}"
         exported[name] = {*names.split(", ")}
     assert exported.keys() | {"early.js"} == {script.name for script in SCRIPTS}
-    assert not re.search(r"^(import|export)\b", SENT["page.js"], re.MULTILINE)
+    assert not re.search(r"^(import|export)\b", SCRIPT, re.MULTILINE)
 
 
 def test_nothing_in_the_page_is_inline_where_the_policy_would_refuse_it() -> None:
-    index = FILES["/"].body.decode()
-    assert not re.search(r"\son\w+=|\sstyle=|<style|javascript:", index)
-    for script in re.findall(r"<script>(.*?)</script>", index, re.DOTALL):
-        assert f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" in page.POLICY
-    assert index.count("<script>") == 1
+    markup = re.sub(r"<(style|script)( [^>]*)?>.*?</\1>", "", INDEX, flags=re.DOTALL)
+    assert not re.search(r"\son\w+=|\sstyle=|<style|<script|javascript:", markup)
+    inline = re.findall(r"<(style|script)(?: [^>]*)?>(.*?)</\1>", INDEX, re.DOTALL)
+    assert [tag for tag, _ in inline] == ["script", "style", "script"]
+    for tag, text in inline:
+        sources = re.findall(rf"{tag}-src ([^;]*);", page.POLICY)[0].split()
+        assert f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" in sources
 
 
 def test_text_becomes_markup_in_one_place() -> None:
@@ -98,7 +97,7 @@ def test_what_was_said_is_sent_again_only_where_that_can_help(status: int, kind:
 def test_every_script_can_be_parsed(tmp_path: Path) -> None:
     for script in SCRIPTS:
         (tmp_path / f"{script.stem}.mjs").write_bytes(script.read_bytes())
-    (tmp_path / "page.mjs").write_text(SENT["page.js"])
+    (tmp_path / "page.mjs").write_text(SCRIPT)
     command = "for file in *.mjs; do node --check $file || exit 1; done"
     checked = subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr

@@ -2,8 +2,8 @@
 
 What the page shows it asks the API for, with the token that its reader gave it. Its policy lets no other script run
 than its own, and no text become markup but through one function of theirs (`fragments.js`). A browser asks for
-files one after the other, so its modules are sent as one file, its style sheets as another one, and what asks the first
-questions (`early.js`) with the page itself.
+files one after the other, so its modules and style sheets are sent within it, and what asks the first questions
+(`early.js`) stands before them.
 """
 
 from __future__ import annotations
@@ -19,46 +19,14 @@ from miniclaw_sessions.api.operation import Content
 from miniclaw_sessions.formats.html.sources import SHARED_STYLES, source
 
 _FOLDER: Traversable = files(__package__)
-_EARLY = _FOLDER.joinpath("early.js").read_text(encoding="utf-8")
-
-_HASH = b64encode(sha256(_EARLY.encode()).digest()).decode()
-
-POLICY = (
-    f"default-src 'none'; script-src 'self' 'sha256-{_HASH}'; style-src 'self'; img-src 'self' data: blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types fragments"
-)
-"""What the page may load and run; see `docs/page.md`."""
-
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
-
-_ASKS_AGAIN, _FOR_EVER = "no-cache", "public, max-age=31536000, immutable"
-"""How long a browser keeps a file: those that the page names lie at another path whenever one of them changes."""
-
 _MAIN = "app.js"
 _STYLES = ("layout.css", "controls.css", "vendor/uPlot.min.css")
-_AS_THEY_ARE = {  # the rest is part of what is joined
-    "vendor/uPlot.esm.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
-}
+_BESIDE = {"vendor/uPlot.esm.js": "text/javascript", "icon.svg": "image/svg+xml"}
+"""What the first screen does not wait for."""
 _IMPORT = re.compile(r'^import ({.*}) from "\./(.+)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async function|function|class|const) (\w+))", re.MULTILINE)
-
-
-def _page_files() -> dict[str, Content]:
-    """The page, and what it is made of, by path: all that belongs together lies below a name of its own."""
-    styles = "".join([*map(source, SHARED_STYLES), *map(_text, _STYLES)])
-    found = {name: (_text(name), media_type) for name, media_type in _AS_THEY_ARE.items()}
-    found |= {"page.js": (_joined(_MAIN), "text/javascript"), "page.css": (styles, "text/css")}
-    version = sha256(repr(found).encode()).hexdigest()[:16]
-    index = _text("index.html").replace('"page/', f'"page/{version}/').replace("<script>", f"<script>{_EARLY}")
-    kept = {f"/page/{version}/{name}": _content(*one, _FOR_EVER) for name, one in found.items()}
-    return {"/": _content(index, "text/html", _ASKS_AGAIN), **kept}
+_ASKS_AGAIN, _FOR_EVER = "no-cache", "public, max-age=31536000, immutable"
+"""How long a browser keeps a file: those beside the page lie at another path whenever one of them changes."""
 
 
 def _joined(main: str) -> str:
@@ -83,6 +51,40 @@ def _with_imports(name: str, seen: set[str]) -> Iterator[tuple[str, tuple[str, l
 
 def _text(name: str) -> str:
     return _FOLDER.joinpath(name).read_text(encoding="utf-8")
+
+
+def _hashed(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+_BESIDE_TEXT = {name: _text(name) for name in _BESIDE}
+_PLACE = f"page/{sha256(repr(_BESIDE_TEXT).encode()).hexdigest()[:16]}/"
+_EARLY = _text("early.js")
+_SCRIPT = _joined(_MAIN).replace('await import("./', f'await import("./{_PLACE}')
+_STYLE = "".join([*map(source, SHARED_STYLES), *map(_text, _STYLES)])
+
+POLICY = (
+    f"default-src 'none'; script-src 'self' {_hashed(_EARLY)} {_hashed(_SCRIPT)}; style-src {_hashed(_STYLE)}; "
+    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types fragments"
+)
+"""What the page may load and run; see `docs/page.md`."""
+
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+def _page_files() -> dict[str, Content]:
+    """The page, and what is beside it, by path."""
+    index = _text("index.html").replace('"page/', f'"{_PLACE}')
+    for tag, text in (("<style>", _STYLE), ("<script>", _EARLY), ('<script type="module">', _SCRIPT)):
+        index = index.replace(tag, tag + text, 1)
+    beside = {f"/{_PLACE}{name}": _content(text, _BESIDE[name], _FOR_EVER) for name, text in _BESIDE_TEXT.items()}
+    return {"/": _content(index, "text/html", _ASKS_AGAIN), **beside}
 
 
 def _content(text: str, media_type: str, kept: str) -> Content:

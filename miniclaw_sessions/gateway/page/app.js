@@ -237,7 +237,10 @@ function openBeside(by) {
 async function start() {
   find("sign-in").hidden = true;
   find("app").hidden = false;
-  await Promise.all([list.refresh(), learnAccess().then(offered)]);
+  const isAtOne = location.hash.startsWith("#/session/");
+  const shown = learnAccess().then(offered);
+  if (isAtOne) await shown; // then the list comes behind what was asked for
+  await Promise.all([shown, list.refresh()]);
   events?.close();
   events = new Live("v1/events", {}, { event: told, state: stateChanged });
 }
@@ -250,8 +253,9 @@ function offered() {
 
 async function main() {
   whenSignedOut(askForToken);
-  list = new SessionList(() => {
+  list = new SessionList((rows) => {
     if (document.body.dataset.view === "list") welcome();
+    conversation?.name(rows.find((one) => one.session_id === conversation?.id));
   });
   files = listenForFiles((id) => {
     list.refreshSoon();

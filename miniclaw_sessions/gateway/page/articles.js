@@ -6,7 +6,7 @@ import { make } from "./elements.js";
 import { fragment } from "./fragments.js";
 
 const PAGE = 40;
-const FIRST = 16; // fills a screen; what comes before it is read at once, too, but behind it
+const FIRST = 12; // fills a screen; what comes before it is read at once, too, but behind it
 const MOST = 400;
 const NEAR_PX = 900;
 const AT_END_PX = 60;

@@ -146,6 +146,13 @@ export class Conversation {
 
   // --- what is shown ---
 
+  /** @param {{first_words: string | null} | undefined} row of the list, which knows its first words */
+  name(row) {
+    if (!row || row.first_words === this.session.first_words) return;
+    this.session.first_words = row.first_words;
+    this.drawHead();
+  }
+
   drawHead() {
     const { session } = this;
     const { usage } = session;

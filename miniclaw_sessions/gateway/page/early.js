@@ -22,8 +22,8 @@
   const [, kind, id, place] = location.hash.split("/");
   if (kind === "session" && id) {
     ask(`v1/sessions/${id}`);
-    if (!place) ask(`v1/sessions/${id}/articles?limit=16`);
+    if (!place) ask(`v1/sessions/${id}/articles?limit=12`);
+  } else {
+    ask("v1/sessions?limit=60&last_words=true");
   }
-  ask("v1/sessions?limit=60&last_words=true");
-  setTimeout(() => new Intl.DateTimeFormat()); // the first one takes a while, in which there is nothing else to do
 })();

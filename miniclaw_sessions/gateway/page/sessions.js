@@ -36,8 +36,10 @@ export class SessionList {
     this.isLoading = false;
     this.timer = 0;
     this.frame = 0;
-    this.scroll.addEventListener("scroll", () => this.draw(), { passive: true });
-    new ResizeObserver(() => this.draw()).observe(this.scroll);
+    /** What is in sight, as far as is known without a layout; at first as much as there may be. */
+    this.sight = { top: 0, height: screen.height };
+    this.scroll.addEventListener("scroll", () => this.look(), { passive: true });
+    new ResizeObserver(() => this.look()).observe(this.scroll);
     setInterval(() => this.draw({ anew: true }), 60_000); // "5 min" gets older
   }
 
@@ -76,8 +78,14 @@ export class SessionList {
     this.draw();
   }
 
+  look() {
+    this.sight = { top: this.scroll.scrollTop, height: this.scroll.clientHeight };
+    this.draw();
+  }
+
   /** @param {string} id */
   choose(id) {
+    if (id === this.chosen) return;
     this.chosen = id;
     this.draw({ anew: true });
   }
@@ -113,8 +121,9 @@ export class SessionList {
   isStale = false;
 
   drawNow() {
-    const first = Math.max(0, Math.floor(this.scroll.scrollTop / ROW_PX) - BEYOND);
-    const end = Math.min(this.rows.length, Math.ceil((this.scroll.scrollTop + this.scroll.clientHeight) / ROW_PX) + BEYOND);
+    const { top, height } = this.sight;
+    const first = Math.max(0, Math.floor(top / ROW_PX) - BEYOND);
+    const end = Math.min(this.rows.length, Math.ceil((top + height) / ROW_PX) + BEYOND);
     this.ul.style.height = `${this.rows.length * ROW_PX}px`;
     const kept = new Map();
     const focused = document.activeElement?.closest?.("li")?.dataset.id;
