@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -48,9 +49,14 @@ class _Answer:
 
     def __init__(self) -> None:
         self._told: list[Told] = []
+        self._text = StringIO()  # what was said since; a service that sends single characters makes millions of pieces
 
     def tell(self, told: Told) -> None:
-        self._told.append(told)
+        if told.kind == TEXT:
+            self._text.write(told.data["text"])
+        else:
+            self._told = [*self.so_far(), told]
+            self._text = StringIO()
 
     def stored(self) -> None:
         """Entries were acknowledged: each reply that was complete by now is one of them."""
@@ -60,7 +66,8 @@ class _Answer:
 
     def so_far(self) -> list[Told]:
         """What was told of it, its text as one piece."""
-        return _joined(self._told)
+        text = self._text.getvalue()
+        return [*self._told, Told(TEXT, {"text": text})] if text else self._told
 
 
 class Followed:

@@ -114,8 +114,9 @@ class Live:
 
     def made(self, head: SessionHead, last: int = 0) -> None:
         """There is a new session, with so many entries in the store."""
-        self._others.known(head, last)
-        tell_created(self.feed, head, last)
+        if self.feed.is_kept:
+            self._others.known(head, last)
+            tell_created(self.feed, head, last)
 
     def gone(self, session_id: str, key: SessionKey | None = None, *, kind: str = "deleted") -> None:
         """A session was deleted, or has expired."""
@@ -250,17 +251,16 @@ class _Others:
 
 def tell_created(feed: Feed, head: SessionHead, last: int) -> None:
     """Tell of a session that was not there before, or was not heard of."""
-    if feed.is_kept:
-        key = head.key
-        data = {
-            "session_id": head.session_id,
-            "channel": key.channel,
-            "chat_id": key.chat_id,
-            "incarnation": head.incarnation,
-        }
-        feed.tell("created", data, head.session_id, key)
-        if last:
-            feed.tell("entries", {"session_id": head.session_id, "sequence": last, "entries": []}, head.session_id, key)
+    session_id, key = head.session_id, head.key
+    data = {
+        "session_id": session_id,
+        "channel": key.channel,
+        "chat_id": key.chat_id,
+        "incarnation": head.incarnation,
+    }
+    feed.tell("created", data, session_id, key)
+    if last:
+        feed.tell("entries", {"session_id": session_id, "sequence": last, "entries": []}, session_id, key)
 
 
 def tell_entries(feed: Feed, head: SessionHead, stored: Sequence[StoredEntry]) -> None:

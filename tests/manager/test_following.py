@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
@@ -13,10 +15,14 @@ import pytest
 
 from miniclaw_sessions import Message, SessionManager
 from miniclaw_sessions.errors import ManagerClosed, SessionNotFound, TranscriptNotKept
+from miniclaw_sessions.manager.following import Following, Told
+from miniclaw_sessions.manager.live import Live
+from miniclaw_sessions.manager.waiting import Waiting
 from miniclaw_sessions.protocol.entries import MessageEntry
-from miniclaw_sessions.stores.base import StoredEntry
+from miniclaw_sessions.protocol.keys import SessionKey
+from miniclaw_sessions.stores.base import SessionHead, StoredEntry
 from miniclaw_sessions.stores.memory import MemoryStore
-from miniclaw_sessions.testing import FaultyStore
+from miniclaw_sessions.testing import FakeClock, FaultyStore
 from tests.postgresql import PostgreSQLServer
 
 pytestmark = pytest.mark.anyio
@@ -156,3 +162,28 @@ async def test_a_manager_that_closes_says_so(tmp_path: Path) -> None:
         await anext(lists)
     with pytest.raises(ManagerClosed):
         await anext(lists)
+
+
+def test_an_answer_under_way_takes_no_more_memory_than_its_text() -> None:
+    """However small the pieces are that a service sends: nobody may follow, and there may be a thousand answers."""
+    clock = FakeClock()
+    following = Following(MemoryStore(), clock, Waiting(clock))
+    tracemalloc.start()
+    following.tell("telegram_1", Told("typing", {}))
+    for _ in range(50_000):
+        following.tell("telegram_1", Told("text", {"text": "ü"}))
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 500_000
+
+
+def test_nothing_is_kept_of_sessions_that_are_made_while_nobody_watches() -> None:
+    class Shared(MemoryStore):
+        shared = True
+
+    clock = FakeClock()
+    live = Live(Shared(), clock)
+    head = SessionHead("telegram_1", SessionKey("telegram", "1"), "incarnation", clock.now())
+    before = sys.getrefcount(head)
+    live.made(head)
+    assert sys.getrefcount(head) == before
