@@ -309,6 +309,11 @@ _JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close
             1,
             "it answers HTTP 401; is the token in token_file right?",
         ),
+        (
+            b"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.0.0.1:2375/create\r\nContent-Length: 0\r\n\r\n",
+            1,
+            "it sends us to 'http://127.0.0.1:2375/create' instead; if that is right, name that address in url",
+        ),
     ],
 )
 async def test_what_is_no_mcp_server_at_an_address_is_told_in_a_sentence(

@@ -32,6 +32,7 @@ _GRACE_S = 2.0
 _TAIL_BYTES = 2_000
 _CONNECT_S, _READ_S = 30.0, 300.0
 _NOT_ALLOWED = (401, 403)
+_SHOWN_ADDRESS = 200
 _BROKEN = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, OSError)
 
 Incoming = SessionMessage | Exception
@@ -179,13 +180,16 @@ async def at_address(url: str, token: Secret | None) -> AsyncGenerator[Streams, 
     if token is not None:
         headers["Authorization"] = f"Bearer {token.reveal()}"
     timeout = httpx2.Timeout(_CONNECT_S, read=_READ_S)
-    client = httpx2.AsyncClient(headers=headers, timeout=timeout, transport=_Bounded(), follow_redirects=True)
+    client = httpx2.AsyncClient(headers=headers, timeout=timeout, transport=_Bounded(), follow_redirects=False)
     async with client, streamable_http_client(url, http_client=client) as streams:
         yield streams  # type: ignore[misc]  # streams that also carry the sender's context
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
-    """Breaks off replies that are larger than they may be, or compressed: nobody knows how large they get."""
+    """Breaks off replies that are larger than they may be, or compressed: nobody knows how large they get.
+
+    A redirection is not followed: a server could have us send requests of its making to addresses of our network.
+    """
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         response = await super().handle_async_request(request)
@@ -195,6 +199,10 @@ class _Bounded(httpx2.AsyncHTTPTransport):
         if response.status_code in _NOT_ALLOWED:
             await response.aclose()
             raise ReplyRefused(f"it answers HTTP {response.status_code}; is the token in token_file right?")
+        if response.has_redirect_location:
+            await response.aclose()
+            address = response.headers["location"][:_SHOWN_ADDRESS]
+            raise ReplyRefused(f"it sends us to {address!r} instead; if that is right, name that address in url")
         response.stream = _Counted(response.stream, request)
         return response
 
