@@ -66,7 +66,11 @@ def read_secret(
         ConfigError: a named source is missing, unreadable, open to others, empty, or holds more than it may.
     """
     if file:
-        return _secret_from(Path(file).expanduser(), lines=lines)
+        path = Path(file).expanduser()
+        if os.sep not in file and not path.exists():  # nothing that may be the secret itself gets into a log
+            named = f" `{credential_name}`" if credential_name else ""
+            raise ConfigError(f"what is set as the file of the secret{named} is no file; is it the secret itself?")
+        return _secret_from(path, lines=lines)
     if (credential := credential_path(credential_name, environ)) is not None:
         return _secret_from(credential, lines=lines)
     if variable:

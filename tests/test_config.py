@@ -321,10 +321,23 @@ def test_a_password_in_a_url_is_masked_where_values_are_shown() -> None:
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_secret_that_is_set_in_place_of_its_file_is_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="secret `token` is no file; is it the secret itself") as caught:
+        read_secret("hunter2", "token", {})
+    assert "hunter2" not in str(caught.value)
+    file = tmp_path / "config.toml"
+    file.write_text('[mcp.files]\ncommand = "x"\nenv = "TOKEN=hunter2"\n')
+    with pytest.raises(ConfigError, match=r"mcp\.files\.env is") as caught:
+        load_settings(file, environ={})
+    assert "hunter2" not in str(caught.value)
+
+
 def test_what_is_secret_by_its_name_is_masked_where_values_are_shown() -> None:
     environment = {"GITHUB_TOKEN": "hunter2", "API_KEY": "hunter2", "LANG": "C"}
     assert show_value(environment) == '{"GITHUB_TOKEN" = "***", "API_KEY" = "***", "LANG" = "C"}'
     assert masked({"env": environment})["env"]["API_KEY"] == "***"
+    assert show_value(environment, "mcp.files.env") == '{"GITHUB_TOKEN" = "***", "API_KEY" = "***", "LANG" = "***"}'
+    assert show_value(("--api-key", "hunter2"), "mcp.files.args") == '["***", "***"]'
     assert show_value("https://host/mcp?api_key=hunter2&a=b") == '"https://host/mcp?api_key=***&a=b"'
 
 

@@ -25,7 +25,7 @@ from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Incoming, Last, NotAnswered, Outgoing, Reason
 from miniclaw_sessions.channels.markdown import html_of, images_in, model_message
 from miniclaw_sessions.channels.splitting import split
-from miniclaw_sessions.config.settings import Bytes
+from miniclaw_sessions.config.settings import Bytes, show_value
 from miniclaw_sessions.errors import ConfigError, MessageUnderWay, Unreachable
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, TextPart
@@ -113,7 +113,9 @@ class MatrixChannel:
         if not re.fullmatch(
             r"https://[^/\s]+/?|http://(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?/?", settings.homeserver
         ):
-            raise ConfigError(f"channels.{name}.homeserver is {settings.homeserver!r}; set it to an https:// address")
+            raise ConfigError(
+                f"channels.{name}.homeserver is {show_value(settings.homeserver)}; set it to an https:// address"
+            )
         variable = re.sub(r"\W", "_", f"{name}_TOKEN").upper()
         token = read_secret(settings.token_file, f"{name}_token", os.environ, variable=variable)
         if token is None:

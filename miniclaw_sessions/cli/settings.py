@@ -77,7 +77,7 @@ def show(invocation: Invocation) -> None:
             rows += table_shown(one, plugin.settings, plugin.sources) if plugin.settings is not None else ()
     if invocation.as_json:
         options = {
-            name: {"value": masked(value), "source": source, "variable": variable}
+            name: {"value": masked(value, name), "source": source, "variable": variable}
             for name, variable, value, source in rows
         }
         invocation.print_json({"options": options, **({"failed": failed} if failed else {})})
@@ -85,7 +85,7 @@ def show(invocation: Invocation) -> None:
     table = plain_table("OPTION", "VALUE", "SOURCE")
     for name, _, value, source in rows:
         style = "dim" if source == "default" else "bold"
-        table.add_row(name, one_line(show_value(value)), one_line(source), style=style)
+        table.add_row(name, one_line(show_value(value, name)), one_line(source), style=style)
     invocation.console.print(table)
     for sentence in failed:
         invocation.errors.print(one_line(sentence), style="red", soft_wrap=True)

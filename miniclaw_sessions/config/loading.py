@@ -346,14 +346,14 @@ def _converted(name: str, kind: Any, value: Any, source: str, *, is_text: bool) 
             msgspec.json.encode(value)  # bytes that are no UTF-8 come as lone surrogates, which nothing can write
         return msgspec.convert(value, kind, strict=not is_text)
     except UnicodeEncodeError:
-        raise ConfigError(f"{name} is {show_value(value)} ({source}), which is not valid UTF-8") from None
+        raise ConfigError(f"{name} is {show_value(value, name)} ({source}), which is not valid UTF-8") from None
     except msgspec.ValidationError as error:  # its text may repeat the value
         is_list = get_origin(kind) is tuple
         one = get_args(kind)[0] if is_list else kind
         choices = get_args(one) if get_origin(one) is Literal else ()
         allowed = f"{', '.join(choices[:-1])} or {choices[-1]}" if choices else ""
         wrong = f"{'each' if is_list else 'it'} must be {allowed}" if allowed else cut(str(error))
-        raise ConfigError(f"{name} is {show_value(value)} ({source}), which is wrong: {wrong}") from None
+        raise ConfigError(f"{name} is {show_value(value, name)} ({source}), which is wrong: {wrong}") from None
 
 
 def _line_numbers(text: str) -> dict[str, int]:

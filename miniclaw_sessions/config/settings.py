@@ -21,6 +21,7 @@ PLUGINS = ("channels", "tools", "hooks", "providers")
 """The kinds of plug-ins that have settings, in `[KIND.NAME]`."""
 
 _SECRET = re.compile(r"passw|secret|token|credential|_?key$", re.IGNORECASE)  # a name of what is not to be shown
+_HANDED_ON = re.compile(r"mcp\..+\.(?:args|env)", re.DOTALL)
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_BYTES)]
@@ -442,12 +443,20 @@ def is_shared_url(text: str) -> bool:
     return text.startswith("postgresql:")
 
 
-def masked(value: Any) -> Any:
+def masked(value: Any, name: str = "") -> Any:
     """The value, with what is secret by its name, and passwords inside a URL, masked.
 
     Also a password that is written as it is, with a slash or an @ in it.
+
+    Args:
+        value: of an option.
+        name: the option's; of what is handed to a program nothing is shown, for its manual may want tokens there.
     """
-    if isinstance(value, dict):  # such as a program's environment
+    if _HANDED_ON.fullmatch(name):
+        if isinstance(value, dict):
+            return dict.fromkeys(value, "***")
+        return ["***"] * len(value) if isinstance(value, list | tuple) else "***"
+    if isinstance(value, dict):
         return {name: "***" if _SECRET.search(str(name)) else masked(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [masked(one) for one in value]
@@ -461,16 +470,17 @@ def masked(value: Any) -> Any:
     return re.sub(r"([?&]\w*(?:passw|secret|token|key)\w*=)[^&\s]*", r"\1***", value, flags=re.IGNORECASE)
 
 
-def show_value(value: Any) -> str:
-    """A value as one short line for people, in TOML's notation; a password inside a URL is masked."""
+def show_value(value: Any, name: str = "") -> str:
+    """A value as one short line for people, in TOML's notation, `masked`."""
+    value = masked(value, name)
     if isinstance(value, str):
-        return _shown(masked(value))
+        return _shown(value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(show_value, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{json.dumps(name)} = {show_value(one)}' for name, one in masked(value).items())}}}"
+        return f"{{{', '.join(f'{json.dumps(key)} = {show_value(one)}' for key, one in value.items())}}}"
     return cut(str(value))
 
 

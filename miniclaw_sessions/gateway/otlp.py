@@ -25,7 +25,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import miniclaw_sessions
-from miniclaw_sessions.config import TelemetrySettings
+from miniclaw_sessions.config import TelemetrySettings, show_value
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.gateway.spans import Attributes, Headers, Kind, Span, Spans
 from miniclaw_sessions.secret import read_secret
@@ -54,7 +54,7 @@ def collected(settings: TelemetrySettings) -> Spans:
     endpoint = settings.otlp_endpoint.rstrip("/")
     if not endpoint.startswith(("http://", "https://")):
         raise ConfigError(
-            f"telemetry.otlp_endpoint is {endpoint!r}; write http://host:port, such as a collector's 4318"
+            f"telemetry.otlp_endpoint is {show_value(endpoint)}; write http://host:port, such as a collector's 4318"
         )
     headers = _headers(settings)
     return OpenTelemetrySpans(
