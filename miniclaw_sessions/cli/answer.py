@@ -79,7 +79,7 @@ class Answer:
             self._write(text_of(reply))
         self._break()
         if was_stopped:
-            self._invocation.errors.print("(stopped; what was said so far is kept)", style="dim")
+            self._invocation.tell("(stopped; what was said so far is kept)")
         if self._is_watched:
             self._console.print()
 

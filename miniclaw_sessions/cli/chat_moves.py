@@ -69,7 +69,7 @@ class Moves:
             self._invocation.print_json({"session_id": self._session.session_id, "leaf_id": moved.leaf_id})
             return
         messages = await shown_messages(self._session)
-        self._note("the conversation goes on after" if messages else "the conversation begins anew")
+        self._invocation.tell("the conversation goes on after" if messages else "the conversation begins anew")
         if messages:
             self._invocation.console.print(message_line(messages[-1]), no_wrap=True, overflow="ellipsis", markup=False)
 
@@ -103,7 +103,4 @@ class Moves:
         if self._invocation.as_json:
             self._invocation.print_json(outcome)
         else:
-            self._note(verdict(outcome))
-
-    def _note(self, text: str) -> None:
-        self._invocation.errors.print(text, style="dim")
+            self._invocation.tell(verdict(outcome))

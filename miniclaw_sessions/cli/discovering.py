@@ -51,7 +51,7 @@ async def discover(
     elif invocation.as_json:
         invocation.print_json(document)
     elif found and not dry_run and not is_asked:
-        invocation.errors.print("nothing was imported; --all imports all of it, --program NAME one", style="dim")
+        invocation.tell("nothing was imported; --all imports all of it, --program NAME one")
 
 
 async def _overviews(invocation: Invocation, names: Sequence[str]) -> list[Overview]:
@@ -75,7 +75,7 @@ def _show(invocation: Invocation, found: Sequence[Overview]) -> None:
     from rich.filesize import decimal  # noqa: PLC0415 - `--json` does not need it
 
     if not found:
-        invocation.errors.print("no sessions of other programs were found", style="dim")
+        invocation.tell("no sessions of other programs were found")
         return
     rows = [
         [one.program, f"{one.sessions:,}", f"~{one.messages:,}", decimal(one.bytes), local_time(one.newest)]
@@ -85,8 +85,7 @@ def _show(invocation: Invocation, found: Sequence[Overview]) -> None:
     invocation.print_table(headings, rows, numeric=frozenset(headings[1:4]))
     for one in found:
         for unread in one.unread:
-            told = f"not read: {one_line(unread['path'])}: {one_line(unread['reason'])}"
-            invocation.errors.print(told, style="yellow", soft_wrap=True)
+            invocation.tell(f"not read: {one_line(unread['path'])}: {one_line(unread['reason'])}", "yellow")
 
 
 def _ask(invocation: Invocation, names: list[str]) -> list[str]:
@@ -100,7 +99,7 @@ def _ask(invocation: Invocation, names: list[str]) -> list[str]:
             return []
         if not (unknown := [word for word in words if word not in names]):
             return words
-        invocation.errors.print(f"{one_line(unknown[0])} is none of them", style="red")
+        invocation.tell(f"{unknown[0]} is none of them", "red")
 
 
 async def _import(invocation: Invocation, names: Sequence[str], document: Document, *, follow: bool) -> None:
@@ -135,7 +134,7 @@ def _tell(invocation: Invocation, kept: Sequence[Kept], document: Document) -> N
     new, more = sum(one.is_new for one in kept), sum(one.reply is not None and not one.is_new for one in kept)
     messages = sum(one.reply.messages for one in kept if one.reply is not None)
     told = f"{counted(new, 'session', 'sessions')} imported, {more:,} brought up to date: "
-    invocation.errors.print(told + counted(messages, "message", "messages"))
+    invocation.tell(told + counted(messages, "message", "messages"), "")
     for one in kept:
         if one.problem:
             _print(invocation, one)
@@ -143,7 +142,7 @@ def _tell(invocation: Invocation, kept: Sequence[Kept], document: Document) -> N
 
 async def _follow(invocation: Invocation, follower: Follower) -> None:
     if not invocation.as_json:
-        invocation.errors.print("following them; Ctrl-C ends it", style="dim")
+        invocation.tell("following them; Ctrl-C ends it")
     await follower.follow(partial(_print, invocation))
 
 
@@ -153,7 +152,7 @@ def _print(invocation: Invocation, one: Kept) -> None:
         sys.stdout.buffer.flush()
     elif one.problem:
         told = f"not read: {one_line(one.path)}: {one_line(one.problem)}" if one.path else one_line(one.problem)
-        invocation.errors.print(told, style="red", soft_wrap=True)
+        invocation.tell(told, "red")
     elif one.reply is not None:
         told = counted(one.reply.messages, "message", "messages")
         invocation.console.print(f"{one.program}  {one_line(one.reply.session_id)}  +{told}", soft_wrap=True)

@@ -71,7 +71,7 @@ async def _follow_one(invocation: Invocation, session: ClientSession, last: int,
                 shown.entry(one)
             else:
                 shown.event(one)
-    invocation.errors.print("the session was deleted", style="dim")
+    invocation.tell("the session was deleted")
 
 
 class _Shown:
@@ -107,7 +107,7 @@ class _Shown:
         elif event.kind in ("done", "stopped", "suspended", "error"):
             self._close()
             if event.kind == "error":
-                self._invocation.errors.print(one_line(event.data.get("message", "")), style="red")
+                self._invocation.tell(event.data.get("message", ""), "red")
 
     def _close(self) -> None:
         if self._answer is not None:
@@ -118,7 +118,7 @@ class _Shown:
 
 async def _follow_all(invocation: Invocation, client: Client, channel: str | None) -> None:
     async with client.follow_all(channel=channel) as events:
-        invocation.errors.print("following every chat; Ctrl-C ends it", style="dim")
+        invocation.tell("following every chat; Ctrl-C ends it")
         async for event in events:
             if invocation.as_json:
                 _print_line(msgspec.json.encode(_document(event)))

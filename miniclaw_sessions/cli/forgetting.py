@@ -77,9 +77,9 @@ async def delete(  # noqa: PLR0913 - one for each option
     if invocation.as_json:
         invocation.print_json({"deleted": True, "session_id": session_id, "remains": remains})
         return
-    invocation.errors.print(f"deleted {one_line(session_id)}", style="dim")
+    invocation.tell(f"deleted {session_id}")
     for sentence in remains:
-        invocation.errors.print(f"remains: {one_line(sentence)}", style="yellow", soft_wrap=True)
+        invocation.tell(f"remains: {sentence}", "yellow")
 
 
 async def _deleted(client: Client, session_id: str, *, everywhere: bool) -> list[str] | None:
@@ -137,10 +137,10 @@ async def _delete_by_rule(invocation: Invocation, rule: dict[str, Any], *, dry_r
     if dry_run:
         _show_meant(invocation, done)
     else:
-        invocation.errors.print(f"deleted {counted(len(done.sessions), 'session', 'sessions')}", style="dim")
+        invocation.tell(f"deleted {counted(len(done.sessions), 'session', 'sessions')}")
         _tell_kept(invocation, done)
     for sentence in remains:
-        invocation.errors.print(f"remains: {one_line(sentence)}", style="yellow", soft_wrap=True)
+        invocation.tell(f"remains: {sentence}", "yellow")
 
 
 def _show_meant(invocation: Invocation, found: ForgetReply) -> None:
@@ -159,17 +159,15 @@ def _show_meant(invocation: Invocation, found: ForgetReply) -> None:
         headings = ("SESSION", "TITLE", "ENTRIES", "LAST USED", "")
         invocation.print_table(headings, rows, numeric=frozenset({"ENTRIES"}))
     else:
-        invocation.errors.print("this means no session", style="dim")
+        invocation.tell("this means no session")
     _tell_kept(invocation, found)
 
 
 def _tell_kept(invocation: Invocation, found: ForgetReply) -> None:
     for row in found.held:
-        told = f"{row.session_id} is under legal hold ({row.held or 'since just now'}) and stays"
-        invocation.errors.print(one_line(told), style="yellow", soft_wrap=True)
+        invocation.tell(f"{row.session_id} is under legal hold ({row.held or 'since just now'}) and stays", "yellow")
     for row in found.changed:
-        told = f"{row.session_id} was used meanwhile and stays"
-        invocation.errors.print(one_line(told), style="yellow", soft_wrap=True)
+        invocation.tell(f"{row.session_id} was used meanwhile and stays", "yellow")
 
 
 def _seconds(text: str | None) -> float | None:
@@ -214,8 +212,5 @@ async def hold(
     async with invocation.sessions() as client:
         session = await find_session(client, session_id)
         info = await (session.hold(reason) if reason is not None else session.release())
-    if invocation.as_json:
-        invocation.print_json({"session_id": info.session_id, "held": reason})
-    else:
-        told = f"{info.session_id} is under legal hold: {reason}" if reason else f"{info.session_id} is not held"
-        invocation.errors.print(one_line(told), style="dim", soft_wrap=True)
+    told = f"{info.session_id} is under legal hold: {reason}" if reason else f"{info.session_id} is not held"
+    invocation.done({"session_id": info.session_id, "held": reason}, told)

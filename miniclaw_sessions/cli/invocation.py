@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from miniclaw_sessions.cli.output import Report, aligned, plain_table, progress_on, unwatched
+from miniclaw_sessions.cli.output import Report, aligned, one_line, plain_table, progress_on, unwatched
 from miniclaw_sessions.cli.parameters import LightCommand
 from miniclaw_sessions.config import LoadedSettings, config_path, load_settings
 from miniclaw_sessions.log import configured_when_used
@@ -193,6 +193,17 @@ class Invocation:
         encoded = msgspec.json.encode(document)
         write_bytes((msgspec.json.format(encoded, indent=2) if sys.stdout.isatty() else encoded) + b"\n")
         sys.stdout.buffer.flush()
+
+    def tell(self, sentence: object, style: str = "dim") -> None:
+        """Say something beside the answer, on one line of standard error, whatever strangers wrote into it."""
+        self.errors.print(one_line(sentence), style=style, soft_wrap=True)
+
+    def done(self, document: Any, sentence: object) -> None:
+        """Say what was done: to a program as a document, to a person as a sentence."""
+        if self.as_json:
+            self.print_json(document)
+        else:
+            self.tell(sentence)
 
     def configure_logging(self) -> None:
         """Warnings go to standard error in readable form; with `--debug` everything does."""

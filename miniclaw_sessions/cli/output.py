@@ -89,7 +89,7 @@ def age(moment: datetime, now: datetime) -> str:
 
 
 def seconds_in(text: str) -> int | None:
-    """How long an age is that a person has written, such as `90d` or `12 h`; None: it is none."""
+    """How long a time is that a person has written, such as `90d` or `12 h`; None: it is none."""
     found = _AGE.fullmatch(text.strip())
     return None if found is None else int(found[1]) * _UNITS[found[2]]
 

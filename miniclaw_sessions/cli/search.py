@@ -38,7 +38,8 @@ _DAYS = {"today": 0, "yesterday": 1}
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
-def _option(help: str, metavar: str | None = None, **more: Any) -> Any:  # noqa: A002 - as typer calls it
+def option(help: str, metavar: str | None = None, **more: Any) -> Any:  # noqa: A002 - as typer calls it
+    """An option that has no default to be shown."""
     return typer.Option(help=help, metavar=metavar, show_default=False, **more)
 
 
@@ -48,10 +49,12 @@ _Words = Annotated[
         metavar="WORDS", help='Words that must all occur; "a phrase" in quotes; -word must not.', show_default=False
     ),
 ]
-_Chat = Annotated[
+Chat = Annotated[
     str | None,
-    _option("Only this session: its id, or a part of its id or title.", "SESSION", autocompletion=complete_session),
+    option("Only this session: its id, or a part of its id or title.", "SESSION", autocompletion=complete_session),
 ]
+"""The option of what is about all sessions, or about one."""
+
 _Branch = Annotated[
     str, typer.Option(metavar="all|current", help="Everything, or only what the conversations go on from.")
 ]
@@ -72,17 +75,17 @@ async def search(  # noqa: PLR0913 - each can be left out
     invocation: Invocation,
     query: _Words = None,
     *,
-    channel: Annotated[str | None, _option("Only this channel.")] = None,
-    chat: _Chat = None,
-    author: Annotated[str | None, _option("Only what this agent or person said.")] = None,
-    role: Annotated[str | None, _option("Only what user, assistant, tool, ... said; or title, label.")] = None,
-    tool: Annotated[str | None, _option("Only calls of this tool, and what it returned.")] = None,
-    since: Annotated[str | None, _option("Only from then on: 3d, 12h, yesterday, 2026-01-31.", "TIME")] = None,
-    until: Annotated[str | None, _option("Only until then, likewise.", "TIME")] = None,
+    channel: Annotated[str | None, option("Only this channel.")] = None,
+    chat: Chat = None,
+    author: Annotated[str | None, option("Only what this agent or person said.")] = None,
+    role: Annotated[str | None, option("Only what user, assistant, tool, ... said; or title, label.")] = None,
+    tool: Annotated[str | None, option("Only calls of this tool, and what it returned.")] = None,
+    since: Annotated[str | None, option("Only from then on: 3d, 12h, yesterday, 2026-01-31.", "TIME")] = None,
+    until: Annotated[str | None, option("Only until then, likewise.", "TIME")] = None,
     branch: _Branch = "all",
     newest: Annotated[bool, typer.Option("--newest", help="The newest first, and not what fits best.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 20,
-    cursor: Annotated[str | None, _option("Go on where the page before ended: its `next` in JSON.", "NEXT")] = None,
+    cursor: Annotated[str | None, option("Go on where the page before ended: its `next` in JSON.", "NEXT")] = None,
 ) -> None:
     """Search everything that was said, in all sessions or in one; what was cleared is not found."""
     now = SystemClock().now()
@@ -207,15 +210,13 @@ def _tell(
     invocation: Invocation, results: list[SearchResult], last: SearchPage, query: list[str], wanted: dict[str, Any]
 ) -> None:
     """What people should know beside the results."""
-
-    def tell(sentence: str, style: str = "dim") -> None:
-        invocation.errors.print(sentence, style=style, soft_wrap=True)
-
+    tell = invocation.tell
     if not results:
         tell("nothing was found" + _hint(query, wanted))
     elif sys.stdout.isatty():
         example = results[0]
-        tell(f"\nread on: show {one_line(example.session_id)} --around {example.sequence}")
+        invocation.errors.print()
+        tell(f"read on: show {example.session_id} --around {example.sequence}")
     if last.next is not None:
         tell(f"there is more: --limit {2 * max(len(results), 10)}")
     if last.behind:

@@ -69,7 +69,7 @@ async def list_sessions(
         invocation.print_json({"sessions": rows, "next": following})
         return
     if not rows:
-        invocation.errors.print("no sessions yet" if after is None else "no more sessions", style="dim")
+        invocation.tell("no sessions yet" if after is None else "no more sessions")
         return
     now = SystemClock().now()
     with _paged(invocation, len(rows)):
@@ -92,9 +92,9 @@ async def list_sessions(
             lost = (
                 f"{row.session_id} has lost {counted(row.lost, 'older message', 'older messages')}; `check` tells more"
             )
-            invocation.errors.print(one_line(lost), style="red", soft_wrap=True)
+            invocation.tell(lost, "red")
     if following is not None:
-        invocation.errors.print(f"there are more: --after {one_line(following)}", style="dim", soft_wrap=True)
+        invocation.tell(f"there are more: --after {following}")
 
 
 async def _rows(
@@ -257,11 +257,8 @@ async def rename(
     async with invocation.sessions() as client:
         session = await find_session(client, session_id)
         info = await session.update(title=title or None)
-    if invocation.as_json:
-        invocation.print_json({"session_id": info.session_id, "title": info.title})
-    else:
-        done = f"{info.session_id} is called {info.title}" if info.title else f"{info.session_id} has no title any more"
-        invocation.errors.print(one_line(done), style="dim", soft_wrap=True)
+    done = f"{info.session_id} is called {info.title}" if info.title else f"{info.session_id} has no title any more"
+    invocation.done({"session_id": info.session_id, "title": info.title}, done)
 
 
 @command(app, examples={"stats": "of the daemon, or of the files", "stats --json": "for a script"})
@@ -354,17 +351,15 @@ async def _repair(invocation: Invocation) -> None:
         if not done.needs_start:
             break
     else:
-        sentence = "the database itself is damaged: restart whoever has it open, which makes it anew"
-        invocation.errors.print(sentence, style="bold red")
+        invocation.tell("the database itself is damaged: restart whoever has it open, which makes it anew", "bold red")
     told = counted(mended, "damaged entry was mended", "damaged entries were mended")
-    invocation.errors.print(told, style="dim")
+    invocation.tell(told)
 
 
 async def _acknowledge(invocation: Invocation) -> None:
     async with invocation.sessions() as client:
         known = await client.acknowledge_losses()
-    told = f"the losses of {counted(known, 'session', 'sessions')} are told no more"
-    invocation.errors.print(told, style="dim")
+    invocation.tell(f"the losses of {counted(known, 'session', 'sessions')} are told no more")
 
 
 async def _found(invocation: Invocation) -> CheckReply:

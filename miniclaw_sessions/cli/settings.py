@@ -46,11 +46,6 @@ Force = Annotated[bool, typer.Option("--force", help="Replace files that are the
         "config init": "a file with all options and what they cost, in ~/.miniclaw",
     },
 )
-def show_unless_more_is_asked(invocation: Invocation) -> None:
-    """Show every option with its value and where that came from, or write a file to change them in."""
-    show(invocation)
-
-
 @command(
     config,
     talks=False,
@@ -88,7 +83,7 @@ def show(invocation: Invocation) -> None:
         table.add_row(name, one_line(show_value(value, name)), one_line(source), style=style)
     invocation.console.print(table)
     for sentence in failed:
-        invocation.errors.print(one_line(sentence), style="red", soft_wrap=True)
+        invocation.tell(sentence, "red")
 
 
 @command(
@@ -118,10 +113,7 @@ def init(
         return
     path = output or invocation.config or Path("~/.miniclaw/miniclaw.toml").expanduser()
     _write({path: _configuration()}, force=force)
-    if invocation.as_json:
-        invocation.print_json({"written": [str(path)]})
-    else:
-        invocation.errors.print(f"written: {one_line(path)}", style="dim", soft_wrap=True)
+    invocation.done({"written": [str(path)]}, f"written: {path}")
 
 
 # --- systemd ---------------------------------------------------------------------------------------------------------

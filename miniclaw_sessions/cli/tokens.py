@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from miniclaw_sessions.cli.invocation import Invocation, command
-from miniclaw_sessions.cli.output import one_line
+from miniclaw_sessions.cli.output import one_line, seconds_in
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import ConfigError
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 RESERVED = ("admin", "owner")
 """Names of those who need no entry in the file: `listen.token_file`, and the Unix socket."""
-
-_UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 app = typer.Typer()
 tokens = typer.Typer()
@@ -87,8 +84,7 @@ def create(  # noqa: PLR0913 - one parameter per flag
         invocation.print_json({"token": token, "file": str(path), **_document(made, now)})
         return
     invocation.console.print(token, soft_wrap=True)
-    said = f"this is the token {name}; it is shown only now. Send it as `Authorization: Bearer ...`"
-    invocation.errors.print(said, style="dim", soft_wrap=True)
+    invocation.tell(f"this is the token {name}; it is shown only now. Send it as `Authorization: Bearer ...`")
 
 
 @command(
@@ -101,11 +97,6 @@ def create(  # noqa: PLR0913 - one parameter per flag
         "tokens revoke phone": "not valid any more, at once",
     },
 )
-def list_unless_more_is_asked(invocation: Invocation) -> None:
-    """Make, list and revoke the tokens of those who may ask the daemon by TCP."""
-    list_tokens(invocation)
-
-
 @command(
     tokens,
     name="list",
@@ -122,7 +113,7 @@ def list_tokens(invocation: Invocation) -> None:
         invocation.print_json({"file": str(path), "tokens": [_document(one, now) for one in found]})
         return
     if not found:
-        invocation.errors.print(f"no tokens in {one_line(path)}; `tokens create NAME` makes one", soft_wrap=True)
+        invocation.tell(f"no tokens in {path}; `tokens create NAME` makes one", "")
         return
     rows = [
         (
@@ -160,10 +151,7 @@ def revoke(
         return tuple(one for one in before if one.name not in names)
 
     change_tokens(path, without)
-    if invocation.as_json:
-        invocation.print_json({"revoked": sorted(set(names)), "file": str(path)})
-    else:
-        invocation.errors.print(f"revoked: {', '.join(sorted(set(names)))}", style="dim", soft_wrap=True)
+    invocation.done({"revoked": sorted(set(names)), "file": str(path)}, f"revoked: {', '.join(sorted(set(names)))}")
 
 
 def _path(invocation: Invocation) -> Path:
@@ -182,14 +170,12 @@ def _path(invocation: Invocation) -> Path:
 
 
 def _moment(text: str, now: datetime) -> datetime:
-    """When a token expires: so many minutes, hours, days or weeks from now, or a date, in UTC if it says no zone."""
-    if duration := re.fullmatch(r"([0-9]{1,6})([mhdw])", text):
-        moment = now + int(duration[1]) * _UNITS[duration[2]]
-    else:
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            raise ConfigError(f"{text!r} is no time; write 12h, 90d, 2w, or a date such as 2027-01-31") from None
+    """When a token expires: so long from now, or a date, in UTC if it says no zone."""
+    try:
+        seconds = seconds_in(text)
+        moment = datetime.fromisoformat(text) if seconds is None else now + timedelta(seconds=seconds)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{text!r} is no time; write 12h, 90d, 2w, or a date such as 2027-01-31") from None
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     if moment <= now:
         raise ConfigError(f"{text!r} is over already; the token would never be valid")

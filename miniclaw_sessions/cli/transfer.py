@@ -5,12 +5,11 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import aiofiles
 import typer
@@ -21,51 +20,20 @@ from miniclaw_sessions.cli.names import AnySessionId, find_session
 from miniclaw_sessions.cli.output import counted, one_line, plain_table
 from miniclaw_sessions.errors import SessionNotFound, SessionsError
 
-if TYPE_CHECKING:
-    from miniclaw_sessions.client import ClientSession
-
 app = typer.Typer()
 
 
-class ExportFormat(StrEnum):
-    """How an exported session is written: `json` is the session and its entries as stored; for the others, `formats`.
+EXPORTED = (
+    *("jsonl", "json", "pi", "dive", "nanobot", "miniclaw"),
+    *("openai-items", "google", "anthropic", "openai", "markdown", "html"),
+)
+"""How a session can be written: `json`, and what `formats.registry.WRITABLE` has; help must not load every format."""
 
-    As `formats.registry.WRITABLE` has them: help must not load every format.
-    """
-
-    JSONL = "jsonl"
-    JSON = "json"
-    PI = "pi"
-    DIVE = "dive"
-    NANOBOT = "nanobot"
-    MINICLAW = "miniclaw"
-    OPENAI_ITEMS = "openai-items"
-    GOOGLE = "google"
-    ANTHROPIC = "anthropic"
-    OPENAI = "openai"
-    MARKDOWN = "markdown"
-    HTML = "html"
-
-
-class ImportFormat(StrEnum):
-    """What an imported file is; as `formats.registry.READABLE` has them."""
-
-    JSONL = "jsonl"
-    PI = "pi"
-    DIVE = "dive"
-    CLAUDE_CODE = "claude-code"
-    CODEX = "codex"
-    NANOBOT = "nanobot"
-    MINICLAW = "miniclaw"
-    OPENAI_ITEMS = "openai-items"
-    GOOGLE = "google"
-    ANTHROPIC = "anthropic"
-    OPENAI = "openai"
-    GEMINI_CLI = "gemini-cli"
-    GEMINI_CLI_JSON = "gemini-cli-json"
-    OPENCODE = "opencode"
-    OPENCODE_EXPORT = "opencode-export"
-    LLM = "llm"
+IMPORTED = (
+    *("jsonl", "pi", "dive", "claude-code", "codex", "nanobot", "miniclaw", "openai-items", "google", "anthropic"),
+    *("openai", "gemini-cli", "gemini-cli-json", "opencode", "opencode-export", "llm"),
+)
+"""What an imported file can be, as `formats.registry.READABLE` has them."""
 
 
 _Programs = Annotated[
@@ -74,17 +42,17 @@ _Programs = Annotated[
 ]
 
 
-def _one_of(ours: type[StrEnum], text: str) -> Any:
+def _one_of(ours: Sequence[str], text: str) -> Any:
     """The option that names one of our formats, or of those that installed packages declare."""
 
     def named(name: str | None) -> str | None:
-        if name is None or name in set(ours):
+        if name is None or name in ours:
             return name
         from miniclaw_sessions.plugins import declared  # noqa: PLC0415 - only for a name that is none of ours
 
         if name in declared("formats"):
             return name
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, map(str, ours)))}.")
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, ours))}.")
 
     return typer.Option(
         "--format", help=text, callback=named, metavar=f"[{'|'.join(ours)}]", autocompletion=[*ours].copy
@@ -112,7 +80,7 @@ async def import_files(  # noqa: PLR0913 - one for each option
     paths: Annotated[
         list[Path] | None, typer.Argument(metavar="PATH", help="Files, and directories of files.", show_default=False)
     ] = None,
-    form: Annotated[str | None, _one_of(ImportFormat, "What the files are; recognized otherwise.")] = None,
+    form: Annotated[str | None, _one_of(IMPORTED, "What the files are; recognized otherwise.")] = None,
     session_id: Annotated[
         str | None,
         typer.Option("--as", metavar="SESSION_ID", help="The new session's id; of one file only.", show_default=False),
@@ -214,7 +182,7 @@ async def export(  # noqa: PLR0913 - one for each option
     invocation: Invocation,
     *,
     session_id: AnySessionId = None,
-    form: Annotated[str, _one_of(ExportFormat, "How it is written.")] = ExportFormat.JSONL.value,
+    form: Annotated[str, _one_of(EXPORTED, "How it is written.")] = "jsonl",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -246,14 +214,14 @@ async def export(  # noqa: PLR0913 - one for each option
         return
     async with invocation.sessions(reads=True) as client:
         session = await find_session(client, session_id or "")
-        written = await _write_session(session, form, output, invocation)
+        written = await _write(session.export(form), output, invocation)
         problems = await session.damage()
     if output is not None:
         if invocation.as_json:
             document = {"session_id": session.session_id, "output": str(output), "bytes": written}
             invocation.print_json({**document, "problems": problems})
         else:
-            invocation.errors.print(f"{written:,} bytes written to {one_line(output)}", style="dim", soft_wrap=True)
+            invocation.tell(f"{written:,} bytes written to {output}")
     _tell_damage(invocation, problems)
 
 
@@ -282,14 +250,14 @@ async def _export_all(invocation: Invocation, form: str, directory: Path) -> Non
         told = f"{sessions}, {sum(sizes.values()):,} bytes written to {one_line(directory)}"
         if left:
             told += f"; {left:,} were there already, or are gone"
-        invocation.errors.print(told, style="dim", soft_wrap=True)
+        invocation.tell(told)
     _tell_damage(invocation, problems)
 
 
 def _tell_damage(invocation: Invocation, problems: list[str]) -> None:
     """Name what an export lacks."""
     for problem in problems:
-        invocation.errors.print(f"problem: {one_line(problem)}", style="red", soft_wrap=True)
+        invocation.tell(f"problem: {problem}", "red")
     if problems:
         raise typer.Exit(1)
 
@@ -304,26 +272,15 @@ def _suffix(form: str) -> str:
 async def _export_person(invocation: Invocation, user: str, output: Path | None, *, alone: bool) -> None:
     if not alone or output is None:
         raise typer.BadParameter("--user is for itself, and needs a file to write to", param_hint="'--output'")
-    written = 0
-    async with (
-        invocation.sessions(reads=True) as client,
-        _sink(output) as write,
-        aclosing(client.export_person(user)) as chunks,
-    ):
-        async for chunk in chunks:
-            await write(chunk)
-            written += len(chunk)
-            invocation.report("exporting", written, None)
-    if invocation.as_json:
-        invocation.print_json({"user": user, "output": str(output), "bytes": written})
-    else:
-        invocation.errors.print(f"{one_line(output)} has everything about {one_line(user)}", style="dim")
+    async with invocation.sessions(reads=True) as client:
+        written = await _write(client.export_person(user), output, invocation)
+    invocation.done({"user": user, "output": str(output), "bytes": written}, f"{output} has everything about {user}")
 
 
-async def _write_session(session: ClientSession, form: str, output: Path | None, invocation: Invocation) -> int:
-    """Write one session to a file or to standard output; how many bytes."""
+async def _write(exported: AsyncGenerator[bytes, None], output: Path | None, invocation: Invocation) -> int:
+    """Write what is exported to a file or to standard output; how many bytes."""
     written = 0
-    async with _sink(output) as write, aclosing(session.export(form)) as chunks:
+    async with _sink(output) as write, aclosing(exported) as chunks:
         async for chunk in chunks:
             await write(chunk)
             written += len(chunk)

@@ -134,13 +134,12 @@ async def branch(
     if invocation.as_json:
         invocation.print_json({"session_id": session.session_id, "leaf_id": moved.leaf_id})
     elif not messages:
-        invocation.errors.print(f"{name} begins anew; the transcript is kept", style="dim")
+        invocation.tell(f"{name} begins anew; the transcript is kept")
     else:
-        invocation.errors.print(f"{name} goes on after", style="dim")
+        invocation.tell(f"{name} goes on after")
         invocation.console.print(message_line(messages[-1]), no_wrap=True, overflow="ellipsis")
         if messages[-1].get("tool_calls"):
-            hint = "its calls have no results here; `tree --all` shows where these are"
-            invocation.errors.print(hint, style="dim")
+            invocation.tell("its calls have no results here; `tree --all` shows where these are")
 
 
 async def _list_branches(invocation: Invocation, session_id: str) -> None:
@@ -151,11 +150,11 @@ async def _list_branches(invocation: Invocation, session_id: str) -> None:
     if invocation.as_json:
         invocation.print_json({"session_id": session.session_id, "leaf_id": transcript.leaf_id, "branches": branches})
     elif not branches:
-        invocation.errors.print("nothing was said yet", style="dim")
+        invocation.tell("nothing was said yet")
     else:
         invocation.console.print(branch_table(branches, short_ids(transcript), SystemClock().now()))
         if transcript.leaf_id is None:
-            invocation.errors.print("none is current: the conversation begins anew", style="dim")
+            invocation.tell("none is current: the conversation begins anew")
     _tell_problems(invocation, transcript)
 
 
@@ -193,11 +192,8 @@ async def label(
         session = await find_session(client, session_id)
         entry_id = await find_entry(session, entry, leaf_is_message=True)
         await session.tree.set_label(entry_id, text or "")
-    if invocation.as_json:
-        invocation.print_json({"session_id": session.session_id, "entry_id": entry_id, "label": text})
-    else:
-        done = f"{entry} is called {text!r}" if text else f"{entry} has no label any more"
-        invocation.errors.print(one_line(done), style="dim", soft_wrap=True)
+    done = f"{entry} is called {text!r}" if text else f"{entry} has no label any more"
+    invocation.done({"session_id": session.session_id, "entry_id": entry_id, "label": text}, done)
 
 
 async def _list_labels(invocation: Invocation, session_id: str) -> None:
@@ -208,7 +204,7 @@ async def _list_labels(invocation: Invocation, session_id: str) -> None:
     if invocation.as_json:
         invocation.print_json({"session_id": session.session_id, "labels": labels})
     elif not labels:
-        invocation.errors.print("no labels yet", style="dim")
+        invocation.tell("no labels yet")
     else:
         invocation.console.print(label_table(labels, short_ids(transcript), SystemClock().now()))
     _tell_problems(invocation, transcript)
@@ -247,7 +243,7 @@ async def fork(
     else:
         invocation.console.print(one_line(info.session_id))
         entries = counted(info.entries, "entry", "entries")
-        invocation.errors.print(f"forked from {one_line(session.session_id)}, with {entries}", style="dim")
+        invocation.tell(f"forked from {session.session_id}, with {entries}")
 
 
 @command(
@@ -319,4 +315,4 @@ async def find_entry(session: ClientSession, name: str, *, leaf_is_message: bool
 
 def _tell_problems(invocation: Invocation, transcript: Transcript) -> None:
     for problem in transcript.problems:
-        invocation.errors.print(f"problem: {one_line(problem)}", style="red")
+        invocation.tell(f"problem: {problem}", "red")

@@ -227,16 +227,13 @@ async def sweep(
     for session_id in done.sessions:
         invocation.console.print(one_line(session_id), soft_wrap=True)
     for session_id in done.held:
-        told = f"{session_id} is under legal hold and stays"
-        invocation.errors.print(one_line(told), style="yellow", soft_wrap=True)
+        invocation.tell(f"{session_id} is under legal hold and stays", "yellow")
     for name in done.forgotten:
-        told = f"the archive {'would forget' if dry_run else 'has forgotten'} {name}"
-        invocation.errors.print(one_line(told), style="dim", soft_wrap=True)
+        invocation.tell(f"the archive {'would forget' if dry_run else 'has forgotten'} {name}")
     expired = counted(len(done.sessions), "session", "sessions")
-    told = f"{expired} would expire" if dry_run else f"{expired} expired, {done.archived:,} of them archived"
-    invocation.errors.print(told, style="dim")
+    invocation.tell(f"{expired} would expire" if dry_run else f"{expired} expired, {done.archived:,} of them archived")
     if done.postponed is not None:
-        invocation.errors.print(f"nothing expires now: {one_line(done.postponed)}", style="yellow", soft_wrap=True)
+        invocation.tell(f"nothing expires now: {done.postponed}", "yellow")
 
 
 @command(app, examples={"unarchive telegram_123": "goes on where it ended"})
@@ -250,11 +247,8 @@ async def unarchive(
     async with invocation.sessions() as client:
         session = await client.restore(session_id)
         info = await session.info()
-    if invocation.as_json:
-        invocation.print_json({"session_id": info.session_id, "entries": info.entries})
-    else:
-        told = f"{info.session_id} is back, with {counted(info.entries, 'entry', 'entries')}"
-        invocation.errors.print(one_line(told), style="dim", soft_wrap=True)
+    told = f"{info.session_id} is back, with {counted(info.entries, 'entry', 'entries')}"
+    invocation.done({"session_id": info.session_id, "entries": info.entries}, told)
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
@@ -270,11 +264,8 @@ async def stop(invocation: Invocation, session_id: SessionId) -> None:
             raise SessionsError(_why_nobody_stops(invocation.loaded))
         session = await find_session(daemon, session_id)
         stopped = await session.stop()
-    if invocation.as_json:
-        invocation.print_json({"session_id": session.session_id, "stopped": stopped})
-    else:
-        told = "stopped" if stopped else f"nothing is being answered in {session.session_id}"
-        invocation.errors.print(one_line(told), style="dim", soft_wrap=True)
+    told = "stopped" if stopped else f"nothing is being answered in {session.session_id}"
+    invocation.done({"session_id": session.session_id, "stopped": stopped}, told)
 
 
 def _why_nobody_stops(loaded: LoadedSettings) -> str:

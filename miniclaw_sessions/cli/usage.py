@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from miniclaw_sessions.cli.invocation import Invocation, command
-from miniclaw_sessions.cli.names import complete_session, find_session
+from miniclaw_sessions.cli.names import find_session
 from miniclaw_sessions.cli.output import counted, one_line
-from miniclaw_sessions.cli.search import moment
+from miniclaw_sessions.cli.search import Chat, moment, option
 from miniclaw_sessions.clock import SystemClock
 from miniclaw_sessions.errors import SessionsError
 
@@ -23,10 +23,6 @@ _BY = ("day", "model", "channel", "chat")
 _COUNTS = ("replies", "input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens", "total_tokens")
 _SMALL = 0.0001
 _HEADINGS = ("replies", "input", "cache read", "cache write", "output", "total", "cost")
-
-
-def _option(help: str, metavar: str | None = None, **more: Any) -> Any:  # noqa: A002 - as typer calls it
-    return typer.Option(help=help, metavar=metavar, show_default=False, **more)
 
 
 @command(
@@ -44,12 +40,9 @@ async def usage(  # noqa: PLR0913 - each can be left out
     *,
     by: Annotated[str, typer.Option(metavar="|".join(_BY), help="What a row is of.")] = "day",
     since: Annotated[str, typer.Option(metavar="TIME", help="From this day on: 30d, 2026-01-31, all.")] = "30d",
-    until: Annotated[str | None, _option("Up to this day, which counts as well.", "TIME")] = None,
-    channel: Annotated[str | None, _option("Only this channel.")] = None,
-    chat: Annotated[
-        str | None,
-        _option("Only this session: its id, or a part of its id or title.", "SESSION", autocompletion=complete_session),
-    ] = None,
+    until: Annotated[str | None, option("Up to this day, which counts as well.", "TIME")] = None,
+    channel: Annotated[str | None, option("Only this channel.")] = None,
+    chat: Chat = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many rows.")] = 1_000,
 ) -> None:
     """Show what models were sent and what they said, in tokens, and what it cost; days are those of UTC."""
@@ -73,7 +66,7 @@ async def usage(  # noqa: PLR0913 - each can be left out
 def print_usage(invocation: Invocation, by: str, report: UsageReport) -> None:
     """A report as a table, with its sum."""
     if not report.rows:
-        invocation.errors.print("nothing was used in this time", style="dim")
+        invocation.tell("nothing was used in this time")
         return
     rows = [_cells(row) for row in report.rows]
     if len(rows) > 1 or report.left_out:
@@ -81,13 +74,11 @@ def print_usage(invocation: Invocation, by: str, report: UsageReport) -> None:
     invocation.print_table((by, *_HEADINGS), rows, numeric=frozenset(_HEADINGS))
     if report.left_out:
         rows_left = counted(report.left_out, "row", "rows")
-        invocation.errors.print(f"{rows_left} more; the total has them: --limit", style="dim")
+        invocation.tell(f"{rows_left} more; the total has them: --limit")
     if unpriced := report.total.unpriced:
-        sentence = f"of {counted(unpriced, 'reply', 'replies')} no price is known: state it in [prices]"
-        invocation.errors.print(sentence, style="yellow", soft_wrap=True)
+        invocation.tell(f"of {counted(unpriced, 'reply', 'replies')} no price is known: state it in [prices]", "yellow")
     if estimated := report.total.estimated:
-        sentence = f"{counted(estimated, 'reply', 'replies')} broke off: what they cost is estimated"
-        invocation.errors.print(sentence, style="dim", soft_wrap=True)
+        invocation.tell(f"{counted(estimated, 'reply', 'replies')} broke off: what they cost is estimated")
 
 
 def _cells(row: UsageRow) -> list[str]:
