@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
 
 from miniclaw_sessions.adapters.histories import newest_entries, read_messages
-from miniclaw_sessions.api.shapes import NewCustom, NewMessage, NewMetadata, SessionReply
+from miniclaw_sessions.api.shapes import AppendedEntry, NewCustom, NewMessage, NewMetadata, SessionReply
 from miniclaw_sessions.client import Client, ClientSession
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
@@ -23,33 +23,14 @@ from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.stores.base import StoredEntry, stored_entry
+from miniclaw_sessions.stores.reading import close_together
 
 PAGE = 256
 """How many entries are read at a time."""
 
 
-class Data(NamedTuple):
-    """A custom entry that is to be appended: it never reaches a model."""
-
-    custom_type: str
-    data: Mapping[str, Any]
-
-
-class Changes(NamedTuple):
-    """Metadata that is to be set together with other entries; null removes."""
-
-    metadata: Mapping[str, Any]
-
-
-New = Message | Data | Changes
+New = Message | NewCustom | NewMetadata
 """Something that is to be appended. A message that is not a user's belongs to the turn of the one before it."""
-
-
-class Appended(NamedTuple):
-    """An acknowledged entry."""
-
-    id: str
-    sequence: int
 
 
 class State(NamedTuple):
@@ -83,7 +64,9 @@ class Chat(Protocol):
         """As it is now."""
         ...
 
-    async def append(self, new: Sequence[New], *, if_leaf: str | None = None, one_turn: bool = False) -> list[Appended]:
+    async def append(
+        self, new: Sequence[New], *, if_leaf: str | None = None, one_turn: bool = False
+    ) -> list[AppendedEntry]:
         """Append all of them or none.
 
         Args:
@@ -191,16 +174,18 @@ class _HeldChat(Chat):
         session = self.session
         return State(session.journal.incarnation, session.last_sequence, session.leaf_id, session.metadata)
 
-    async def append(self, new: Sequence[New], *, if_leaf: str | None = None, one_turn: bool = False) -> list[Appended]:
+    async def append(
+        self, new: Sequence[New], *, if_leaf: str | None = None, one_turn: bool = False
+    ) -> list[AppendedEntry]:
         unit = self.session.unit()
         for place, one in enumerate(new):
             if isinstance(one, Message):
                 unit.add_message(one, continues=_continues(one, place, one_turn=one_turn))
-            elif isinstance(one, Data):
+            elif isinstance(one, NewCustom):
                 unit.add_custom(one.custom_type, one.data)
             else:
                 unit.add_metadata(**one.metadata)
-        return [Appended(entry.id, entry.sequence) for entry in await unit.save(if_leaf=if_leaf)]
+        return [AppendedEntry(id=entry.id, sequence=entry.sequence) for entry in await unit.save(if_leaf=if_leaf)]
 
     async def go_to(self, entry_id: str | None, *, then: Sequence[Message] = (), if_leaf: str | None = None) -> None:
         await self.session.tree.branch(entry_id, then=then, if_leaf=if_leaf)
@@ -273,10 +258,11 @@ class _RemoteChat(Chat):
         info, self._info = self._info or await self.session.info(), None
         return State(info.incarnation, info.entries, info.leaf_id, info.metadata)
 
-    async def append(self, new: Sequence[New], *, if_leaf: str | None = None, one_turn: bool = False) -> list[Appended]:
+    async def append(
+        self, new: Sequence[New], *, if_leaf: str | None = None, one_turn: bool = False
+    ) -> list[AppendedEntry]:
         wire = [_wire(one, place, one_turn=one_turn) for place, one in enumerate(new)]
-        reply = await self.session.append(wire, if_leaf=if_leaf)
-        return [Appended(entry.id, entry.sequence) for entry in reply.entries]
+        return (await self.session.append(wire, if_leaf=if_leaf)).entries
 
     async def go_to(self, entry_id: str | None, *, then: Sequence[Message] = (), if_leaf: str | None = None) -> None:
         await self.session.tree.branch(entry_id, then=then, if_leaf=if_leaf)
@@ -310,11 +296,7 @@ class _RemoteChat(Chat):
 
     async def read_at(self, sequences: Collection[int]) -> dict[int, StoredEntry]:
         found: dict[int, StoredEntry] = {}
-        wanted = sorted(sequences, reverse=True)
-        while wanted:
-            first = last = wanted.pop()
-            while wanted and wanted[-1] < first + PAGE:
-                last = wanted.pop()
+        for first, last in close_together(sequences, PAGE):
             page = await self.session.read_after(first - 1, limit=last - first + 1)
             found.update((entry.sequence, stored_entry(entry)) for entry in page)
         return found
@@ -352,8 +334,6 @@ def _continues(message: Message, place: int, *, one_turn: bool) -> bool:
 
 
 def _wire(new: New, place: int, *, one_turn: bool) -> NewMessage | NewCustom | NewMetadata:
-    if isinstance(new, Message):
-        return NewMessage(message=message_to_dict(new), continues=_continues(new, place, one_turn=one_turn))
-    if isinstance(new, Data):
-        return NewCustom(custom_type=new.custom_type, data=dict(new.data))
-    return NewMetadata(metadata=dict(new.metadata))
+    if not isinstance(new, Message):
+        return new
+    return NewMessage(message=message_to_dict(new), continues=_continues(new, place, one_turn=one_turn))

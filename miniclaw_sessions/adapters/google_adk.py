@@ -59,10 +59,11 @@ from google.genai import types
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
-from miniclaw_sessions.adapters.chats import Changes, Chat, Data, New, chats_of
+from miniclaw_sessions.adapters.chats import Chat, New, chats_of
 from miniclaw_sessions.adapters.histories import presented
 from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
+from miniclaw_sessions.api.shapes import NewCustom, NewMetadata
 from miniclaw_sessions.client import Client
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved, SessionNotFound, StoreCorrupt
 from miniclaw_sessions.formats.codec import kept_fields
@@ -136,7 +137,7 @@ class MiniclawSessionService(BaseSessionService):
         await self._share(app_name, user_id, state or {})
         created = self._chats.clock.now().timestamp()
         own = {"app_name": app_name, "user_id": user_id, "id": session_id, "created": created}
-        await session.append([Changes({KEPT: own, **_metadata(_scoped(state or {}, ""))})])
+        await session.append([NewMetadata(metadata={KEPT: own, **_metadata(_scoped(state or {}, ""))})])
         return await self._loaded(session, own, [])
 
     @at_home
@@ -230,7 +231,7 @@ class MiniclawSessionService(BaseSessionService):
         for prefix, key in ((State.APP_PREFIX, _app_key(app_name)), (State.USER_PREFIX, _user_key(app_name, user_id))):
             if delta := _scoped(state, prefix):
                 shared = await self._chats.get_or_create(key)
-                await shared.append([Changes(_metadata(delta))])
+                await shared.append([NewMetadata(metadata=_metadata(delta))])
 
     @at_home
     async def _append(self, known: AdkSession, event: Event) -> bool:
@@ -272,7 +273,7 @@ class MiniclawSessionService(BaseSessionService):
             raise StaleSessionError("somebody spoke in the session since it was read; get_session again, and repeat")
         said = _entries(event)
         delta = _metadata(_scoped(event.actions.state_delta, ""))
-        appended = await session.append([*said, Changes(delta)] if delta else said, if_leaf=leaf_id)
+        appended = await session.append([*said, NewMetadata(metadata=delta)] if delta else said, if_leaf=leaf_id)
         return appended[len(said) - 1].id
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -335,7 +336,7 @@ def _entries(event: Event) -> list[New]:
     fields: dict[str, Any] = parse_json(event.model_dump_json(exclude_none=True).encode(), depth=1_000)
     messages = _messages_of(event)
     if not messages:
-        return [Data(EVENT, kept_verbatim(fields))]
+        return [NewCustom(custom_type=EVENT, data=kept_verbatim(fields))]
     if len(messages) == 1 and _content_of(messages[0]) == event.content:
         del fields["content"]
     said: list[New] = []

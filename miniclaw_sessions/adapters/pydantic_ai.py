@@ -39,9 +39,10 @@ from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.conversation import Conversation, ConversationTypeAdapter
 from pydantic_ai.messages import ModelMessage
 
-from miniclaw_sessions.adapters.chats import Data, New, chat_of
+from miniclaw_sessions.adapters.chats import New, chat_of
 from miniclaw_sessions.adapters.home_loop import HomeLoop
 from miniclaw_sessions.adapters.pydantic_ai_messages import from_model_messages, to_model_messages
+from miniclaw_sessions.api.shapes import NewCustom
 from miniclaw_sessions.client import ClientSession
 from miniclaw_sessions.errors import InvalidMessage
 from miniclaw_sessions.protocol.encoding import parse_json
@@ -114,7 +115,7 @@ async def save_conversation(session: Session | ClientSession, result: AgentRunRe
     beside = dataclasses.replace(result.conversation, messages=[], new_message_index=None)
     state = parse_json(ConversationTypeAdapter.dump_json(beside))
     del state["messages"], state["new_message_index"]
-    await _save(session, [*from_model_messages(result.new_messages()), Data(STATE, state)])
+    await _save(session, [*from_model_messages(result.new_messages()), NewCustom(custom_type=STATE, data=state)])
 
 
 class SaveRuns(AbstractCapability[Any]):

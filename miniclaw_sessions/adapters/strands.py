@@ -61,11 +61,12 @@ from strands.types.exceptions import SessionException
 from strands.types.session import Session as StrandsSession
 from strands.types.session import SessionAgent, SessionMessage
 
-from miniclaw_sessions.adapters.chats import Changes, Chat, Data, New, chats_of
+from miniclaw_sessions.adapters.chats import Chat, New, chats_of
 from miniclaw_sessions.adapters.histories import Shown, traced
 from miniclaw_sessions.adapters.home_loop import HomeLoop, waiting
 from miniclaw_sessions.adapters.strands_messages import KEPT, from_strands, to_strands
 from miniclaw_sessions.adapters.verbatim import kept_verbatim, verbatim
+from miniclaw_sessions.api.shapes import NewCustom, NewMetadata
 from miniclaw_sessions.client import Client, connect
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import InvalidMessage, SessionNotFound, StoreCorrupt
@@ -153,7 +154,7 @@ class MiniclawSessionRepository(SessionRepository):
         own = await self._chats.get_or_create(SessionKey.of(self.channel, session.session_id))
         if KEPT in (await own.state()).metadata:
             raise SessionException(f"Session {session.session_id} already exists")
-        await own.append([Changes({KEPT: session.to_dict()})])
+        await own.append([NewMetadata(metadata={KEPT: session.to_dict()})])
         return session
 
     @waiting
@@ -229,7 +230,7 @@ class MiniclawSessionRepository(SessionRepository):
 
     async def _write(self, session_id: str, kind: str, name: str, fields: Mapping[str, Any]) -> None:
         session = await self._existing(session_id)
-        await session.append([Data(kind, {"name": name, **kept_verbatim(fields)})])
+        await session.append([NewCustom(custom_type=kind, data={"name": name, **kept_verbatim(fields)})])
 
     async def _read(self, session_id: str, kind: str, name: str) -> dict[str, Any] | None:
         session = await self._find(session_id)
@@ -284,7 +285,8 @@ class MiniclawSessionRepository(SessionRepository):
         while later and isinstance(later[-1], MessageEntry) and _OF in _kept(later[-1]):
             later.pop()  # the further results of the same message
         again: list[New] = [
-            one.message if isinstance(one, MessageEntry) else Data(one.custom_type, one.data) for one in reversed(later)
+            one.message if isinstance(one, MessageEntry) else NewCustom(custom_type=one.custom_type, data=one.data)
+            for one in reversed(later)
         ]
         await session.go_to(entry.parent_id)
         try:

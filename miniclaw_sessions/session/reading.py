@@ -14,7 +14,7 @@ from miniclaw_sessions.persistence.committer import SessionLog
 from miniclaw_sessions.protocol.entries import Entry, LeafMove
 from miniclaw_sessions.stores.base import Store, StoredEntry, decode_stored, stored_entry
 from miniclaw_sessions.stores.branches import FIRST_PAGE, read_branch, walk_up
-from miniclaw_sessions.stores.reading import PAGE
+from miniclaw_sessions.stores.reading import PAGE, close_together
 
 
 class TreeReader:
@@ -43,11 +43,7 @@ class TreeReader:
     async def read_at(self, sequences: Iterable[int]) -> dict[int, StoredEntry]:
         """The entries at these places; those that stand close together are read together."""
         found: dict[int, StoredEntry] = {}
-        wanted = sorted(set(sequences), reverse=True)
-        while wanted:
-            first = last = wanted.pop()
-            while wanted and wanted[-1] < first + PAGE:
-                last = wanted.pop()
+        for first, last in close_together(sequences, PAGE):
             page = await self.read(self._session_id, after=first - 1, limit=last - first + 1)
             found.update((stored.sequence, stored) for stored in page)
         return found

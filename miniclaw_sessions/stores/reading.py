@@ -42,6 +42,16 @@ def readable(page: Iterable[StoredEntry]) -> Iterator[Entry]:
             yield decode_stored(stored)
 
 
+def close_together(sequences: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
+    """The first and the last of the places that can be read in one page of so many, page by page."""
+    wanted = sorted(set(sequences), reverse=True)
+    while wanted:
+        first = last = wanted.pop()
+        while wanted and wanted[-1] < first + most:
+            last = wanted.pop()
+        yield first, last
+
+
 async def find_by_reading(store: Readable, session_id: str, entry_id: str) -> StoredEntry | None:
     """The entry with this id, or None; reads them all."""
     async for stored in read_all(store, session_id):

@@ -106,7 +106,7 @@ class _Custom(msgspec.Struct, tag_field="type", tag="custom"):
 _data = msgspec.json.Decoder(_Custom).decode
 
 
-def written(header: Header, values: Sequence[Typed], *, limit: int) -> tuple[Header, list[Mapping[str, Any]]]:
+def written(header: Header, values: Sequence[Typed], *, limit: int) -> tuple[Header, list[dict[str, Any]]]:
     """A record as the data of custom entries: large values in pieces, and behind them the record itself.
 
     Args:
@@ -116,7 +116,7 @@ def written(header: Header, values: Sequence[Typed], *, limit: int) -> tuple[Hea
     """
     size = max(1, limit // 2 // 4 * 3)  # base64 makes four characters of three bytes; the rest is for the header
     room = size
-    entries: list[Mapping[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     told: list[dict[str, Any]] = []
     for name, value in values:
         if len(value) <= room:

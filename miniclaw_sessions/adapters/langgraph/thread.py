@@ -20,7 +20,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from miniclaw_sessions.adapters.chats import Chat, Data
+from miniclaw_sessions.adapters.chats import Chat
 from miniclaw_sessions.adapters.langgraph.index import CheckpointId, Index, StoredValue, ordered
 from miniclaw_sessions.adapters.langgraph.messages import MessagesChannel, is_message_list
 from miniclaw_sessions.adapters.langgraph.reading import Memory, Reading
@@ -34,6 +34,7 @@ from miniclaw_sessions.adapters.langgraph.records import (
     Typed,
     written,
 )
+from miniclaw_sessions.api.shapes import NewCustom
 from miniclaw_sessions.errors import StoreCorrupt
 from miniclaw_sessions.protocol.messages import Message
 
@@ -239,7 +240,7 @@ class Thread:
     ) -> list[str]:
         """Append a record with what the graph said, and return the ids of its messages when it is acknowledged."""
         header, entries = written(header, values, limit=self._limit)
-        records = [Data(kind if data is entries[-1] else PIECE, data) for data in entries]
+        records = [NewCustom(custom_type=kind if data is entries[-1] else PIECE, data=data) for data in entries]
         saved = await self._chat.append([*said, *records])
         entry_ids = [entry.id for entry in saved[: len(said)]]
         self.index.add(saved[0].sequence, entry_ids, kind, header)
