@@ -14,7 +14,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from miniclaw_sessions.api.error_table import invalid
-from miniclaw_sessions.api.messages import Sequence_
+from miniclaw_sessions.api.messages import Sequence_, walk_back
 from miniclaw_sessions.api.operation import operation
 from miniclaw_sessions.api.sessions import ONE
 from miniclaw_sessions.api.shapes import Reply
@@ -121,12 +121,9 @@ async def show_articles(context: Context, request: ShowArticles) -> ArticlesRepl
 
 async def _walk_from(session: Session, request: ShowArticles) -> AsyncIterator[Entry]:
     """The branch that is meant, newest entry first."""
-    end = request.entry_id
-    if request.before is not None:
-        found = await session.tree.read_at([request.before])
-        end = found[request.before].entry_id if request.before in found else end
-    async for entry in session.tree.walk(end):
-        if request.before is None or entry.sequence < request.before:
+    end, before = request.entry_id, request.before
+    async for entry in session.tree.walk(end) if before is None else walk_back(session, before, end):
+        if before is None or entry.sequence < before:
             yield entry
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from datetime import UTC
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
@@ -17,6 +18,7 @@ from miniclaw_sessions.api.operation import (
     Stream,
     checked_idempotency_key,
     document_in_pieces,
+    large_reply,
     operation,
     shaped,
 )
@@ -93,7 +95,7 @@ async def show_messages(context: Context, request: ShowMessages) -> Stream:
     if request.before is not None and request.after is not None:
         raise invalid("send before or after, not both", param="before")
     if request.before is not None or request.after is not None:
-        return Stream(_page(context, session, request))
+        return large_reply(context, "messages", partial(_page, session, request))
     # As they are kept, and decoded one by one while they are sent: readers that stall would each hold a copy of them.
     shown: list[Message | Kept] = [*session.journal.summary(), *session.journal.conversation.window.kept]
     documents = (_document(one) for one in shown[-request.limit :])
@@ -101,17 +103,14 @@ async def show_messages(context: Context, request: ShowMessages) -> Stream:
     return Stream(document_in_pieces(about, "messages", map(msgspec.json.encode, documents)))
 
 
-async def _page(context: Context, session: Session, request: ShowMessages) -> AsyncGenerator[bytes, None]:
-    async with context.large_replies:
-        if request.before is not None:
-            found, more = await _messages_before(session, request.before, request.limit)
-            about = {"earlier": more, "later": True}
-        else:
-            found, more = await _messages_after(session, request.after or 0, request.limit)
-            about = {"earlier": bool(request.after), "later": more}
-        messages = (msgspec.json.encode(entry_document(entry)) for entry in found)
-        async for piece in document_in_pieces(about, "messages", messages):
-            yield piece
+async def _page(session: Session, request: ShowMessages) -> tuple[dict[str, Any], Iterable[bytes]]:
+    if request.before is not None:
+        found, more = await _messages_before(session, request.before, request.limit)
+        about = {"earlier": more, "later": True}
+    else:
+        found, more = await _messages_after(session, request.after or 0, request.limit)
+        about = {"earlier": bool(request.after), "later": more}
+    return about, (msgspec.json.encode(entry_document(entry)) for entry in found)
 
 
 def _document(shown: Message | Kept) -> dict[str, Any]:
@@ -133,7 +132,7 @@ def entry_document(entry: MessageEntry) -> dict[str, Any]:
 async def _messages_before(session: Session, before: int, limit: int) -> tuple[list[MessageEntry], bool]:
     """The newest messages of a branch before the entry at this place, and whether there are earlier ones."""
     found: list[MessageEntry] = []
-    async for entry in _walk_back(session, before):
+    async for entry in walk_back(session, before):
         if isinstance(entry, MessageEntry) and entry.sequence < before:
             found.append(entry)
             if len(found) > limit:
@@ -144,7 +143,7 @@ async def _messages_before(session: Session, before: int, limit: int) -> tuple[l
 async def _messages_after(session: Session, after: int, limit: int) -> tuple[list[MessageEntry], bool]:
     """The oldest messages of the current branch after a place, and whether there are later ones."""
     found: deque[MessageEntry] = deque(maxlen=limit + 1)
-    async for entry in _walk_back(session, None):
+    async for entry in session.tree.walk():
         if entry.sequence <= after:
             break
         if isinstance(entry, MessageEntry):
@@ -153,10 +152,10 @@ async def _messages_after(session: Session, after: int, limit: int) -> tuple[lis
     return oldest_first[:limit], len(oldest_first) > limit
 
 
-async def _walk_back(session: Session, place: int | None) -> AsyncIterator[Entry]:
-    """The entries of the branch that ends at a place, newest first; None: of the current one."""
-    found = {} if place is None else await session.tree.read_at([place])
-    async for entry in session.tree.walk(found[place].entry_id if place in found else None):
+async def walk_back(session: Session, place: int, entry_id: str | None = None) -> AsyncIterator[Entry]:
+    """The entries of the branch that ends at a place, newest first; where nothing is there, of the one of an entry."""
+    found = await session.tree.read_at([place])
+    async for entry in session.tree.walk(found[place].entry_id if place in found else entry_id):
         yield entry
 
 
@@ -189,16 +188,14 @@ async def show_entries(context: Context, request: ShowEntries) -> Stream:
         after = max(before - 1 - limit, 0)
         limit = max(min(limit, before - 1 - after), 0)
 
-    async def pieces() -> AsyncGenerator[bytes, None]:
-        async with context.large_replies:
-            page = await session.tree.read_after(after, limit) if limit else []
-            last = page[-1].sequence if page else after
-            is_end, is_begin = last >= session.last_sequence, not (after and page)
-            about = {"next": None if is_end else last, "previous": None if is_begin else after + 1}
-            async for piece in document_in_pieces(about, "entries", map(encode_entry, readable(page))):
-                yield piece
+    async def read() -> tuple[dict[str, Any], Iterable[bytes]]:
+        page = await session.tree.read_after(after, limit) if limit else []
+        last = page[-1].sequence if page else after
+        is_end, is_begin = last >= session.last_sequence, not (after and page)
+        about = {"next": None if is_end else last, "previous": None if is_begin else after + 1}
+        return about, map(encode_entry, readable(page))
 
-    return Stream(pieces())
+    return large_reply(context, "entries", read)
 
 
 class OneEntry(msgspec.Struct, frozen=True):

@@ -272,3 +272,23 @@ async def document_in_pieces(
             yield bytes(piece)
             piece.clear()
     yield bytes(piece + brackets[1:] + b"}")
+
+
+def large_reply(
+    context: Context, name: str, read: Callable[[], Awaitable[tuple[dict[str, Any], Iterable[bytes]]]]
+) -> Stream:
+    """A JSON document with a field that may hold a whole session: few of them are in memory at a time.
+
+    Args:
+        context: says how many.
+        name: the field's.
+        read: gives the other fields, and the items of this one as JSON; called when there is room.
+    """
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        async with context.large_replies:
+            fields, items = await read()
+            async for piece in document_in_pieces(fields, name, items):
+                yield piece
+
+    return Stream(pieces())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import orjson
@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from miniclaw_sessions.api.error_table import RequestError, invalid
 from miniclaw_sessions.api.messages import checked_message, message_document
-from miniclaw_sessions.api.operation import Stream, document_in_pieces, operation
+from miniclaw_sessions.api.operation import Stream, document_in_pieces, large_reply, operation
 from miniclaw_sessions.api.sessions import ONE, OneSession, session_reply
 from miniclaw_sessions.api.shapes import (
     BranchReply,
@@ -102,14 +102,11 @@ async def show_branch(context: Context, request: ShowBranch) -> Stream:
     """The newest entries of one branch, from the root to an entry; its first one's parent ends the page before."""
     session = await context.find(request.session_id)
 
-    async def pieces() -> AsyncGenerator[bytes, None]:
-        async with context.large_replies:
-            path = await session.tree.get_branch(request.entry_id, limit=request.limit + 1)
-            about = {"truncated": len(path) > request.limit}
-            async for piece in document_in_pieces(about, "entries", map(encode_entry, path[-request.limit :])):
-                yield piece
+    async def read() -> tuple[dict[str, Any], Iterable[bytes]]:
+        path = await session.tree.get_branch(request.entry_id, limit=request.limit + 1)
+        return {"truncated": len(path) > request.limit}, map(encode_entry, path[-request.limit :])
 
-    return Stream(pieces())
+    return large_reply(context, "entries", read)
 
 
 @operation("GET", f"{ONE}/context", OneSession, ContextReply, patient=True)
@@ -117,20 +114,12 @@ async def show_context(context: Context, request: OneSession) -> Stream:
     """What may be sent to a model at the leaf."""
     session = await context.find(request.session_id)
 
-    async def pieces() -> AsyncGenerator[bytes, None]:
-        async with context.large_replies:
-            found = await session.get_context()
-            about = {
-                "provider": found.provider,
-                "model": found.model,
-                "thinking_level": found.thinking_level,
-                "problems": list(found.problems),
-            }
-            messages = (orjson.dumps(message_document(message)) for message in found.messages)
-            async for piece in document_in_pieces(about, "messages", messages):
-                yield piece
+    async def read() -> tuple[dict[str, Any], Iterable[bytes]]:
+        about = msgspec.structs.asdict(await session.get_context())
+        messages = about.pop("messages")
+        return about, (orjson.dumps(message_document(message)) for message in messages)
 
-    return Stream(pieces())
+    return large_reply(context, "messages", read)
 
 
 # --- changing --------------------------------------------------------------------------------------------------------

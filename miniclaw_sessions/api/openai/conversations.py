@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,7 +28,7 @@ from miniclaw_sessions.api.openai.shapes import (
     ItemList,
     UpdateConversation,
 )
-from miniclaw_sessions.api.operation import Stream, checked_idempotency_key, document_in_pieces, operation
+from miniclaw_sessions.api.operation import Stream, checked_idempotency_key, large_reply, operation
 from miniclaw_sessions.api.sessions import DeleteSession, delete_session
 from miniclaw_sessions.errors import (
     EntryNotFound,
@@ -245,17 +245,15 @@ async def list_items(context: Context, request: ListItems) -> Stream:
     is_desc = request.order == "desc"
     after = await _item(session, request.after, oldest=is_desc) if request.after else None  # pages come to an end
 
-    async def pieces() -> AsyncGenerator[bytes, None]:
-        async with context.large_replies:
-            found, more = await page_of_items(session, after=after, limit=request.limit, newest_first=is_desc)
-            page = ItemList.holding([one.item for one in found], has_more=more)
-            items, page.data = page.data, []
-            about = msgspec.to_builtins(page)
-            del about["data"]
-            async for piece in document_in_pieces(about, "data", map(encoded, items)):
-                yield piece
+    async def read() -> tuple[dict[str, Any], Iterable[bytes]]:
+        found, more = await page_of_items(session, after=after, limit=request.limit, newest_first=is_desc)
+        page = ItemList.holding([one.item for one in found], has_more=more)
+        items, page.data = page.data, []
+        about = msgspec.to_builtins(page)
+        del about["data"]
+        return about, map(encoded, items)
 
-    return Stream(pieces())
+    return large_reply(context, "data", read)
 
 
 class OneItem(OneConversation, frozen=True):
