@@ -33,6 +33,7 @@ from miniclaw_sessions.manager import open_readonly, registry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.stores.shared import ListPosition
 from miniclaw_sessions.stores.sql import beside
+from miniclaw_sessions.stores.sql.connections import Connections
 from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
 from miniclaw_sessions.testing import FakeClock
 from tests.command_line import Cli
@@ -129,15 +130,15 @@ async def test_a_session_is_loaded_from_its_checkpoint_in_one_round_trip(
         assert await database.execute("SELECT sequence FROM checkpoints") == [(100,)]
         async with database.managers(1) as (other,):
             asked = []
-            fetch = PostgreSQLStore._fetch
+            fetch = Connections.fetch
 
-            async def counted(self: PostgreSQLStore, statement: Any, **values: Any) -> list[Any]:
+            async def counted(self: Connections, statement: Any, **values: Any) -> list[Any]:
                 rows = await fetch(self, statement, **values)
                 if statement is not beside.COUNT:  # which a task of its own asks for
                     asked.append(len(rows))
                 return rows
 
-            monkeypatch.setattr(PostgreSQLStore, "_fetch", counted)
+            monkeypatch.setattr(Connections, "fetch", counted)
             session = await other.get("telegram", 1)
             assert asked == [1 + 20]  # the session with its checkpoint, and what is behind that
             assert texts(session.messages()) == said[-50:]

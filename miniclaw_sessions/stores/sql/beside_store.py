@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 from itertools import count
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from anyio import CancelScope
 
@@ -14,39 +13,26 @@ from miniclaw_sessions.stores.base import Checkpoint, StoredEntry, StoredHead, S
 from miniclaw_sessions.stores.reading import PAGE
 from miniclaw_sessions.stores.shared import Archiving, ListPosition, SharedStore, Use
 from miniclaw_sessions.stores.sql import beside, keyed
-from miniclaw_sessions.stores.sql.connections import transaction
-from miniclaw_sessions.stores.sql.keyed import Statement
+from miniclaw_sessions.stores.sql.connections import Connections, transaction
 from miniclaw_sessions.stores.sql.models import USED_RESOLUTION
 
 RECENT_S = 300.0
 """How long ago, beyond what `used_at` leaves open, a session was used lately."""
 
-T = TypeVar("T")
-
 
 class BesideTranscripts(SharedStore):
-    """Half of a store on a server; the other half has the connections."""
+    """Half of a store on a server; the other half makes the connections."""
 
-    @abstractmethod
-    async def _fetch(self, statement: Statement, **values: Any) -> list[Any]:
-        """The rows of a statement that changes nothing."""
-
-    @abstractmethod
-    async def _change(self, attempted: str, statement: Statement, **values: Any) -> list[Any]:
-        """The rows of a statement that may be run again."""
-
-    @abstractmethod
-    async def _writing(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        """What work on a connection for changes returns."""
+    _server: Connections
 
     async def count(self) -> int:
         """How many sessions there are; the server counts them one by one."""
-        ((count,),) = await self._fetch(beside.COUNT)
+        ((count,),) = await self._server.fetch(beside.COUNT)
         return int(count)
 
     async def load(self, session_ids: Sequence[str]) -> list[StoredSession]:
         """Sessions with their checkpoints and what is behind those, in one round trip."""
-        return beside.stored_sessions(await self._fetch(beside.LOAD, session_ids=list(session_ids), limit=PAGE))
+        return beside.stored_sessions(await self._server.fetch(beside.LOAD, session_ids=list(session_ids), limit=PAGE))
 
     # --- lists, checkpoints, expiry ----------------------------------------------------------------------------------
 
@@ -55,7 +41,7 @@ class BesideTranscripts(SharedStore):
     ) -> list[ListPosition]:
         """Some sessions, the most recently used first, along an index."""
         used_at, session_id = behind or (beside.LAST, "")
-        rows = await self._fetch(
+        rows = await self._server.fetch(
             beside.NEWEST, channel=channel, pattern=pattern, used_at=used_at, behind=session_id, limit=limit
         )
         return [ListPosition(*row) for row in rows]
@@ -63,23 +49,23 @@ class BesideTranscripts(SharedStore):
     async def recent(self) -> list[StoredHead]:
         """The sessions that were used lately, along an index; an append renews that once in `USED_RESOLUTION`."""
         since_s = USED_RESOLUTION.total_seconds() + RECENT_S
-        return [keyed.stored_head(row) for row in await self._fetch(beside.RECENT, since_s=since_s)]
+        return [keyed.stored_head(row) for row in await self._server.fetch(beside.RECENT, since_s=since_s)]
 
     async def used(self, uses: Sequence[Use], *, backwards: bool = False) -> None:
         """Write down that sessions were used."""
-        await self._change("write to", beside.USED[backwards], **beside.values_of_uses(uses))
+        await self._server.change("write to", beside.USED[backwards], **beside.values_of_uses(uses))
 
     async def write_checkpoints(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Keep checkpoints that go further than those that are there."""
-        await self._change("write to", beside.WRITE_CHECKPOINTS, **beside.values_of_checkpoints(checkpoints))
+        await self._server.change("write to", beside.WRITE_CHECKPOINTS, **beside.values_of_checkpoints(checkpoints))
 
     async def checkpoints(self, session_ids: Sequence[str]) -> list[Checkpoint]:
         """The sound ones of these sessions."""
-        return beside.sound_checkpoints(await self._fetch(beside.CHECKPOINTS, session_ids=list(session_ids)))
+        return beside.sound_checkpoints(await self._server.fetch(beside.CHECKPOINTS, session_ids=list(session_ids)))
 
     async def now(self) -> datetime:
         """The server's clock."""
-        ((now,),) = await self._fetch(beside.CLOCK)
+        ((now,),) = await self._server.fetch(beside.CLOCK)
         return cast("datetime", now)
 
     async def idle(
@@ -87,13 +73,13 @@ class BesideTranscripts(SharedStore):
     ) -> list[str]:
         """Sessions that nobody has used for so long, the idlest first."""
         asked = {"idle_s": idle_s, "limit": limit, "channel": channel, "but_channels": list(but_channels)}
-        return [session_id for (session_id,) in await self._fetch(beside.IDLE, **asked)]
+        return [session_id for (session_id,) in await self._server.fetch(beside.IDLE, **asked)]
 
     async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> list[str]:
         """Remove those that are still idle in one transaction; rows that somebody else has locked are left to him."""
         ids = list(session_ids)
         with CancelScope(shield=True):
-            return await self._writing("expire in", lambda one: self._expire(one, ids, idle_s, archiving))
+            return await self._server.writing("expire in", lambda one: self._expire(one, ids, idle_s, archiving))
         raise AssertionError  # for the type checker, which thinks that a scope may end before it returns
 
     async def _expire(
@@ -117,7 +103,7 @@ class BesideTranscripts(SharedStore):
 
     async def archived(self, session_id: str | None = None) -> list[str]:
         """The names of archived files, in order."""
-        return [name for (name,) in await self._fetch(beside.ARCHIVED, session_id=session_id)]
+        return [name for (name,) in await self._server.fetch(beside.ARCHIVED, session_id=session_id)]
 
     async def write_archived(self, session_id: str, name: str, pieces: AsyncIterator[bytes]) -> None:
         """Keep an archived file, in one transaction."""
@@ -126,12 +112,12 @@ class BesideTranscripts(SharedStore):
             async with transaction(connection):
                 await _write_archived(connection, session_id, name, pieces)
 
-        await self._writing("archive in", write)
+        await self._server.writing("archive in", write)
 
     async def read_archived(self, session_id: str, name: str) -> AsyncIterator[bytes]:
         """The bytes of an archived file, a row at a time."""
         for piece in count():
-            rows = await self._fetch(beside.READ_ARCHIVED, session_id=session_id, name=name, piece=piece)
+            rows = await self._server.fetch(beside.READ_ARCHIVED, session_id=session_id, name=name, piece=piece)
             if not rows:
                 return
             yield rows[0][0]
@@ -139,16 +125,18 @@ class BesideTranscripts(SharedStore):
     async def delete_archived(self, session_id: str, names: Sequence[str] | None = None) -> int:
         """Remove archived files of a session; how many there were."""
         given = None if names is None else list(names)
-        return len(set(await self._change("delete from", beside.DELETE_ARCHIVED, session_id=session_id, names=given)))
+        return len(
+            set(await self._server.change("delete from", beside.DELETE_ARCHIVED, session_id=session_id, names=given))
+        )
 
     async def read_property(self, name: str) -> bytes | None:
         """What is written down under a name, or None."""
-        rows = await self._fetch(beside.READ_PROPERTY, name=name)
+        rows = await self._server.fetch(beside.READ_PROPERTY, name=name)
         return bytes(rows[0][0]) if rows else None
 
     async def write_property(self, name: str, value: bytes, *, replace: bool = False) -> bytes:
         """Write something down under a name; what is there now."""
-        await self._change("write to", beside.WRITE_PROPERTY[replace], name=name, value=value)
+        await self._server.change("write to", beside.WRITE_PROPERTY[replace], name=name, value=value)
         return await self.read_property(name) or b""
 
 

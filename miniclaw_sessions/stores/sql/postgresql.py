@@ -8,11 +8,11 @@ they are stored or that they are not.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 from zlib import crc32
 
 import asyncpg
@@ -68,7 +68,6 @@ _MAKE_VERSION = (
 _ATTEMPTS = 3
 _SOMEBODY_ELSE = (asyncpg.UniqueViolationError, asyncpg.DuplicateTableError, asyncpg.LockNotAvailableError)
 
-T = TypeVar("T")
 
 log = get_logger(__name__)
 
@@ -95,7 +94,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         self._url = url
         self._read_only = read_only
         self._place: Address = address(url, settings or PostgreSQLSettings())
-        self._connections = Connections(self._place, read_only=read_only)
+        self._server = Connections(self._place, read_only=read_only)
         self._heads = Gathering(self.versions)
         self._orders = 0
 
@@ -117,7 +116,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
             SchemaTooNew: a newer version of this program made the tables; they were not changed.
             StoreUnavailable: the server cannot be reached now.
         """
-        await self._connections.open(self._prepare)
+        await self._server.open(self._prepare)
         return self
 
     async def __aexit__(
@@ -125,7 +124,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
     ) -> None:
         """Wait for running calls, and disconnect."""
         with CancelScope(shield=True):
-            await self._connections.close()
+            await self._server.close()
 
     async def _prepare(self, connection: Any) -> None:
         """See that the tables are there and ours, or make them; several gateways may start at the same time."""
@@ -178,11 +177,11 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         """
 
         async def look(connection: Any) -> None:
-            await self._connections.see_promise(connection)
+            await self._server.see_promise(connection)
             await require_privileges(connection, self._place, keyed.expected_columns())
 
         try:
-            await self._writing("write to", look)
+            await self._server.writing("write to", look)
         except ConfigError as error:
             raise StoreUnavailable(str(error)) from error
 
@@ -202,11 +201,11 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         """Append; once more over a new connection where the old one was gone, for entries are never added twice."""
         work = partial(self._append, appends=appends)
         try:
-            return await self._writing("append to", work)
+            return await self._server.writing("append to", work)
         except StoreUnavailable as error:
             if not isinstance(error.__cause__, CUT):
                 raise
-        return await self._writing("append to", work)
+        return await self._server.writing("append to", work)
 
     async def _append(self, connection: Any, appends: Sequence[Append]) -> dict[str, StoreError]:
         """Append; those that were refused, and why."""
@@ -326,14 +325,14 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
     async def heads(self) -> AsyncIterator[StoredHead]:
         """All sessions in order of session_id, read a page at a time."""
         after = ""
-        while page := await self._fetch(keyed.HEADS_AFTER, after=after):
+        while page := await self._server.fetch(keyed.HEADS_AFTER, after=after):
             for row in page:
                 yield keyed.stored_head(row)
             after = page[-1][0]
 
     async def session_ids(self) -> list[str]:
         """The ids of all sessions, in order, read at once."""
-        return [session_id for (session_id,) in await self._fetch(keyed.SESSION_IDS)]
+        return [session_id for (session_id,) in await self._server.fetch(keyed.SESSION_IDS)]
 
     async def head(self, session_id: str) -> StoredHead | None:
         """One session, or None; all that are asked for within one turn of the event loop in one query."""
@@ -342,18 +341,18 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
     async def versions(self, session_ids: Collection[str]) -> Mapping[str, StoredHead]:
         """Those of these sessions that there are, in one query."""
         wanted = [session_id for session_id in session_ids if _may_be_stored(session_id)]
-        rows = await self._fetch(keyed.VERSIONS, session_ids=wanted)
+        rows = await self._server.fetch(keyed.VERSIONS, session_ids=wanted)
         return {head.head.session_id: head for head in map(keyed.stored_head, rows)}
 
     async def read(self, session_id: str, *, after: int = 0, limit: int | None = None) -> list[StoredEntry]:
         """The entries after a sequence, oldest first."""
         limit = keyed.NO_LIMIT if limit is None else max(limit, 0)
-        rows = await self._fetch(keyed.OLDEST_FIRST, session_id=session_id, after=after, limit=limit)
+        rows = await self._server.fetch(keyed.OLDEST_FIRST, session_id=session_id, after=after, limit=limit)
         return keyed.stored_entries(session_id, rows)
 
     async def read_newest(self, session_id: str, limit: int) -> list[StoredEntry]:
         """The newest entries, oldest first."""
-        rows = await self._fetch(keyed.NEWEST_FIRST, session_id=session_id, limit=max(limit, 0))
+        rows = await self._server.fetch(keyed.NEWEST_FIRST, session_id=session_id, limit=max(limit, 0))
         return keyed.stored_entries(session_id, reversed(rows))
 
     async def find(self, session_id: str, entry_id: str) -> StoredEntry | None:
@@ -367,7 +366,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
     async def _find(self, statement: Statement, session_id: str, **values: str) -> StoredEntry | None:
         if not all(map(_may_be_stored, values.values())):
             return None
-        rows = await self._fetch(statement, session_id=session_id, **values)
+        rows = await self._server.fetch(statement, session_id=session_id, **values)
         found = keyed.stored_entries(session_id, rows)
         return found[0] if found else None
 
@@ -376,7 +375,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
     async def mend(self, session_id: str, entries: Sequence[StoredEntry]) -> int:
         """Write the right entries over rows that contradict their checksum."""
         with CancelScope(shield=True):
-            return await self._writing("mend", lambda connection: self._mend(connection, session_id, entries))
+            return await self._server.writing("mend", lambda connection: self._mend(connection, session_id, entries))
         raise AssertionError  # for the type checker, which thinks that a scope may end before it returns
 
     async def _mend(self, connection: Any, session_id: str, entries: Sequence[StoredEntry]) -> int:
@@ -396,7 +395,7 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
     async def delete(self, session_id: str) -> bool:
         """Remove a session and all that is of it, in one transaction; whether there was one."""
         with CancelScope(shield=True):
-            return await self._writing("delete from", lambda connection: _delete(connection, session_id))
+            return await self._server.writing("delete from", lambda connection: _delete(connection, session_id))
         raise AssertionError  # as above
 
     async def purge(self) -> bool:
@@ -410,32 +409,14 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
     async def _contradictions(self) -> list[str]:
         problems = [
             f"session {session_id}: {count} entries belong to no session"
-            for session_id, count in await self._fetch(keyed.ORPHANS)
+            for session_id, count in await self._server.fetch(keyed.ORPHANS)
         ]
         problems += [
             f"session {session_id}: it ends at {found}, and says that it ends at {said}"
-            for session_id, said, found in await self._fetch(keyed.WRONG_ENDS)
+            for session_id, said, found in await self._server.fetch(keyed.WRONG_ENDS)
         ]
-        ((count,),) = await self._fetch(keyed.WRONG_KEYS)
+        ((count,),) = await self._server.fetch(keyed.WRONG_KEYS)
         return [*problems, f"{count} idempotency keys belong to no entry"] if count else problems
-
-    # --- connections -------------------------------------------------------------------------------------------------
-
-    async def _fetch(self, statement: Statement, **values: Any) -> list[Any]:
-        """The rows of a statement that changes nothing."""
-        return await self._connections.fetch(statement, **values)
-
-    async def _change(self, attempted: str, statement: Statement, **values: Any) -> list[Any]:
-        """The rows of a statement that may be run again."""
-        return await self._connections.change(attempted, statement, **values)
-
-    async def _beside(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        """What work returns that appends do not wait for."""
-        return await self._connections.beside(attempted, work)
-
-    async def _writing(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        """What work on a connection for changes returns."""
-        return await self._connections.writing(attempted, work)
 
 
 def _may_be_stored(text: str) -> bool:

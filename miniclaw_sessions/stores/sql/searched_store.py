@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from anyio import CancelScope, current_time, to_thread
 
@@ -19,7 +18,7 @@ from miniclaw_sessions.stores.scanning import may_fit, plain_words
 from miniclaw_sessions.stores.shared import SharedStore
 from miniclaw_sessions.stores.sql import keyed, keyed_search
 from miniclaw_sessions.stores.sql.checksums import entry_of_row
-from miniclaw_sessions.stores.sql.connections import transaction
+from miniclaw_sessions.stores.sql.connections import Connections, transaction
 from miniclaw_sessions.stores.sql.keyed import Statement
 from miniclaw_sessions.stores.sql.models import USED_RESOLUTION
 from miniclaw_sessions.stores.trigrams import indexed_numbers, wanted_numbers
@@ -39,30 +38,19 @@ _TRIES = 3  # then it was deleted, or the next look finds it
 _LAST = datetime.max.replace(tzinfo=UTC)
 _FIRST = datetime.min.replace(tzinfo=UTC)
 
-T = TypeVar("T")
 _Row = Sequence[Any]
 
 
 class SearchedStore(SharedStore):
-    """A part of a store on a server; another one has the connections."""
+    """A part of a store on a server; another one makes the connections."""
+
+    _server: Connections
 
     def __init__(self) -> None:
         self._lacking: dict[str, int] = {}  # sessions that have more than is indexed, and how often that was tried
         self._behind = 0
         self._looked_at: float | None = None
         self._found_all = False
-
-    @abstractmethod
-    async def _fetch(self, statement: Statement, **values: Any) -> list[Any]:
-        """The rows of a statement that changes nothing."""
-
-    @abstractmethod
-    async def _change(self, attempted: str, statement: Statement, **values: Any) -> list[Any]:
-        """The rows of a statement that may be run again."""
-
-    @abstractmethod
-    async def _beside(self, attempted: str, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        """What work on a connection returns that appends do not need."""
 
     # --- bringing the index on ---------------------------------------------------------------------------------------
 
@@ -83,7 +71,7 @@ class SearchedStore(SharedStore):
         indexed, unreached, locked = 0, list(tried), list[str]()
         try:
             with CancelScope(shield=True):
-                indexed, unreached, locked = await self._beside(
+                indexed, unreached, locked = await self._server.beside(
                     "index", lambda one: self._index(one, list(tried), limit)
                 )
         finally:
@@ -99,7 +87,7 @@ class SearchedStore(SharedStore):
         if self._found_all and self._looked_at is not None:
             passed = (current_time() - self._looked_at) + 2 * USED_RESOLUTION.total_seconds()
         began = current_time()
-        rows = await self._fetch(keyed_search.BEHIND, seconds=passed, limit=_MOST_SESSIONS)
+        rows = await self._server.fetch(keyed_search.BEHIND, seconds=passed, limit=_MOST_SESSIONS)
         self._behind = sum(count for _, count in rows)
         self._lacking = {session_id: 0 for session_id, _ in rows} | self._lacking
         self._found_all, self._looked_at = len(rows) < _MOST_SESSIONS, began
@@ -129,7 +117,7 @@ class SearchedStore(SharedStore):
     async def drop_index(self) -> None:
         """Empty the tables of the index."""
         for statement in keyed_search.DROP:
-            await self._change("clear the search index of", statement)
+            await self._server.change("clear the search index of", statement)
         self._found_all = False
 
     # --- searching ---------------------------------------------------------------------------------------------------
@@ -164,7 +152,7 @@ class SearchedStore(SharedStore):
     async def _may_fit(self, search: Search, below: Place, limit: int) -> list[Any]:
         numbers, sessions = wanted_numbers(search), search.session_ids
         said_at, session_id, sequence = below
-        return await self._fetch(
+        return await self._server.fetch(
             keyed_search.SEARCH[bool(numbers), sessions is not None],
             numbers=numbers,
             session_ids=sorted(sessions or ()),
