@@ -197,8 +197,8 @@ async def show_outline(context: Context, request: ShowOutline) -> OutlineReply:
 
     Of long runs only their ends are in it; each fold names the places where it begins and ends, to ask for it.
     """
+    from miniclaw_sessions.formats.branches import Branches  # noqa: PLC0415 - heavy
     from miniclaw_sessions.formats.html import tree  # noqa: PLC0415 - heavy
-    from miniclaw_sessions.formats.html.branches import Branches  # noqa: PLC0415 - heavy
     from miniclaw_sessions.formats.outline import Shape, outline_of  # noqa: PLC0415 - heavy
     from miniclaw_sessions.stores.base import decode_stored  # noqa: PLC0415 - a client has these shapes, and no store
 

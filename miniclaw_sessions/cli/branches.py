@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from miniclaw_sessions.formats.branches import Branches
 from miniclaw_sessions.formats.outline import Row, outline
 from miniclaw_sessions.history.transcript import Transcript
 from miniclaw_sessions.protocol.entries import Entry, Label
@@ -31,21 +32,17 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
 
 def branches_of(transcript: Transcript) -> list[Branch]:
     """All branches: the current one, then the others, the one that was written to last first."""
-    runs: list[tuple[str | None, list[Row]]] = []
-    open_runs: list[list[Row]] = []  # one for each column
-    for row in outline(transcript):
-        if row.begins:
-            goes_off_at = open_runs[row.depth - 1][-1].entry.id if row.depth else None
-            del open_runs[row.depth :]
-            open_runs.append([])
-            runs.append((goes_off_at, open_runs[-1]))
-        open_runs[row.depth].append(row)
+    rows = outline(transcript)
+    branches = Branches(rows)
     places = {entry.id: place for place, entry in enumerate(transcript.entries)}
-    found = [_branch(goes_off_at, rows) for goes_off_at, rows in runs]
+    found: list[Branch] = []
+    for numbers in filter(None, (branches.current, *branches.left)):
+        fork = branches.parents[numbers[0]]
+        found.append(_branch([rows[number] for number in numbers], None if fork < 0 else rows[fork].entry.id))
     return sorted(found, key=lambda branch: (branch.is_current, places[branch.entry_id]), reverse=True)
 
 
-def _branch(goes_off_at: str | None, rows: list[Row]) -> Branch:
+def _branch(rows: list[Row], goes_off_at: str | None) -> Branch:
     last = rows[-1]
     ends = [last.entry, *(entry for entry in last.folded if not isinstance(entry, Label))]
     return Branch(

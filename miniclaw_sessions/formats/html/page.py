@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from hashlib import sha256
 
+from miniclaw_sessions.formats.branches import Branches
 from miniclaw_sessions.formats.codec import SessionFacts
 from miniclaw_sessions.formats.first_words import first_words, speaker
 from miniclaw_sessions.formats.html.articles import anchor, article, tokens_and_cost
-from miniclaw_sessions.formats.html.branches import Branches
 from miniclaw_sessions.formats.html.prose import escaped
 from miniclaw_sessions.formats.html.sources import SHARED_STYLES, source
 from miniclaw_sessions.formats.html.tree import folded, line_of, tree_list

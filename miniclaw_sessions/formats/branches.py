@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
-from miniclaw_sessions.formats.outline import NumberedRow
+from miniclaw_sessions.formats.outline import Outlined
 
 
 class Branches:
     """The rows of the current branch, and of each that was left; numbers of rows throughout.
 
     Attributes:
-        rows: all of them, as `outline_of` gives them.
+        rows: all of them, as `outline` or `outline_of` gives them.
         parents: the row that each row follows; -1: none.
         ways: of each row at which branches go off, the rows with which the conversation goes on.
         current: the rows of the current branch.
         left: those of each branch that was left.
     """
 
-    def __init__(self, rows: Sequence[NumberedRow]) -> None:
+    def __init__(self, rows: Sequence[Outlined[Any]]) -> None:
         self.rows = rows
         self.parents = array("q")
         self.ways: dict[int, list[int]] = {}
