@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import anyio
@@ -14,6 +15,8 @@ import msgspec
 import pytest
 
 from miniclaw_sessions import Message, SessionManager
+from miniclaw_sessions.api.forgetting import ForgetReply
+from miniclaw_sessions.client import Client
 from miniclaw_sessions.testing import FakeClock
 from tests.command_line import Cli, filled_by, serving
 
@@ -61,6 +64,30 @@ def test_a_rule_is_looked_at_first_and_needs_a_yes(filled: Cli) -> None:
     done = filled("delete", "--older-than", "30d", "--yes")
     assert (done.status, done.out, done.err) == (0, "", "deleted 1 session\n")
     assert ids(filled) == {"telegram_1", "web_2"}
+
+
+def test_what_was_said_between_the_look_and_the_yes_is_not_deleted(
+    filled: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Client.forget
+
+    async def look_while_others_speak(client: Client, **which: Any) -> ForgetReply:
+        seen = await look(client, **which)
+        if which.get("dry_run"):
+            for chat_id in ("old", "1"):
+                await (await client.get("telegram", chat_id)).add_message(Message.user("wait"))
+        return seen
+
+    monkeypatch.setattr(Client, "forget", look_while_others_speak)
+    stays = ["telegram_old was used meanwhile and stays"]
+    by_age = filled("delete", "--older-than", "30d", "--yes")
+    assert by_age.err.splitlines() == ["deleted 0 sessions", *stays], "by its age it is not meant any more"
+    told = filled("delete", "--channel", "telegram", "--yes").err.splitlines()
+    assert told[0] == "deleted 0 sessions"
+    assert sorted(told[1:]) == ["telegram_1 was used meanwhile and stays", *stays]
+    monkeypatch.setattr(Client, "forget", look)
+    assert ids(filled) == {"telegram_1", "telegram_old", "web_2"}
+    assert filled("delete", "--channel", "telegram", "--yes").err == "deleted 2 sessions\n"
 
 
 def test_a_person_is_taken_out_whole_and_forgotten(filled: Cli, tmp_path: Path) -> None:

@@ -19,6 +19,13 @@ Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 Age = Annotated[float, Meta(ge=0, le=1e11)]
 
 
+class Seen(Body, kw_only=True):
+    """A session as somebody has seen it: with so many entries."""
+
+    session_id: str
+    entries: int
+
+
 class Forget(Body, kw_only=True):
     """Which sessions: those of which all is true that is said here; something must be.
 
@@ -26,14 +33,14 @@ class Forget(Body, kw_only=True):
         channel: they are of this channel.
         older_than_s: nobody has used them for longer than so many seconds.
         user: this person is their chat, or the author of a message in them.
-        only: of these, only those with these ids, such as somebody has seen in a dry run and agreed to.
+        only: of these, only those that somebody has seen in a dry run and agreed to, and that are still as they were.
         dry_run: delete nothing, and tell what would go.
     """
 
     channel: Text | None = None
     older_than_s: Age | None = None
     user: Text | None = None
-    only: list[str] | None = None
+    only: list[Seen] | None = None
     dry_run: bool = False
 
 
@@ -69,7 +76,7 @@ class ForgetReply(Reply, kw_only=True):
         dry_run: nothing was changed.
         sessions: what is gone, or would be.
         held: what is under legal hold, and stays.
-        changed: what was used meanwhile, and stays.
+        changed: what was used meanwhile, or is not as it was seen, and stays.
         remains: what may still have their words, such as a backup, one sentence each.
     """
 
@@ -106,12 +113,21 @@ async def forget_sessions(context: Context, request: ForgetRequest) -> ForgetRep
         InvalidSearch: nothing says which sessions are meant.
         ReadOnlyWorkspace: it can only be read; a dry run can be made.
     """
-    from miniclaw_sessions.manager.forgetting import Forgotten, Which, forget, meant  # noqa: PLC0415 - not a client's
+    from miniclaw_sessions.manager.forgetting import (  # noqa: PLC0415 - not a client's
+        Forgotten,
+        Meant,
+        Which,
+        as_seen,
+        forget,
+        meant,
+    )
 
     asked = request.body
     which = Which(channel=asked.channel, older_than_s=asked.older_than_s, user=asked.user)
-    only = None if asked.only is None else frozenset(asked.only)
-    found = [one async for one in meant(context.manager, which) if only is None or one.session_id in only]
+    found, changed = [one async for one in meant(context.manager, which)], list[Meant]()
+    if asked.only is not None:
+        seen = {(one.session_id, one.entries) for one in asked.only}
+        found, changed = await as_seen(context.manager, found, seen)
     if asked.dry_run:
         held = [one for one in found if one.held is not None]
         done = Forgotten(gone=[one for one in found if one.held is None], held=held)
@@ -122,7 +138,7 @@ async def forget_sessions(context: Context, request: ForgetRequest) -> ForgetRep
         dry_run=asked.dry_run,
         sessions=[MeantRow.of(one) for one in done.gone],
         held=[MeantRow.of(one) for one in done.held],
-        changed=[MeantRow.of(one) for one in done.changed],
+        changed=[MeantRow.of(one) for one in (*changed, *done.changed)],
         remains=context.without_paths(done.remains),
     )
 

@@ -128,8 +128,7 @@ async def _delete_by_rule(invocation: Invocation, rule: dict[str, Any], *, dry_r
                 entries = counted(sum(row.entries for row in done.sessions), "entry", "entries")
                 _ask("them", f"Delete {sessions} with {entries}, for good?")
             invocation.report("deleting", 0, None)
-            only = [row.session_id for row in (*done.sessions, *done.held)]
-            done = await client.forget(**rule, only=only)
+            done = await client.forget(**rule, only=[*done.sessions, *done.held])
     remains = done.remains + (_typed() if done.sessions and not dry_run else [])
     if invocation.as_json:
         invocation.print_json(msgspec.structs.replace(done, remains=remains))

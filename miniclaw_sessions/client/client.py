@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from datetime import date, datetime
 from pathlib import Path
@@ -296,7 +296,7 @@ class Client:
         channel: str | None = None,
         older_than_s: float | None = None,
         user: str | None = None,
-        only: builtins.list[str] | None = None,
+        only: Iterable[forgetting.MeantRow] | None = None,
         dry_run: bool = False,
     ) -> forgetting.ForgetReply:
         """Delete all sessions of which all is true that is said here; something must be. Expired ones are among them.
@@ -307,13 +307,16 @@ class Client:
             channel: of this channel.
             older_than_s: nobody has used them for longer than so many seconds.
             user: this person is their chat, or the author of a message in them.
-            only: of these, only those with these ids.
+            only: of these, only those that a dry run has given, and that are still as they were then.
             dry_run: delete nothing, and tell what would go.
 
         Raises:
             InvalidSearch: nothing says which sessions are meant.
         """
-        body = forgetting.Forget(channel=channel, older_than_s=older_than_s, user=user, only=only, dry_run=dry_run)
+        seen = None
+        if only is not None:
+            seen = [forgetting.Seen(session_id=one.session_id, entries=one.entries) for one in only]
+        body = forgetting.Forget(channel=channel, older_than_s=older_than_s, user=user, only=seen, dry_run=dry_run)
         return await self.transport.call(forgetting.forget_sessions, forgetting.ForgetRequest(body))
 
     # --- files -------------------------------------------------------------------------------------------------------

@@ -263,6 +263,26 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield rest
 
 
+async def as_seen(
+    reader: Readable, found: list[Meant], seen: Collection[tuple[str, int]]
+) -> tuple[list[Meant], list[Meant]]:
+    """Of what is meant, what somebody has seen as it is now; and what of that has changed, or is no longer meant.
+
+    Args:
+        reader: whose they are.
+        found: what `meant` has given.
+        seen: the ids of sessions, each with how many entries it had.
+    """
+    ids = {session_id for session_id, _ in seen}
+    same = [one for one in found if (one.session_id, one.entries) in seen]
+    changed = [one for one in found if one.session_id in ids and (one.session_id, one.entries) not in seen]
+    for session_id in sorted(ids - {one.session_id for one in found}):
+        with suppress(SessionNotFound):
+            session = await reader.find(session_id)
+            changed.append(await _looked_into(session, session.last_accessed, Which()))
+    return same, changed
+
+
 async def forget(manager: SessionManager, chosen: list[Meant]) -> Forgotten:
     """Delete sessions as they were found, so that their words are in no file but those that `remains` names.
 
@@ -290,8 +310,8 @@ async def _fate(manager: SessionManager, one: Meant) -> Literal["gone", "held", 
     try:
         if one.archived is not None:
             await manager.archive.delete(one.archived)
-        elif not await manager.delete(one.session_id, if_sequence=one.entries):
-            return "changed"
+        else:
+            await manager.delete(one.session_id, if_sequence=one.entries)
     except SessionHeld:
         return "held"
     except LeafMoved:

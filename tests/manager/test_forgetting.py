@@ -19,7 +19,7 @@ from miniclaw_sessions.errors import InvalidSearch, NotPermitted, SessionHeld, S
 from miniclaw_sessions.formats.registry import format_named
 from miniclaw_sessions.manager import SessionManager, database_lists, open_readonly
 from miniclaw_sessions.manager.bounded import BoundedSessions
-from miniclaw_sessions.manager.forgetting import Meant, Which, forget, meant
+from miniclaw_sessions.manager.forgetting import Meant, Which, as_seen, forget, meant
 from miniclaw_sessions.manager.person import person_archive
 from miniclaw_sessions.protocol.entries import SUSPENDED
 from miniclaw_sessions.protocol.keys import KeyBounds
@@ -325,6 +325,21 @@ async def test_what_is_forgotten_is_gone_from_store_files_archive_and_search(hom
         for table in ("entries", "checkpoints", "archive"):
             rows = await home.server.execute(f"SELECT {table}::text FROM {table}", database)
             assert not any(WORDS.encode().hex() in str(row) or WORDS in str(row) for row in rows)
+
+
+async def test_what_was_seen_is_still_meant_when_it_has_expired_since_and_not_when_it_has_grown(home: Home) -> None:
+    async with home.open() as manager:
+        for chat_id in ("1", "2"):
+            await say(manager, "telegram", chat_id)
+        seen = {(one.session_id, one.entries) for one in await found(manager, channel="telegram")}
+        await home.wait(manager, 40)
+        await say(manager, "telegram", "2", "again")
+        assert (await manager.sweep()).sessions == ["telegram_1"]
+        await say(manager, "telegram", "3")
+        same, changed = await as_seen(manager, await found(manager, channel="telegram"), seen)
+        assert [(one.session_id, one.archived is None) for one in same] == [("telegram_1", False)]
+        assert [one.session_id for one in changed] == ["telegram_2"]
+        assert await as_seen(manager, [], seen) == ([], changed)
 
 
 async def test_what_is_used_meanwhile_stays(home: Home) -> None:
