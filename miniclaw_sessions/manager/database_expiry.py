@@ -88,9 +88,12 @@ class DatabaseExpiry(Expiry):
         return [one for one in idle if one not in used]
 
     async def _held(self, session_ids: Sequence[str]) -> list[str]:
-        held = await held_in(self._database, session_ids, self._registry)
-        self._stay = len(held)  # or else nobody would ever see what is behind them
-        return held
+        return await held_in(self._database, session_ids, self._registry)
+
+    async def _that_may_go(self, at: datetime) -> tuple[int, list[str], list[str]]:
+        looked = await super()._that_may_go(at)
+        self._stay = len(looked[2])  # or else nobody would ever see what is behind those that are held
+        return looked
 
     async def renewed(self, session_id: str, used_before: datetime) -> None:
         """Let the others know at once of the use of a session that had been idle for long."""

@@ -51,7 +51,8 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
         expired: how many were removed; in a dry run none.
         archived: how many of these went to the archive.
         sessions: the ids of those that were removed; in a dry run, of those that would be.
-        held: the ids of those that were idle for too long and stay, because they are under legal hold.
+        held: the ids of those that were idle for too long, or whose archived copies were kept for long enough, and that
+            stay because they are under legal hold.
         forgotten: the archived files that had been kept for long enough, and went for good; in a dry run, would go.
         dry_run: nothing was changed.
         postponed: why nothing was done, if the clock is not to be believed.
@@ -138,7 +139,8 @@ class Expiry(ABC):
     async def _sweep(self, *, dry_run: bool) -> SweepReport:
         self.forgive_jump()
         scanned, idle, held = await self._that_may_go(self._clock.now())
-        outdated = await self._retention.outdated(self._archive, self._clock.now())
+        outdated, kept = await self._retention.outdated(self._archive, self._clock.now(), self._held)
+        held = list(dict.fromkeys([*held, *kept]))
         if doubt := await self._doubt():
             if not dry_run:
                 log.warning("expiry is put off", action="sweep.postponed", reason=doubt)

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -266,6 +267,7 @@ class ReadOnlyDirectory(ReadOnlySessions):
                 used[session_id] = session.last_accessed
                 if retention.of(session.key.channel).is_idle(session.last_accessed, now):
                     (idle if session.journal.legal_hold is None else held).append(session_id)
+        outdated, kept = await retention.outdated(self.archive, now, self._held)
         guard = ClockGuard(
             self.clock,
             newest_access=max(used.values(), default=None),
@@ -274,11 +276,15 @@ class ReadOnlyDirectory(ReadOnlySessions):
         return SweepReport(
             scanned=len(used),
             sessions=idle,
-            held=held,
-            forgotten=await retention.outdated(self.archive, now),
+            held=list(dict.fromkeys([*held, *kept])),
+            forgotten=outdated,
             dry_run=True,
             postponed=guard.doubt(),
         )
+
+    async def _held(self, session_ids: Sequence[str]) -> list[str]:
+        found = [one for session_id in session_ids if (one := await self._journal(session_id)) is not None]
+        return [one.session_id for one in found if one.legal_hold is not None]
 
     async def _journal(self, session_id: str) -> Journal | None:
         stored = await self.store.head(session_id)  # first: a snapshot that is newer has all of it
@@ -369,11 +375,13 @@ class ReadOnlyDatabase(ReadOnlySessions):
         retention = Retention(self.settings)
         idle = await idle_in(self._database.shared, retention, timedelta(0), limit=FORETOLD)
         held = await held_in(self._database, idle, self)
+        is_held = partial(held_in, self._database, home=self)
+        outdated, kept = await retention.outdated(self.archive, self.clock.now(), is_held)
         return SweepReport(
             scanned=await self.store.count(),
             sessions=[one for one in idle if one not in frozenset(held)],
-            held=held,
-            forgotten=await retention.outdated(self.archive, self.clock.now()),
+            held=list(dict.fromkeys([*held, *kept])),
+            forgotten=outdated,
             dry_run=True,
             postponed=guard.doubt() or await doubt_of(self._database.shared, self.clock),
         )

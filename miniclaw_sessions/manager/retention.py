@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from miniclaw_sessions.config import RetentionSettings, SessionSettings
 from miniclaw_sessions.persistence.archive import Archive, session_of, time_of
 from miniclaw_sessions.protocol.keys import of_channel
+
+Held = Callable[[Sequence[str]], Awaitable[list[str]]]
+"""Gives those of some sessions, by their ids, that are under legal hold."""
 
 
 class Rule(NamedTuple):
@@ -56,11 +59,16 @@ class Retention:
         """The rule for the channel of a session that is only known by its id."""
         return next((rule for is_its, rule in self._by_id if is_its(session_id)), self._others)
 
-    async def outdated(self, archive: Archive, now: datetime) -> list[str]:
-        """The names of the archived files that have been kept for longer than they are to be."""
+    async def outdated(self, archive: Archive, now: datetime, held: Held) -> tuple[list[str], list[str]]:
+        """The names of the archived files that have been kept for longer than they are to be.
+
+        Behind them the ids of those sessions whose files have been, and stay: they are in use again, and held.
+        """
         if not any(rule.archived_for for rule in self.rules):
-            return []
-        return [name for name in await archive.names() if self._is_outdated(name, now)]
+            return [], []
+        names = [name for name in await archive.names() if self._is_outdated(name, now)]
+        kept = await held(list(dict.fromkeys(map(session_of, names))))
+        return [name for name in names if session_of(name) not in kept], kept
 
     def _is_outdated(self, name: str, now: datetime) -> bool:
         kept_for, archived_at = self.of_id(session_of(name)).archived_for, time_of(name)

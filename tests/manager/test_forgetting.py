@@ -327,6 +327,30 @@ async def test_what_is_forgotten_is_gone_from_store_files_archive_and_search(hom
             assert not any(WORDS.encode().hex() in str(row) or WORDS in str(row) for row in rows)
 
 
+@IN_FILES
+async def test_the_archive_keeps_a_copy_of_what_is_in_use_again_and_held(home: Home) -> None:
+    settings: dict[str, Any] = {"ttl_days": 2, "archive_days": 5, "restore_archived": False}
+    async with home.open(**settings) as manager:
+        await say(manager, "law", "1", "evidence")
+        await home.wait(manager, 4)
+        assert (await manager.sweep()).archived == 1
+        (name,) = await manager.archive.names()
+        await say(manager, "law", "1", "again")
+        await manager.hold("law_1", "case 12")
+        await home.clock.advance(6 * DAY)
+        for dry_run in (True, False):
+            swept = await manager.sweep(dry_run=dry_run)
+            assert (swept.held, swept.forgotten) == (["law_1"], [])
+        assert await manager.archive.names() == [name]
+        await manager.flush()
+        chosen = SessionSettings(**{**home.settings, **settings})
+        async with open_readonly(home.directory, settings=chosen, clock=home.clock) as reader:
+            swept = await reader.sweep(dry_run=True)
+            assert (swept.held, swept.forgotten) == (["law_1"], [])
+        await manager.hold("law_1", None)
+        assert name in (await manager.sweep()).forgotten
+
+
 async def test_what_was_seen_is_still_meant_when_it_has_expired_since_and_not_when_it_has_grown(home: Home) -> None:
     async with home.open() as manager:
         for chat_id in ("1", "2"):
