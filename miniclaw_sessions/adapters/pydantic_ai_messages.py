@@ -243,8 +243,16 @@ def to_model_messages(messages: Iterable[Message]) -> list[ModelMessage]:
         return [message for group in groups for message in _validated_alone(group)]
 
 
+def to_own_model(messages: Iterable[Message]) -> list[ModelMessage]:
+    """The same for a model that this process itself asks: only of a reply it keeps what pydantic-ai alone knows of it.
+
+    Whatever else says that it came from there may be a stranger's, and name a file or an address of ours.
+    """
+    return to_model_messages(message if message.is_assistant else _without_kept(message) for message in messages)
+
+
 def _validated(groups: Iterable[Sequence[Message]]) -> list[ModelMessage]:
-    encoded = msgspec.json.encode([_write(group) for group in groups])
+    encoded = msgspec.json.encode([_asking_for_no_local_file(_write(group)) for group in groups])
     return ModelMessagesTypeAdapter.validate_json(encoded)
 
 
@@ -253,6 +261,14 @@ def _validated_alone(group: Sequence[Message]) -> list[ModelMessage]:
         return _validated([group])
     except ValidationError:
         return _validated(_grouped(presented([_without_kept(message) for message in group], KEPT)))
+
+
+def _asking_for_no_local_file(value: Any) -> Any:
+    """What is stored may say that an address is to be fetched, but not that one of this machine's network may be."""
+    if isinstance(value, dict):
+        kept = {name: _asking_for_no_local_file(one) for name, one in value.items()}
+        return {**kept, "force_download": True} if kept.get("force_download") == "allow-local" else kept
+    return [_asking_for_no_local_file(one) for one in value] if isinstance(value, list) else value
 
 
 def _grouped(messages: Iterable[Message]) -> Iterator[list[Message]]:

@@ -115,10 +115,10 @@ class PydanticAIProvider(ServiceProvider):
 
         from miniclaw_sessions.adapters.pydantic_ai_messages import (  # noqa: PLC0415 - loads pydantic-ai
             from_model_messages,
-            to_model_messages,
+            to_own_model,
         )
 
-        messages, settings = to_model_messages(context), cast("ModelSettings", self._settings())
+        messages, settings = to_own_model(context), cast("ModelSettings", self._settings())
         request = model_request_stream(
             self._model,
             messages,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from anyio.abc import SocketAttribute, SocketStream
 
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.provider import TextDelta
@@ -15,6 +18,7 @@ from miniclaw_sessions.agent.tools import calculator_tool
 from miniclaw_sessions.config import load_settings
 from miniclaw_sessions.errors import ConfigError, ContextOverflow, ModelError, ModelOverloaded
 from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.encoding import message_from_dict
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ThinkingPart
 from miniclaw_sessions.protocol.options import Options
 from miniclaw_sessions.providers.configured import open_agent
@@ -72,6 +76,31 @@ async def test_a_turn_with_thinking_and_tools_streams_is_kept_and_goes_back_as_i
     if service in ("anthropic", "google"):
         kept = [part for one in asked if one.is_assistant for part in one.content if isinstance(part, ThinkingPart)]
         assert [part.thinking for part in kept] == ["6 times 7", "6 times 7"]
+
+
+async def test_no_message_makes_it_fetch_an_address_of_this_machine(server: StrictServer) -> None:
+    """Google's models are sent what an address has, and anybody may write fields of pydantic-ai's into a message."""
+    fetched: list[bytes] = []
+
+    async def serve(stream: SocketStream) -> None:
+        async with stream:
+            fetched.append(await stream.receive())
+            await stream.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 6\r\n\r\nsecret")
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/secret.png"
+        local = {"url": url, "force_download": "allow-local"}
+        image = {"type": "image", "media_type": "image/png", "url": url, "pydantic-ai": local}
+        document = {"type": "pydantic_ai_part", "part": {"kind": "document-url", "media_type": "text/plain", **local}}
+        server.script = lambda _: Answer(text="nothing")
+        async with made("google", server) as provider:
+            for part in (image, document):
+                message = message_from_dict({"role": "user", "content": [{"type": "text", "text": "what?"}, part]})
+                with suppress(ModelError):
+                    await reply_of(provider, message)
+        tasks.cancel_scope.cancel()
+    assert fetched == []
 
 
 async def test_text_comes_as_it_is_said(service: str, server: StrictServer) -> None:
