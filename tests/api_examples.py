@@ -227,6 +227,7 @@ async def _chats(recorder: Recorder) -> None:
     await ask("chat", "the same again", body={**chat, "message": "Good morning"}, headers=key)
     await ask("chat", "follow the answer", body={**chat, "message": "What time is it?", "stream": True})
     await ask("chat", "nobody is stopped", body={**chat, "message": "/stop", "stream": True})
+    await ask("chat", "a command is obeyed", body={**chat, "message": "/new", "commands": True})
     with capture_logs():
         await ask("chat", "the model fails", body={**chat, "message": "break", "stream": True})
     async with anyio.create_task_group() as tasks:

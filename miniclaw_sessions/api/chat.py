@@ -16,8 +16,8 @@ from miniclaw_sessions.api.events import (
     CompactedEvent,
     DoneEvent,
     ErrorEvent,
+    ObeyedEvent,
     PendingCallRow,
-    StopEvent,
     StoppedEvent,
     SuspendedEvent,
     TextEvent,
@@ -48,13 +48,13 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
     "done": DoneEvent,
     "stopped": StoppedEvent,
     "suspended": SuspendedEvent,
-    "stop": StopEvent,
+    "obeyed": ObeyedEvent,
     "error": ErrorEvent,
 }
 """What a stream tells, in about this order; the last five end it."""
 
 _STATUS_WAIT_S = 1.0
-_ENDS = ("done", "stopped", "suspended", "stop")
+_ENDS = ("done", "stopped", "suspended", "obeyed")
 
 
 class Chat(msgspec.Struct, frozen=True):
@@ -91,8 +91,8 @@ async def chat(context: Context, request: Chat) -> ChatReply | Stream:
         async for event in events:
             data = event.data
             match event.kind:
-                case "stop":
-                    return ChatReply(stopped=data["stopped"], session_id=session_id)
+                case "obeyed":
+                    return ChatReply(told=data["told"], stopped=data["stopped"], session_id=session_id)
                 case "suspended":
                     return ChatReply(suspended=data, session_id=session_id)
                 case "stopped":

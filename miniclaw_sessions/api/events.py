@@ -94,9 +94,10 @@ class SuspendedEvent(Reply, kw_only=True):
     usage: UsageReply
 
 
-class StopEvent(Reply, kw_only=True):
-    """The message was `/stop`: whether it stopped something."""
+class ObeyedEvent(Reply, kw_only=True):
+    """The message was a command: what a person is told, and whether it was `/stop` and stopped something."""
 
+    told: str
     stopped: bool
 
 

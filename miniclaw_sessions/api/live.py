@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OF_A_SESSION: dict[str, type[msgspec.Struct]] = {
     "entry": events.EntryEvent,
     "typing": events.TypingEvent,
-    **{name: shape for name, shape in OF_AN_ANSWER.items() if name != "stop"},
+    **{name: shape for name, shape in OF_AN_ANSWER.items() if name != "obeyed"},
     "gone": events.GoneEvent,
 }
 OF_ALL: dict[str, type[msgspec.Struct]] = {

@@ -533,6 +533,8 @@ class ChatRequest(Body, kw_only=True):
     Attributes:
         approvals: a person's yes or no to calls that wait for it (`list_approvals`), by their ids there; those that are
             left out wait on. Where one of them waits no more, none counts, and what waits by now is asked again.
+        commands: whether a message such as `/new` or `/help` is obeyed, as in a chat network, and not said to the
+            model. `/help` tells of all of them; `/stop` is always obeyed.
     """
 
     channel: str
@@ -540,6 +542,7 @@ class ChatRequest(Body, kw_only=True):
     message: str | dict[str, Any] | UnsetType = UNSET
     resume: bool = False
     approvals: dict[str, bool] | UnsetType = UNSET
+    commands: bool = False
     idempotency_key: str | None = None
     stream: bool = False
 
@@ -547,13 +550,14 @@ class ChatRequest(Body, kw_only=True):
 class ChatReply(Reply, kw_only=True):
     """The answer and what it cost; `stopped`, where it is its beginning; `suspended`, where it waits for an approval.
 
-    To a message that is `/stop`: whether something was `stopped`.
+    To a command: what a person is `told`, and whether something was `stopped`.
     """
 
     session_id: str
     reply: MessageDocument | UnsetType = UNSET
     usage: UsageDocument | UnsetType = UNSET
     stopped: bool | UnsetType = UNSET
+    told: str | UnsetType = UNSET
     suspended: Annotated[dict[str, Any], _described("SuspendedEvent")] | UnsetType = UNSET
 
 
@@ -562,7 +566,7 @@ class ChatEvent(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: accepted, text, tool_started, tool_finished, usage, compacted; at the end suspended, stopped or done,
-            or stop where the message was `/stop`.
+            or obeyed where the message was a command.
         data: what goes with it.
     """
 

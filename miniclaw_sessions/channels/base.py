@@ -55,6 +55,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
         answer_again: whether a message that was answered before is given the same answer again, because it may not have
             arrived; else it is a DUPLICATE.
         is_addressed: whether the bot is spoken to. Where people talk to each other, a bare "ok" agrees to nothing.
+        obeys: whether the words of `channels.commands` are obeyed, or said to the model; `/stop` always is.
     """
 
     chat_id: str
@@ -68,6 +69,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     replaces: str | None = None
     answer_again: bool = False
     is_addressed: bool = True
+    obeys: bool = True
 
 
 # --- what becomes of it ----------------------------------------------------------------------------------------------

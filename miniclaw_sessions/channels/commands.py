@@ -1,8 +1,8 @@
 """What people say to the bot rather than to the model: understood here for all chat networks.
 
 A command is one row of `COMMANDS`. It is run in the chat's turn, behind what was said before it, by whoever hands over
-a message that begins with its word; `/stop` is obeyed at once, and from any caller. By HTTP all others have operations
-of their own. What begins with another word goes to the model.
+a message that begins with its word; `/stop` is obeyed at once. Programs that talk by HTTP have operations of their own
+for all others, and ask for these with `commands`, as the page does. What begins with another word goes to the model.
 """
 
 from __future__ import annotations

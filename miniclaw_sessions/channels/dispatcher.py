@@ -358,7 +358,7 @@ class Dispatcher:
                 tell=tell,
             )
             question = await self._question(asked, asked.session)
-            word, arguments = (asked.channel is not None and command_in(incoming.message)) or ("", "")
+            word, arguments = (incoming.obeys and command_in(incoming.message)) or ("", "")
             if word and (run := COMMANDS[word].run) is not None:
                 end = await run(Said(asked.session, incoming, arguments, question, self._assistant.agent, answer))
             else:

@@ -41,7 +41,7 @@ PATIENCE_S = 10.0
 _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _SUCCESS = range(200, 300)  # what lies elsewhere is not followed
-_ENDS = ("done", "stopped", "suspended", "stop")
+_ENDS = ("done", "stopped", "suspended", "obeyed")
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R")

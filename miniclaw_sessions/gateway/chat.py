@@ -38,7 +38,9 @@ class DispatchedChats:
         chat = SessionKey.of(request.channel, request.chat_id)
         message, key, approvals = user_message(request), request.idempotency_key, request.approvals
         given = None if isinstance(approvals, UnsetType) else approvals
-        incoming = Incoming(chat.chat_id, message, message_id=key, channel=chat.channel, approvals=given)
+        incoming = Incoming(
+            chat.chat_id, message, message_id=key, channel=chat.channel, approvals=given, obeys=request.commands
+        )
         asked = self._dispatcher.ask(incoming)
         try:
             yield _Events(asked)
@@ -79,8 +81,8 @@ class _Events:
                 return await self._answered_before(error)
             case NotAnswered(error=error):
                 raise error
-            case Obeyed(stopped=stopped):
-                return ChatEvent("stop", {"stopped": stopped})
+            case Obeyed(text=text, stopped=stopped):
+                return ChatEvent("obeyed", {"told": text, "stopped": stopped})
             case outgoing:
                 return ChatEvent(*event_document(outgoing.event))
 

@@ -179,10 +179,10 @@ async def test_what_is_no_command_goes_to_the_model(room: Room, text: str) -> No
     assert (await room.ended(room.say(text)))[0].text == f"echo: {text}"
 
 
-async def test_by_http_only_stop_is_obeyed_for_all_else_has_operations(dispatcher: Dispatcher) -> None:
-    asked = dispatcher.ask(Incoming("1", Message.user("/new"), channel="room"))
+async def test_of_who_wants_no_commands_only_stop_is_obeyed(dispatcher: Dispatcher) -> None:
+    asked = dispatcher.ask(Incoming("1", Message.user("/new"), channel="room", obeys=False))
     assert [one async for one in asked][-1].text == "echo: /new"
-    stop = dispatcher.ask(Incoming("1", Message.user("/stop"), channel="room"))
+    stop = dispatcher.ask(Incoming("1", Message.user("/stop"), channel="room", obeys=False))
     assert isinstance([one async for one in stop][-1], Obeyed)
 
 

@@ -290,11 +290,26 @@ async def test_who_waits_for_a_whole_answer_gets_what_there_was_of_it(served: An
         await provider.began.wait()
         assert (await served.tcp.post("/v1/chat", json=chat("/stop"))).json() == {
             "stopped": True,
+            "told": "",
             "session_id": "telegram_1",
         }
     assert replies[0].status_code == 200
     assert replies[0].json()["stopped"] is True
     assert replies[0].json()["reply"]["content"] == "echo:"
+
+
+async def test_the_words_that_people_say_to_a_bot_are_obeyed_where_that_is_asked_for(served: Any) -> None:
+    assert (await served.tcp.post("/v1/chat", json=chat("/new"))).json()["reply"]["content"] == "echo: /new"
+    wanted = {**chat("/new"), "commands": True, "idempotency_key": "new-1"}
+    obeyed = (await served.tcp.post("/v1/chat", json=wanted)).json()
+    assert obeyed == {"session_id": "telegram_1", "told": "We begin anew.", "stopped": False}
+    assert (await served.tcp.get("/v1/sessions/telegram_1/context")).json()["messages"] == []
+    again = await served.tcp.post("/v1/chat", json=wanted)
+    assert (again.status_code, again.json()["error"]["type"]) == (409, "duplicate_message")
+    streamed = await served.tcp.post("/v1/chat", json={**chat("/help"), "commands": True, "stream": True})
+    assert streamed.text.startswith('event: obeyed\ndata: {"told":"/stop - ')
+    other = await served.tcp.post("/v1/chat", json={**chat("/etc/hosts"), "commands": True})
+    assert other.json()["reply"]["content"] == "echo: /etc/hosts"
 
 
 async def test_a_session_that_is_not_there_cannot_be_stopped(served: Any) -> None:

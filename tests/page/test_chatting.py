@@ -79,6 +79,25 @@ def test_what_the_address_names_is_asked_for_first_and_before_the_script_is_ther
     assert answered.value.ok
 
 
+def test_the_words_that_channels_obey_are_obeyed_here(open_page: OpenPage, daemon: PageDaemon) -> None:
+    page = open_page("#/new")
+    say(page, "before")
+    see(page, "before", "You said before")
+    say(page, "/help")
+    told = page.locator(".told")
+    told.get_by_text("/new - begin anew").wait_for()
+    see(page, "before", "You said before")
+    say(page, "/new")
+    told.get_by_text("We begin anew.").wait_for()
+    see(page)
+    say(page, "afterwards")
+    see(page, "afterwards", "You said afterwards")
+    assert told.count() == 0
+    session = page.url.rpartition("/")[2]
+    context = daemon.ask("GET", f"/v1/sessions/{session}/context")
+    assert "before" not in str(context["messages"])
+
+
 def test_the_first_screen_says_what_to_do_when_there_is_nothing_yet(
     open_page: OpenPage, model: ModelService, tmp_path: Path
 ) -> None:

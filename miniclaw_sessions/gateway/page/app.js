@@ -111,7 +111,7 @@ function begin() {
 function showBeginning() {
   document.title = "New conversation";
   const session = { session_id: "", ...newChat() };
-  const composer = new Composer(session, { said: () => make("i"), saved: () => {}, failed: (message) => notify(message, { failed: true }) });
+  const composer = new Composer(session, { said: () => make("i"), saved: () => {}, told: () => {}, failed: (message) => notify(message, { failed: true }) });
   composer.say = async (text) => {
     const made = await attempt(() => send("POST", "v1/sessions", { channel: session.channel, chat_id: session.chat_id, title: titleOf(text) }));
     if (!made) {

@@ -18,9 +18,9 @@ const open = new Map();
 export class Composer {
   /**
    * @param {{session_id: string, channel: string, chat_id: string}} session
-   * @param {{said: (text: string, key: string) => HTMLElement, saved: () => void,
+   * @param {{said: (text: string, key: string) => HTMLElement, saved: () => void, told: (text: string) => void,
    *   failed: (message: string, again: (() => void) | null) => void}} hooks `said` shows what was just said until it is
-   *   saved; `again` asks once more for the answer to what is saved
+   *   saved; `told` shows what a command has to say; `again` asks once more for the answer to what is saved
    */
   constructor(session, hooks) {
     this.session = session;
@@ -110,8 +110,9 @@ export class Composer {
     this.sending++;
     this.setBusy(this.isBusy);
     try {
-      await this.sent(said, stopping, shown);
+      const reply = await this.sent(said, stopping, shown);
       this.ended(said, "saved", "");
+      if (reply.told) this.hooks.told(reply.told);
     } catch (error) {
       const refused = error instanceof Refused ? error : new Refused(400, { message: stopping.signal.aborted ? "" : String(error) });
       if (!(this.isClosed && stopping.signal.aborted)) this.ended(said, outcomeOf(refused), refused.type === "message_stopped" ? "" : refused.message);
@@ -147,7 +148,7 @@ export class Composer {
     const about = shown?.querySelector(".about");
     for (let wait = AGAIN_MS; ; wait = Math.min(wait * 2, LONGEST_MS)) {
       try {
-        return await send("POST", "v1/chat", { channel, chat_id, message: text }, { key, signal: stopping.signal });
+        return await send("POST", "v1/chat", { channel, chat_id, message: text, commands: true }, { key, signal: stopping.signal });
       } catch (error) {
         if (!(error instanceof Refused) || outcomeOf(error) !== "again") throw error;
         if (about && error.passes) about.textContent = error.status ? "waits for the server" : "waits for the connection";

@@ -42,6 +42,7 @@ export class Conversation {
     this.composer = new Composer(session, {
       said: (text, key) => this.said(text, key),
       saved: () => this.refresh(),
+      told: (text) => this.turn.note(text),
       failed: (message, again) => this.turn.fail(message, again),
     });
     this.composer.form.hidden = !may("write");

@@ -52,7 +52,7 @@ export class Turn {
   begin() {
     if (this.isRunning) return;
     this.isRunning = true;
-    for (const one of this.box.querySelectorAll(".failed, .suspended")) one.remove();
+    for (const one of this.box.querySelectorAll(".failed, .suspended, .told")) one.remove();
     this.article = make(
       "article",
       { class: "assistant running", "aria-busy": "true" },
@@ -108,6 +108,16 @@ export class Turn {
     if (again) line.append(" ", make("button", { type: "button", click: ask }, "Ask again"));
     this.box.querySelector(".failed")?.remove();
     this.box.append(line);
+  }
+
+  /**
+   * Show what a command had to say, which is not part of the conversation.
+   * @param {string} text
+   */
+  note(text) {
+    this.box.querySelector(".told")?.remove();
+    this.box.append(make("p", { class: "told", role: "status" }, text));
+    this.hooks.changed();
   }
 
   /**
