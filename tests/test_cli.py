@@ -300,6 +300,21 @@ def test_list_can_be_restricted(filled: Cli) -> None:
     assert re.fullmatch(r"there are more: --after \d+\.\S+\n", limited.err)
 
 
+def test_list_shows_how_a_session_begins_that_nobody_named(cli: Cli) -> None:
+    chat_id = "019e742e-9d84-7578-9001-000000000001"
+
+    async def fill() -> None:
+        async with SessionManager(cli.workspace) as manager:
+            await (await manager.get_or_create("codex", chat_id)).add_message(
+                Message.user("mend the\nclock" + " soon" * 9)
+            )
+
+    anyio.run(fill)
+    assert cli("list").out.splitlines()[1].startswith(f"codex_{chat_id}  mend the clock soon soon soon soon soon…  ")
+    cli("rename", f"codex_{chat_id}", "Clocks")
+    assert cli("list").out.splitlines()[1].startswith(f"codex_{chat_id}  Clocks  ")
+
+
 def made(workspace: Path) -> None:
     """A workspace without a session."""
 

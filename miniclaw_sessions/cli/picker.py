@@ -34,7 +34,7 @@ async def pick_session(client: Client, channel: str | None) -> ClientSession:
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise SessionsError("there is no terminal to choose in; name the conversation, or use --continue")
-    rows = await client.list(channel=channel, limit=OFFERED)
+    rows, _ = await client.page(channel=channel, limit=OFFERED, last_words=True)
     if not rows:
         raise SessionNotFound("")
     chosen = await _Picker(rows).run()
@@ -68,9 +68,7 @@ class _Picker:
 
     def _found(self) -> list[SessionSummary]:
         words = self._words.text.casefold().split()
-        return [
-            row for row in self._rows if all(word in f"{row.session_id} {row.title or ''}".casefold() for word in words)
-        ]
+        return [row for row in self._rows if all(word in f"{row.session_id} {_name(row)}".casefold() for word in words)]
 
     def _narrowed(self, buffer: Buffer) -> None:
         del buffer
@@ -81,9 +79,7 @@ class _Picker:
         first = max(0, min(self._at - SHOWN // 2, len(found) - SHOWN))
         lines: StyleAndTextTuples = []
         for place, row in enumerate(found[first : first + SHOWN], first):
-            told = (
-                f"{one_line(row.title or row.session_id)}  {row.messages} messages, {age(row.last_accessed, self._now)}"
-            )
+            told = f"{one_line(_name(row))}  {row.messages} messages, {age(row.last_accessed, self._now)}"
             lines.append(("reverse" if place == self._at else "", f" {told} \n"))
         return lines or [("italic", " there is none like that")]
 
@@ -108,3 +104,7 @@ class _Picker:
             event.app.exit(result=None)
 
         return bindings
+
+
+def _name(row: SessionSummary) -> str:
+    return row.title or row.first_words or row.session_id

@@ -31,9 +31,13 @@ COULD_NOT_LOOK = 3
 _NUMBER = re.compile(r"\d+")
 
 PAGE = 1_000
+"""So many rows are asked for at once; of the first ones, how those without a name begin, which costs a read each."""
 
 AROUND = 5
 """So many entries are shown before and after the one that was asked for."""
+
+BEGINNING = 40
+"""So many characters of what a session without a name begins with stand in its row."""
 
 MAX_DIGITS = 15
 """A number of more digits is no entry's."""
@@ -78,7 +82,7 @@ async def list_sessions(
             [
                 (
                     row.session_id,
-                    one_line(row.title),
+                    _title(row),
                     f"{row.messages:,}",
                     f"{row.entries:,}",
                     age(row.last_accessed, now),
@@ -104,11 +108,18 @@ async def _rows(
     found: list[SessionSummary] = []
     while True:
         wanted = min(limit - len(found), PAGE) if limit else PAGE
-        rows, after = await client.page(channel=channel, limit=wanted, after=after)
+        rows, after = await client.page(channel=channel, limit=wanted, after=after, last_words=not found)
         found += rows
         if after is None or len(found) == limit:
             return found, after
         invocation.report("listing", len(found), None)
+
+
+def _title(row: SessionSummary) -> str:
+    """What a session is called; one that nobody named, by how it begins."""
+    words = row.first_words or ""
+    beginning = words if len(words) <= BEGINNING else f"{words[: BEGINNING - 1]}…"
+    return one_line(row.title or beginning)
 
 
 @contextmanager

@@ -143,10 +143,16 @@ class Client:
                 return
 
     async def page(
-        self, *, channel: str | None = None, prefix: str | None = None, limit: int = 100, after: str | None = None
+        self,
+        *,
+        channel: str | None = None,
+        prefix: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+        last_words: bool = False,
     ) -> tuple[builtins.list[SessionSummary], str | None]:
-        """One page of the list, and the `after` of the next one; None where there is none."""
-        wanted = sessions.ListSessions(channel=channel, prefix=prefix, limit=limit, after=after)
+        """One page of the list, and the `after` of the next one; `last_words` as for `SessionManager.list`."""
+        wanted = sessions.ListSessions(channel=channel, prefix=prefix, limit=limit, after=after, last_words=last_words)
         reply = await self.transport.call(sessions.list_sessions, wanted)
         return reply.sessions, reply.next
 
