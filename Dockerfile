@@ -13,6 +13,8 @@ ENV PATH=/opt/miniclaw-sessions/bin:$PATH MINICLAW_WORKSPACE=/data
 USER 10001
 VOLUME /data
 # SIGTERM ends it in order; everything that was acknowledged is in the store already.
-HEALTHCHECK --interval=30s --timeout=5s CMD ["miniclaw-sessions", "stats", "--json"]
+# Asks the daemon itself: a command would read the files of one that hangs, and find nothing wrong.
+HEALTHCHECK --interval=30s --timeout=5s --start-period=60s CMD ["python", "-c", "import socket; daemon = socket.socket(socket.AF_UNIX); \
+    daemon.connect('/data/miniclaw.sock'); daemon.sendall(b'GET /health/ready HTTP/1.0\\r\\n\\r\\n'); exit(b' 200 ' not in daemon.recv(64))"]
 ENTRYPOINT ["miniclaw-sessions"]
 CMD ["serve"]
