@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import anyio
 import pytest
@@ -21,6 +22,7 @@ from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import Checkpoint, empty_checkpoint
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.conformance.capabilities import ALL_CAPABILITIES
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import _messages_delta_reducer
 from langgraph.graph.state import CompiledStateGraph
@@ -622,6 +624,33 @@ async def test_a_thread_is_not_copied_over_another_one(saver: MiniclawSaver) -> 
         await graph.ainvoke({"messages": [HumanMessage("hi")]}, {"configurable": {"thread_id": thread}})
     with pytest.raises(SessionExists):
         await saver.acopy_thread("1", "2")
+
+
+@dataclass
+class Made:
+    """Whatever is named in a checkpoint: reading it calls that."""
+
+    count: ClassVar[int] = 0
+    text: str
+
+    def __post_init__(self) -> None:
+        type(self).count += 1
+
+
+async def test_reading_a_checkpoint_runs_nothing_that_was_not_allowed(manager: SessionManager) -> None:
+    """A checkpoint is an entry, and whoever may write into the session, or made an imported file, can have made it."""
+    checkpoint = empty_checkpoint()
+    checkpoint["channel_values"], checkpoint["channel_versions"] = {"state": Made("x")}, {"state": "1"}
+    config: RunnableConfig = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
+    await MiniclawSaver(manager).aput(config, checkpoint, {}, {"state": "1"})
+    Made.count = 0
+    found = await MiniclawSaver(manager).aget_tuple(CONFIG)
+    assert found is not None
+    assert Made.count == 0
+    allowing = MiniclawSaver(manager, serde=JsonPlusSerializer(allowed_msgpack_modules=[Made]))
+    allowed = await allowing.aget_tuple(CONFIG)
+    assert allowed is not None
+    assert allowed.checkpoint["channel_values"] == {"state": Made("x")}
 
 
 async def test_strangers_custom_entries_of_our_type_do_no_harm(manager: SessionManager, saver: MiniclawSaver) -> None:

@@ -17,6 +17,7 @@ from langgraph.checkpoint.base import (
     get_checkpoint_id,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from miniclaw_sessions.adapters.chats import Chat, chats_of
 from miniclaw_sessions.adapters.home_loop import HomeLoop, at_home, waiting
@@ -51,7 +52,11 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
         manager: the sessions: a manager, or a client of a daemon that holds them.
         channel: the channel of the sessions; a config may name another one as `configurable["channel"]`.
         messages_channel: the graph's channel whose messages are those of the session; None: the two are apart.
-        serde: LangGraph's serializer for all other values.
+        serde: LangGraph's serializer for all other values; by default its strict one, which makes nothing but plain
+            values, LangGraph's and LangChain's own. Whoever may write into a session, or has made a file that is
+            imported, would otherwise have code run here. Allow types of yours with
+            `JsonPlusSerializer(allowed_msgpack_modules=[...])`; with LANGGRAPH_STRICT_MSGPACK=true LangGraph itself
+            allows those of a graph's state.
 
     Raises, from every method:
         StoreUnavailable, StoreFull, UnsavedLimit: the checkpoint cannot be stored, or nothing can be read.
@@ -67,7 +72,7 @@ class MiniclawSaver(BaseCheckpointSaver[str]):
         messages_channel: str | None = "messages",
         serde: SerializerProtocol | None = None,
     ) -> None:
-        super().__init__(serde=serde)
+        super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=None))
         self.manager = manager
         self.channel = channel
         self.messages_channel = messages_channel
