@@ -79,7 +79,7 @@ class Reason(StrEnum):
     """Why a message has no answer."""
 
     BUSY = "busy"
-    """Too much waits already. The message was not taken: it must be sent again."""
+    """Too much waits already. The message was not taken."""
 
     DUPLICATE = "duplicate"
     """It was delivered before, and is answered once."""
@@ -176,16 +176,25 @@ Last = Answered | Obeyed | NotAnswered
 Outgoing = Accepted | Progress | Last
 
 
-def is_settled(outgoing: Outgoing) -> bool:
-    """Whether all that a message asks for is done, so that a network may forget it.
+_NOT_DONE = (errors.TurnCutOff, errors.MessageUnderWay, errors.StoreUnavailable, errors.TurnTaken)
 
-    From `Accepted` on it is in the store, and may be confirmed. A channel that waits until it is settled has an answer
-    that a crash interrupted made after all, when the message is delivered again.
+
+def comes_again(last: Last) -> bool:
+    """Whether a network that keeps its messages is to deliver this one again, and nobody is told anything.
+
+    Otherwise the person is told `text`, and when he was, the message is done and the network forgets it. It is one of
+    the two, never both: who reads "please send it again" would be answered twice. It comes again where that helps:
+
+    - CUT_OFF: the program stops; the next one takes the turn up where it was.
+    - DUPLICATE, the first delivery being under way: that one may still be cut off, so it decides of both.
+    - FAILED, because the store cannot be written or read now: an answer that was made already is saved when it can be,
+      and told then; and another process has the turn (`TurnTaken`): its answer, or the lack of one, is found.
+
+    All else is done. A DUPLICATE has its answer, and STOPPED was asked for. BUSY is told, because what came again and
+    again while a chat is flooded would hold up everybody else's, and `/stop`. FAILED for any other reason would fail
+    again, and cost as much; the message is in the session, for `/retry`.
     """
-    if isinstance(outgoing, NotAnswered):
-        is_repeated = outgoing.reason is Reason.DUPLICATE and not isinstance(outgoing.error, errors.MessageUnderWay)
-        return is_repeated or outgoing.reason is Reason.STOPPED
-    return isinstance(outgoing, Answered | Obeyed)
+    return isinstance(last, NotAnswered) and isinstance(last.error, _NOT_DONE)
 
 
 _SENTENCES = {
@@ -251,8 +260,9 @@ class Channel(Protocol):
         """Hand over what is said, as it comes.
 
         Ending means that nothing more will come. An error is logged, and `receive` is called again after a while.
-        A network that repeats what was not confirmed should confirm a message when it is told that it is `Accepted`,
-        `Answered`, `Obeyed`, STOPPED, or a DUPLICATE whose error is no `MessageUnderWay`, and not before.
+        A network that repeats what was not confirmed should confirm a message when its `Last` was told, unless that
+        `comes_again`; then an answer that a crash interrupts is made after all. From `Accepted` on nothing is lost, but
+        an interrupted answer has to be asked for (`/retry`).
         """
         ...
 

@@ -23,10 +23,10 @@ import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
-from miniclaw_sessions.channels.base import Incoming, Last, NotAnswered, Outgoing, Reason
+from miniclaw_sessions.channels.base import Incoming, Last, Outgoing, comes_again
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config.settings import Bytes, Count, Seconds
-from miniclaw_sessions.errors import ConfigError, MessageUnderWay, StoreError, Unreachable
+from miniclaw_sessions.errors import ConfigError, Unreachable
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.secret import Secret, read_secret
 from miniclaw_sessions.stores.thread import SerialThread
@@ -244,7 +244,7 @@ class EmailChannel:
             return
         uid, mail = self._in_hand[outgoing.incoming]
         try:
-            if not _comes_again(outgoing):
+            if not comes_again(outgoing):
                 if outgoing.text:
                     await self._answer(mail, outgoing)
                 self._answered.update({uid} - {0})
@@ -429,13 +429,6 @@ class _Mailbox:
             ) from error
         except IMAP4.error as error:
             raise _Refused(f"{self._settings.imap_host} refuses a command: {type(error).__name__}") from error
-
-
-def _comes_again(last: Last) -> bool:
-    """Whether a mail is to be handed over again, because the cause may be gone by then."""
-    if not isinstance(last, NotAnswered):
-        return False
-    return last.reason in {Reason.BUSY, Reason.CUT_OFF} or isinstance(last.error, StoreError | MessageUnderWay)
 
 
 def _check(name: str, settings: EmailSettings) -> None:

@@ -2,12 +2,14 @@
 
 How far its messages are done is kept on the homeserver, in the account data of the bot: a position of `/sync` before
 which everything was answered. So a restart goes on there, wherever it happens; what is delivered again is answered
-once, because an answer is sent under an id that is made of its question's, and the homeserver takes it once.
+once, because an answer is sent under an id that is made of its question and of its text, and the homeserver takes it
+once.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import logging
 import os
@@ -22,11 +24,11 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
-from miniclaw_sessions.channels.base import Incoming, Last, NotAnswered, Outgoing, Reason
+from miniclaw_sessions.channels.base import Incoming, Last, Outgoing, comes_again
 from miniclaw_sessions.channels.markdown import html_of, images_in, model_message
 from miniclaw_sessions.channels.splitting import split
 from miniclaw_sessions.config.settings import Bytes, show_value
-from miniclaw_sessions.errors import ConfigError, MessageUnderWay, Unreachable
+from miniclaw_sessions.errors import ConfigError, Unreachable
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, TextPart
 from miniclaw_sessions.secret import read_secret
@@ -127,6 +129,7 @@ class MatrixChannel:
         self._allowed = Allowed(name, settings)
         self._made: AsyncClient | None = None
         self._places: dict[Incoming, _Place] = {}
+        self._untold: dict[Incoming, _Place] = {}  # handed over again with what comes next
         self._batches: deque[_Batch] = deque()
         self._settled = anyio.Event()
 
@@ -152,6 +155,7 @@ class MatrixChannel:
         """
         await self._log_in()
         self._batches.clear()
+        self._untold.clear()
         reply = await self._synced(None)  # all rooms and invitations, and what was said before
         if (position := await self._stored_position()) is None:
             position = reply.next_batch
@@ -164,11 +168,12 @@ class MatrixChannel:
             await self._accept_invitations(reply)
             said = {one: place async for one, place in self._said(reply, position)}
             batch.waiting.update(place.event_id for place in said.values())
-            for incoming, place in said.items():
+            untold, self._untold = self._untold, {}
+            for incoming, place in {**untold, **said}.items():
                 while len(self._places) >= _IN_HAND:
                     await self._settled.wait()
-                in_hand = {one.event_id for one in self._places.values()}  # since before the connection broke off
-                if place.event_id in batch.waiting - in_hand:
+                is_in_hand = place.event_id in {one.event_id for one in self._places.values()}  # since before a failure
+                if not is_in_hand and any(place.event_id in one.waiting for one in self._batches):
                     self._places[incoming] = place
                     yield incoming
             await self._advance()
@@ -270,12 +275,11 @@ class MatrixChannel:
         ):
             return None
         message = msgspec.structs.replace(Message.user(await self._read(room, content, relation)), author=event.sender)
-        again = replaced is None  # an older wording's answer is none to a new one
         incoming = Incoming(
             place.chat_id,
             message,
             event.event_id,
-            answer_again=again,
+            answer_again=True,
             replaces=replaced,
             is_addressed=is_addressed,
         )
@@ -325,6 +329,8 @@ class MatrixChannel:
     async def send(self, chat_id: str, outgoing: Outgoing) -> None:
         """Answer where it was said, in as many events as the text needs; then the message is done.
 
+        What is not told is handed over again with the next reply of `/sync`, which comes every 30 seconds.
+
         Raises:
             Unreachable: the homeserver refuses an event.
         """
@@ -332,25 +338,30 @@ class MatrixChannel:
         if not isinstance(outgoing, Last):
             return
         place = self._places[outgoing.incoming]
+        is_done = False
         try:
-            if not _comes_again(outgoing):
+            if not comes_again(outgoing):
                 await self._answer(place, outgoing)
-                for batch in self._batches:
-                    batch.waiting.discard(place.event_id)
+                is_done = True
         finally:
             del self._places[outgoing.incoming]
+            if not is_done:
+                self._untold[msgspec.structs.replace(outgoing.incoming)] = place
+            for batch in self._batches if is_done else ():
+                batch.waiting.discard(place.event_id)
             self._settled.set()
             self._settled = anyio.Event()
         await self._advance()
 
     async def _answer(self, place: _Place, outgoing: Last) -> None:
         said = model_message(outgoing)
+        told = hashlib.sha256(outgoing.text.encode()).hexdigest()[:16]  # another answer to the same is not taken for it
         for number, piece in enumerate(split(outgoing.text, _MAX_TEXT_BYTES, size=lambda text: len(text.encode()))):
             html = {"format": "org.matrix.custom.html", "formatted_body": html_of(piece)} if said else {}
-            await self._put(place, f"text{number}", {"msgtype": "m.notice", "body": piece, **html})
+            await self._put(place, f"{told}.{number}", {"msgtype": "m.notice", "body": piece, **html})
         for number, image in enumerate(images_in(said)):
             if (content := await self._uploaded(image)) is not None:
-                await self._put(place, f"image{number}", content)
+                await self._put(place, f"{told}.image{number}", content)
 
     async def _put(self, place: _Place, part: str, content: dict[str, Any]) -> None:
         """Send an event, in the thread of what it answers; the homeserver takes each part of an answer once."""
@@ -428,11 +439,6 @@ class MatrixChannel:
         if reply.status not in {200, 404} or not isinstance(found, dict):
             raise Unreachable(f"{self._settings.homeserver} does not keep a position: {reply.status}")
         return found if reply.status == 200 else {}  # noqa: PLR2004 - HTTP's
-
-
-def _comes_again(last: Last) -> bool:
-    """Whether a message is delivered again after a start, or its first delivery is still under way."""
-    return isinstance(last, NotAnswered) and (last.reason is Reason.CUT_OFF or isinstance(last.error, MessageUnderWay))
 
 
 def _table(content: dict[str, Any], name: str) -> dict[str, Any]:

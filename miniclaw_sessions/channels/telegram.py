@@ -31,17 +31,17 @@ from miniclaw_sessions.channels.base import (
     Answered,
     Incoming,
     Last,
-    NotAnswered,
     Outgoing,
     Progress,
     WebhookReply,
     WebhookRequest,
+    comes_again,
 )
 from miniclaw_sessions.channels.commands import COMMANDS
 from miniclaw_sessions.channels.splitting import split, utf16_units
 from miniclaw_sessions.channels.telegram_html import telegram_html
 from miniclaw_sessions.clock import Clock, SystemClock, sleep_unless
-from miniclaw_sessions.errors import ConfigError, MessageUnderWay, TurnCutOff
+from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, Role, TextPart
 from miniclaw_sessions.secret import read_secret
@@ -308,7 +308,8 @@ class TelegramChannel:
     def _settle(self, exchange: Exchange, state: State) -> None:
         exchange.state = state
         exchange.settled.set()
-        self._changed.set()
+        if state is not State.HEARD:  # else nothing is to be confirmed, and what comes again has time
+            self._changed.set()
 
     # --- what is heard -----------------------------------------------------------------------------------------------
 
@@ -421,22 +422,22 @@ class TelegramChannel:
         """Tell the last; what is interrupted or not told is to come again, if it still can."""
         from telegram.error import BadRequest, Forbidden  # noqa: PLC0415 - an extra
 
-        is_open = isinstance(last, NotAnswered) and isinstance(last.error, TurnCutOff | MessageUnderWay)
-        comes_again = exchange.state is State.HEARD or not self._settings.webhook_url
+        is_kept = not self._settings.webhook_url and exchange in self._exchanges.values()  # by Telegram
+        again = exchange.state is State.HEARD or is_kept
         try:
-            if not (is_open and comes_again):
+            if not (again and comes_again(last)):
                 exchange.is_verbatim = not isinstance(last, Answered) or isinstance(last.event, TurnSuspended)
                 await self._show(place, exchange, last.text, insist=True)
                 if isinstance(last, Answered) and isinstance(last.event, TurnFinished):
                     await self._send_images(place, exchange, last.event.message)
-                comes_again = False
+                again = False
         except Exception as error:  # not when it is cut off, waiting for Telegram
             is_read = not isinstance(error, BadRequest | Forbidden)  # else the bot was blocked, the chat is gone
-            comes_again = is_read and exchange.state is State.HEARD  # what is kept may fail so each time
+            again = is_read and exchange.state is State.HEARD  # what is kept may fail so each time
             raise
         finally:
-            self._settle(exchange, State.HEARD if comes_again else State.OVER)
-            if comes_again:
+            self._settle(exchange, State.HEARD if again else State.OVER)
+            if again:
                 exchange.begin()
 
     async def _show(self, place: Place, exchange: Exchange, text: str, *, insist: bool) -> None:

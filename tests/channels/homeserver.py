@@ -16,7 +16,8 @@ ROOM = "!room:example.org"
 
 
 class Homeserver:
-    """`say` is heard by the bot, `answers` is what it sent; so many replies of /sync fail as `broken` says.
+    """`say` is heard by the bot, `answers` is what it sent; so many replies of /sync fail as `broken` says, and so many
+    answers as `refused` says.
 
     `since` is where the bot listens from now, and `position` where it would go on after a start.
     """
@@ -24,6 +25,7 @@ class Homeserver:
     def __init__(self, people: int = 2) -> None:
         self.url = ""
         self.broken = 0
+        self.refused = 0
         self.answers: dict[str, str] = {}
         self.since: str | None = None
         self.position: str | None = None
@@ -95,6 +97,10 @@ class Homeserver:
         return web.json_response({**found[0], "room_id": ROOM}) if found else web.json_response({}, status=404)
 
     async def _send(self, request: web.Request) -> web.Response:
+        if self.refused:
+            self.refused -= 1
+            self.change()
+            return web.json_response({"errcode": "M_UNKNOWN"}, status=502)
         self.answers.setdefault(request.match_info["id"], json.loads(await request.text())["body"])
         self.change()
         return web.json_response({"event_id": f"$answer{next(_numbers)}"})

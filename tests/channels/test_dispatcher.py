@@ -30,6 +30,7 @@ from miniclaw_sessions.channels.base import (
     Outgoing,
     Progress,
     Reason,
+    comes_again,
 )
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import ChannelSettings
@@ -39,10 +40,15 @@ from miniclaw_sessions.errors import (
     DuplicateMessage,
     InvalidKey,
     ManagerClosed,
+    MessageStopped,
     MessageUnderWay,
     ModelError,
     NothingToResume,
+    StoreCorrupt,
+    StoreFull,
     TooManyTurns,
+    TurnCutOff,
+    TurnTaken,
 )
 from tests.channels.rooms import PATIENCE_S, Doors, Room
 
@@ -767,3 +773,28 @@ async def test_what_nobody_reads_is_bounded_and_the_end_is_told(manager: Session
         outgoings = [outgoing async for outgoing in asked]
         assert sum(map(len, streamed(outgoings))) < 2 * 2**20
         assert outgoings[-1].text == "enough"
+
+
+# --- what a network delivers again -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reason", "error", "again"),
+    [
+        (Reason.CUT_OFF, TurnCutOff(), True),
+        (Reason.DUPLICATE, MessageUnderWay("its answer is on the way"), True),
+        (Reason.FAILED, StoreFull("no space left"), True),
+        (Reason.FAILED, TurnTaken("room_1"), True),
+        (Reason.DUPLICATE, DuplicateMessage("room_1", "7", "entry"), False),
+        (Reason.STOPPED, MessageStopped("stopped"), False),
+        (Reason.BUSY, ChatBusy("21 wait"), False),
+        (Reason.FAILED, StoreCorrupt("damaged"), False),
+        (Reason.FAILED, ModelError("overloaded"), False),
+    ],
+)
+def test_a_message_that_is_not_answered_comes_again_or_its_person_is_told(
+    reason: Reason, error: Exception, *, again: bool
+) -> None:
+    last = NotAnswered(Incoming("1", Message.user("hello")), reason, error)
+    assert comes_again(last) is again
+    assert again or bool(last.text) is (reason not in {Reason.STOPPED, Reason.DUPLICATE})

@@ -16,6 +16,7 @@ from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.matrix import MatrixChannel, MatrixSettings
+from miniclaw_sessions.errors import ModelError
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from tests.channels.homeserver import BOT, ROOM, Homeserver
 from tests.channels.rooms import PATIENCE_S, Doors
@@ -71,6 +72,41 @@ async def test_what_waits_when_the_connection_breaks_off_is_done_only_when_it_is
         await server.until_position(4)
     assert [text for text in server.answers.values() if "echo" in text] == ["echo: slow", "echo: waits"]
     assert model.asked == ["slow", "waits"]
+
+
+async def test_an_answer_that_the_homeserver_does_not_take_is_sent_later_and_holds_up_nothing(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Homeserver()
+    server.refused = 1
+    async with serving(manager, model, server, monkeypatch):
+        server.say("one", ALICE)
+        await server.until(lambda: not server.refused)
+        server.say("two", ALICE)
+        await server.until_position(2)
+    assert sorted(server.answers.values()) == ["echo: one", "echo: two"]
+    assert sorted(model.asked) == ["one", "two"]
+
+
+async def test_an_answer_is_not_taken_for_what_was_told_of_the_same_message_before(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise ModelError("overloaded")
+
+    server = Homeserver()
+    model.close("slow")
+    async with serving(manager, model, server, monkeypatch):
+        server.say("slow", ALICE, **{"m.relates_to": {"rel_type": "m.thread", "event_id": "$9"}})
+        await model.was_asked("slow")
+        model.on_asked = fails
+        server.say("question", ALICE)
+        await server.until(lambda: len(server.answers) == 1)
+    model.on_asked = lambda: None
+    model.open("slow")
+    async with serving(manager, model, server, monkeypatch):
+        await server.until_position(2)
+    assert sorted(server.answers.values())[1:] == ["echo: question", "echo: slow"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import base64
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -25,9 +26,11 @@ from miniclaw_sessions.channels.splitting import utf16_units
 from miniclaw_sessions.channels.telegram import TelegramChannel, TelegramSettings
 from miniclaw_sessions.channels.telegram_html import telegram_html
 from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.errors import ConfigError, StoreFull
 from miniclaw_sessions.manager.forgetting import Which, meant
 from miniclaw_sessions.protocol.messages import ImagePart, TextPart, ToolCall
+from miniclaw_sessions.stores.memory import MemoryStore
+from miniclaw_sessions.testing import FaultyStore
 from tests.channels.rooms import Doors
 from tests.channels.telegram_server import (
     BAD_GATEWAY,
@@ -410,15 +413,38 @@ async def test_an_answer_waits_until_telegram_can_be_reached(bots: Bots, server:
     assert 2.0 in bots.clock.pauses, "each time a longer while"
 
 
+async def test_what_cannot_be_saved_now_is_answered_when_it_can_be_and_the_model_is_asked_once(
+    tmp_path: Path, bots: Bots, server: BotServer, model: Doors
+) -> None:
+    store = FaultyStore(MemoryStore())
+    model.close("hello")
+    async with SessionManager(tmp_path / "full", store=store) as bots.manager, bots.serving():
+        server.say("hello")
+        await model.was_asked("hello")
+        store.fail(StoreFull("no space left"))
+        model.open("hello")
+        server.say("hi", sender=BOB)
+        update_id = server.updates[-1]["update_id"]
+        await server.until(lambda: server.deliveries[update_id] > 3)
+        assert (server.texts(), server.texts(43), len(server.updates)) == ([], [], 2)
+        store.heal()
+        await server.until(lambda: not server.updates)
+    assert (server.texts(), server.texts(43)) == (["echo: hello"], ["echo: hi"])
+    assert model.asked == ["hello", "hi"]
+
+
 @pytest.mark.parametrize("is_ended", [False, True])
 async def test_an_answer_that_could_not_be_sent_in_time_is_sent_later(
     bots: Bots, server: BotServer, model: Doors, monkeypatch: pytest.MonkeyPatch, *, is_ended: bool
 ) -> None:
-    async def wait(_: float) -> None:
-        await anyio.sleep_forever()
+    hasty = bots.clock.sleep
+
+    async def wait(seconds: float) -> None:
+        await (anyio.sleep_forever() if seconds == 7.0 else hasty(seconds))
 
     server.fail("sendMessage", BAD_GATEWAY)
     with monkeypatch.context() as patch:
+        patch.setattr(telegram, "_BACKOFF_S", (7.0, 60.0))
         patch.setattr(bots.clock, "sleep", wait)
         patch.setattr(TelegramChannel, "send_timeout_s", 600.0 if is_ended else 0.5)
         async with bots.serving():
