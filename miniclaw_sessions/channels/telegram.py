@@ -478,15 +478,19 @@ class TelegramChannel:
         return await self._put(place, exchange, piece, None, insist=insist)  # somebody has deleted it
 
     async def _send_images(self, place: Place, exchange: Exchange, message: Message) -> None:
+        """Send the images of an answer; never a text in place of one, which the library takes for a file's path."""
         from telegram.error import BadRequest  # noqa: PLC0415 - an extra
 
         for part in message.content if isinstance(message.content, tuple) else ():
-            if isinstance(part, ImagePart) and (image := part.url or base64.b64decode(part.data or "")):
-                to = self._to(place, exchange)
+            to = self._to(place, exchange)
+            if isinstance(part, ImagePart) and part.data:
+                image = base64.b64decode(part.data)
                 try:
                     await self._asked(partial(self._bot.send_photo, photo=image, **to), insist=True)
                 except BadRequest:  # too large or too long for a photograph
                     await self._asked(partial(self._bot.send_document, document=image, **to), insist=True)
+            elif isinstance(part, ImagePart) and part.url and re.match("https?://", part.url):
+                await self._asked(partial(self._bot.send_message, text=part.url, **to), insist=True)
 
     @staticmethod
     def _to(place: Place, exchange: Exchange) -> Fields:

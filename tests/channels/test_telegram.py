@@ -392,6 +392,19 @@ async def test_images_come_in_and_go_out(bots: Bots, server: BotServer) -> None:
     assert server.messages[1]["photo"] == PNG
 
 
+async def test_a_file_of_this_machine_is_no_image(tmp_path: Path, bots: Bots, server: BotServer, model: Doors) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("secret")
+    for text, url in (("a file?", str(secret)), ("another?", secret.as_uri()), ("a picture?", "https://x.org/p.png")):
+        model.replies[text] = Message.assistant((TextPart("here"), ImagePart(url=url)))
+    async with bots.serving():
+        for text in model.replies:
+            server.say(text)
+            await server.until(lambda: not server.updates)
+    assert server.texts() == ["here", "here", "here", "https://x.org/p.png"]
+    assert server.called("sendPhoto") == server.called("sendDocument") == []
+
+
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
