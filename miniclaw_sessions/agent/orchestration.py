@@ -17,17 +17,17 @@ from miniclaw_sessions.agent.bill import Bill
 from miniclaw_sessions.agent.context_builder import ContextBuilder
 from miniclaw_sessions.agent.events import Events, reply_of
 from miniclaw_sessions.agent.newest_branch import NewestBranch
+from miniclaw_sessions.agent.saying_again import in_place_of, once_more
 from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.agent.tools import Content
-from miniclaw_sessions.errors import ConfigError, InvalidMessage, NothingToResume
+from miniclaw_sessions.errors import ConfigError, InvalidMessage
 from miniclaw_sessions.history.branch import told
 from miniclaw_sessions.history.compaction import KEEP_TOKENS, TokenCounter, count_by_characters, count_tokens, tokens_of
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.protocol.entries import Entry, MessageEntry
 from miniclaw_sessions.protocol.messages import Message, Role
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.compacting import CompactionOutcome, CompactionStatus, Summarizer
-from miniclaw_sessions.session.turn import Turn, begins_turn
+from miniclaw_sessions.session.turn import Turn
 
 RESERVE_TOKENS = 16_384
 """How much of the model's context stays free for its reply and for what a count misses, unless told otherwise."""
@@ -105,20 +105,15 @@ class AgentSession:
         answer = self.agent.answer(message, session=self.session, idempotency_key=idempotency_key, keeper=self)
         return reply_of(await answer)
 
-    @asynccontextmanager
-    async def retry(self) -> AsyncGenerator[Events, None]:
+    def retry(self) -> AbstractAsyncContextManager[Events]:
         """Answer the user's newest message once more, on a branch of its own; the former answer stays in the tree.
 
-        Raises:
+        Raises, while iterating over the events:
             NothingToResume: the user has said nothing yet.
-            TurnInProgress, StoreError, ...: as for `Session.branch`; while iterating, as for `Agent.resume`.
+            TranscriptNotKept: the store is `none`, which keeps no branches.
+            ModelError, StoreError, ...: as for `run`.
         """
-        newest = _newest_of_user(self.session.entries()) or _newest_of_user(await self.session.tree.get_branch())
-        if newest is None:  # neither in the window nor compacted
-            raise NothingToResume(f"session {self.session.session_id} has no message that could be answered again")
-        await self.session.tree.branch(newest.id)
-        async with self.resume() as events:
-            yield events
+        return self.agent.run(once_more(self.session), session=self.session, keeper=self)
 
     @asynccontextmanager
     async def edit_and_resend(
@@ -133,11 +128,12 @@ class AgentSession:
 
         Raises:
             EntryNotFound: the session has no such entry.
-            TurnInProgress, StoreError, ...: as for `Session.branch`; while iterating, as for `Agent.run`.
+            TranscriptNotKept, ModelError, StoreError, ...: while iterating over the events, as for `retry`.
         """
         parent_id = (await self.session.tree.get_entry(entry_id)).parent_id
-        await self.branch(parent_id, summarize=summarize)
-        async with self.run(message) as events:
+        summary = await self._summary_of_what_is_left(parent_id) if summarize else ""
+        opening = in_place_of(self.session, entry_id, message, summary=summary)
+        async with self.agent.run(opening, session=self.session, keeper=self) as events:
             yield events
 
     async def branch(self, entry_id: str | None, *, summarize: bool = False) -> None:
@@ -246,10 +242,6 @@ class AgentSession:
         except InvalidMessage as error:
             self.last_compaction = CompactionOutcome(status=CompactionStatus.FAILED, detail=str(error))
             return self.last_compaction
-
-
-def _newest_of_user(path: Sequence[Entry]) -> Entry | None:
-    return next((entry for entry in reversed(path) if isinstance(entry, MessageEntry) and begins_turn(entry)), None)
 
 
 def _text_of(summary: str | Message | Sequence[Message]) -> str:

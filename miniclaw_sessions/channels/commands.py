@@ -8,25 +8,21 @@ for all others, and ask for these with `commands`, as the page does. What begins
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-import msgspec
-
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.events import TurnEnd
+from miniclaw_sessions.agent.saying_again import once_more
 from miniclaw_sessions.channels.approvals import Question, approval
 from miniclaw_sessions.channels.base import Incoming
 from miniclaw_sessions.channels.spending import choose_model, tell_usage
-from miniclaw_sessions.errors import DuplicateMessage, NothingToResume, TranscriptNotKept
-from miniclaw_sessions.protocol.entries import LeafMove, MessageEntry
+from miniclaw_sessions.errors import DuplicateMessage, TranscriptNotKept
+from miniclaw_sessions.protocol.entries import COMMAND, LeafMove
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.session.turn import Opening, Place
-
-COMMAND = "command"
-"""The type of the entry that says that a command was obeyed, so that it is not when it is delivered again."""
+from miniclaw_sessions.session.turn import Opening
 
 _FORM = re.compile(r"\s*(/[a-z]+)(?:@\w+)?(?:\s+(.*?))?\s*", re.IGNORECASE | re.DOTALL)  # rooms add the name of a bot
 
@@ -71,32 +67,6 @@ def command_in(message: Message | None) -> tuple[str, str] | None:
     return (word, form[2] or "") if form is not None and word in COMMANDS else None
 
 
-class SaidAgain(Opening):
-    """What the user said last, said once more from where it was said: it is answered anew, and the former answer stays.
-
-    Args:
-        session: whose conversation it is.
-    """
-
-    __slots__ = ("_newest", "_session")
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(self._said, at=self._look)
-        self._session = session
-        self._newest: list[Message] = []
-
-    async def _look(self) -> Place:
-        """Where it was said, found while nobody else has the turn."""
-        async for entry in self._session.tree.walk():
-            if isinstance(entry, MessageEntry) and entry.message.is_user:
-                self._newest = [msgspec.structs.replace(entry.message, timestamp=None)]
-                return entry.parent_id
-        raise NothingToResume(f"nothing was said in session {self._session.session_id} that could be said again")
-
-    def _said(self, _: Sequence[Message], __: Collection[str]) -> list[Message]:
-        return self._newest
-
-
 async def begin_anew(said: Said) -> str:
     """Go back to the root: what was said stays in the tree, and the model is not told of it."""
     session, key = said.session, said.incoming.message_id
@@ -113,7 +83,7 @@ async def begin_anew(said: Said) -> str:
 
 async def answer_again(said: Said) -> TurnEnd:
     """Let what the user said last be answered once more."""
-    return await said.answer(SaidAgain(said.session))
+    return await said.answer(once_more(said.session))
 
 
 async def agree(said: Said) -> TurnEnd:

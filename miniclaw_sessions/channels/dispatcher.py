@@ -27,6 +27,7 @@ from anyio.lowlevel import checkpoint
 from miniclaw_sessions.agent.answered import end_of_turn
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.events import AgentEvent, MessageAccepted
+from miniclaw_sessions.agent.saying_again import reworded
 from miniclaw_sessions.channels.approvals import Question, standing_question, what_is_said
 from miniclaw_sessions.channels.asked import Asked
 from miniclaw_sessions.channels.base import (
@@ -43,7 +44,6 @@ from miniclaw_sessions.channels.base import (
 )
 from miniclaw_sessions.channels.commands import COMMANDS, Said, command_in
 from miniclaw_sessions.channels.documents import Overheard
-from miniclaw_sessions.channels.rewording import Reworded
 from miniclaw_sessions.channels.watch import Watch
 from miniclaw_sessions.config import ChannelSettings
 from miniclaw_sessions.errors import (
@@ -364,7 +364,7 @@ class Dispatcher:
             else:
                 said = await what_is_said(asked.session, incoming, question)
                 if isinstance(said, Message) and incoming.replaces is not None:
-                    end = await answer(Reworded(asked.session, said, incoming.replaces))
+                    end = await answer(reworded(asked.session, said, incoming.replaces))
                 else:
                     end = await answer(said)
         except DuplicateMessage as error:

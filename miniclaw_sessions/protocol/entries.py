@@ -42,6 +42,9 @@ SPENT = OWN_METADATA + "spent"
 SUSPENDED = "agent.suspended"
 """The `custom_type` of the entry that says which calls of a suspended turn wait, and for what."""
 
+COMMAND = "command"
+"""The `custom_type` of the entry that says that a command was obeyed, so that it is not when it is delivered again."""
+
 FINGERPRINT = "tool_fingerprint"
 """In the data of a call that waits for a person's yes: the tool that he is asked about (`Tool.fingerprint`).
 

@@ -31,7 +31,7 @@ from miniclaw_sessions.history.branch import Branch
 from miniclaw_sessions.history.pairing import open_calls, with_answers
 from miniclaw_sessions.persistence.committer import Claim
 from miniclaw_sessions.protocol.encoding import as_message
-from miniclaw_sessions.protocol.entries import Entry, LeafMove, MessageEntry
+from miniclaw_sessions.protocol.entries import BranchSummary, Entry, LeafMove, MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.session.rebasing import refresh
@@ -66,22 +66,25 @@ class Opening:
         at: the entry that it follows; the leaf moves there. By default the leaf, wherever it is. A function is asked
             for it when nobody else has the turn, and asked again if anything is said before the turn has begun: it can
             look at what it would leave.
+        summary: what a model is told of the branch that is left, where the leaf moves; empty: nothing.
         mark: the type and the data of a custom entry that stands before the messages; None: there is none. It has the
             turn's idempotency key, unless a user's message does.
         entries: what it became, when the turn is open.
     """
 
-    __slots__ = ("at", "entries", "mark", "messages")
+    __slots__ = ("at", "entries", "mark", "messages", "summary")
 
     def __init__(
         self,
         messages: Callable[[Sequence[Message], Collection[str]], Sequence[Message]],
         *,
         at: Place | Callable[[], Awaitable[Place]] = UNSET,
+        summary: str = "",
         mark: tuple[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.messages = messages
         self.at = at
+        self.summary = summary
         self.mark = mark
         self.entries: list[Entry] = []
 
@@ -374,6 +377,8 @@ class Turn:
         if moves:
             target_id, place = (None, None) if target is None else (target.id, target.sequence)
             unit.add(LeafMove, target_id=target_id, target_sequence=place)
+            if opening.summary:
+                unit.add(BranchSummary, summary=opening.summary, from_id=journal.conversation.state.leaf_id or "root")
         for message in closing:
             unit.add_message(message, continues=True)
         key_of_message = self._idempotency_key if said and said[-1].is_user else None

@@ -17,6 +17,7 @@ from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.errors import (
     ContextOverflow,
     EntryNotFound,
+    InvalidMessage,
     NothingToResume,
     TurnInProgress,
 )
@@ -126,6 +127,23 @@ async def test_the_very_first_message_can_be_edited(tmp_path: Path, summarize: b
     assert seen[-3:] == ["A", "2", "and?"]
     assert len(seen) == 3 + summarize
     assert seen[0].endswith("They said a.") == summarize
+
+
+@pytest.mark.parametrize("summarize", [False, True])
+async def test_an_edit_that_cannot_be_said_leaves_the_conversation_where_it_was(
+    tmp_path: Path, summarize: bool
+) -> None:
+    provider = ScriptedProvider(["1", "2", *["They said a and b."] * summarize, "3"])
+    async with opened(tmp_path) as session:
+        agent_session = small(provider, session, window=10_000)
+        for text in "ab":
+            await agent_session.reply(Message.user(text))
+        first, leaf_id = session.entries()[0].id, session.leaf_id
+        with pytest.raises(InvalidMessage):
+            await read(agent_session.edit_and_resend(first, Message.user("x" * 2**22), summarize=summarize))
+        assert session.leaf_id == leaf_id
+        await agent_session.reply(Message.user("c"))
+        assert texts(session) == ["a", "1", "b", "2", "c", "3"]
 
 
 async def test_the_model_is_told_what_happened_on_the_branch_that_is_left(tmp_path: Path) -> None:

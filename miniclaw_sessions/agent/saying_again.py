@@ -1,0 +1,74 @@
+"""What was said before, answered once more from where it was said: as it was, or in another wording.
+
+What has been said since stays on its branch. Going back and what is said there are one unit, committed when nobody else
+has the turn: a crash leaves the conversation as it was, or with a message that waits for its answer.
+"""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from miniclaw_sessions.errors import DuplicateMessage, NothingToResume
+from miniclaw_sessions.protocol.entries import COMMAND, MessageEntry
+from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.session import Session
+from miniclaw_sessions.session.turn import Opening, Place, begins_turn
+
+
+def once_more(session: Session) -> Opening:
+    """The user's newest message, which is answered once more; `NothingToResume` where there is none."""
+
+    async def place() -> Place:
+        if (newest := await _newest(session)) is None:
+            raise NothingToResume(f"session {session.session_id} has no message that could be answered again")
+        return newest.id
+
+    return Opening(lambda _, __: [], at=place, mark=(COMMAND, {"word": "/retry"}))
+
+
+def in_place_of(session: Session, entry_id: str, message: Message, *, summary: str = "") -> Opening:
+    """A message that is said in place of another one; `EntryNotFound` where there is none.
+
+    Args:
+        session: the conversation.
+        entry_id: what it stands in place of.
+        message: what is said.
+        summary: what the model is told of the branch that is left; empty: nothing.
+    """
+
+    async def place() -> Place:
+        return (await session.tree.get_entry(entry_id)).parent_id
+
+    return Opening(lambda _, __: [message], at=place, summary=summary)
+
+
+def reworded(session: Session, message: Message, replaced: str) -> Opening:
+    """Another wording of the user's newest message, as chat networks let people edit what they have said.
+
+    A message that was never heard has nothing to go back to: the new wording is a message like any other. Of an older
+    one, or with the words that stand there already, it is a DuplicateMessage: the chat has gone on since, and nobody
+    expects what was said to be thrown away for a word of it; and networks tell of edits that change no word.
+
+    Args:
+        session: the conversation.
+        message: the new wording.
+        replaced: the message's own id, its idempotency key.
+    """
+
+    async def place() -> Place:
+        if (known := await session.journal.find_by_key(replaced)) is None:
+            return UNSET
+        at, newest = (await session.tree.get_entry(known.id)).parent_id, await _newest(session)
+        if newest is None or newest.parent_id != at or newest.message.content == message.content:
+            raise DuplicateMessage(session.session_id, replaced, known.id)
+        return at  # that of any wording of it
+
+    return Opening(lambda _, __: [message], at=place)
+
+
+async def _newest(session: Session) -> MessageEntry | None:
+    """The newest message of a user, on the branch of the leaf."""
+    async for entry in session.tree.walk():
+        if isinstance(entry, MessageEntry) and begins_turn(entry):
+            return entry
+    return None
