@@ -20,7 +20,8 @@ import msgspec
 
 from miniclaw_sessions.channels.mail_text import text_of_html, unquoted, unsigned
 from miniclaw_sessions.channels.markdown import html_of, images_in
-from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart
+from miniclaw_sessions.formats.images import IMAGE_TYPES, image_of
+from miniclaw_sessions.protocol.messages import Message, TextPart
 
 MAX_HEADER_BYTES = 65_536
 _MAX_TEXT_BYTES = 262_144
@@ -29,7 +30,6 @@ _MAX_ID = 250
 _NESTED_COMMENTS = 5
 _ID = re.compile(r"<[!-;=?-~]{1,250}>")  # what RFC 5322 has in an id, and more
 _OURS = re.compile(r"<mc\.([0-9a-f]{16})\.[0-9a-f]{16}@")
-_IMAGES = {"image/png", "image/jpeg", "image/gif", "image/webp"}  # what models take
 _FORMAT = policy.SMTP.clone(max_line_length=990, cte_type="7bit")  # shorter lines would encode, and break, long ids
 
 
@@ -155,9 +155,10 @@ def read_message(data: bytes, mail: Mail, size: int, max_image_bytes: int) -> Me
             text_room -= len(text)
             texts.append(text_of_html(text) if kind == "text/html" else text)
             continue
-        content = leaf.get_payload(decode=True) if kind in _IMAGES and not (is_cut and leaf is leaves[-1]) else None
-        if isinstance(content, bytes) and 0 < len(content) <= room:
-            images.append(ImagePart(kind, base64.b64encode(content).decode()))
+        content = leaf.get_payload(decode=True) if kind in IMAGE_TYPES and not (is_cut and leaf is leaves[-1]) else b""
+        content = content if isinstance(content, bytes) and len(content) <= room else b""
+        if (image := image_of(content)) is not None:
+            images.append(image)
             room -= len(content)
         else:
             named.append(_valid(" ".join((name or kind).split()))[:_MAX_ID])

@@ -29,6 +29,7 @@ from miniclaw_sessions.channels.markdown import html_of, images_in, model_messag
 from miniclaw_sessions.channels.splitting import split
 from miniclaw_sessions.config.settings import Bytes, show_value
 from miniclaw_sessions.errors import ConfigError, Unreachable
+from miniclaw_sessions.formats.images import image_of
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, TextPart
 from miniclaw_sessions.secret import read_secret
@@ -319,9 +320,9 @@ class MatrixChannel:
         data = b""
         if isinstance(address, str) and not (isinstance(size, int) and size > self._settings.max_image_bytes):
             data = getattr(await self._client.download(mxc=address), "body", b"")
-        if not 0 < len(data) <= self._settings.max_image_bytes:
+        image = image_of(data) if len(data) <= self._settings.max_image_bytes else None
+        if image is None:
             return f"{caption}\n\n(an image, but not shown: {text})".strip()
-        image = ImagePart(str(info.get("mimetype") or "image/png"), base64.b64encode(data).decode())
         return (TextPart(caption), image) if caption else (image,)
 
     # --- answering ---------------------------------------------------------------------------------------------------

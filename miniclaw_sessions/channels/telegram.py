@@ -42,6 +42,7 @@ from miniclaw_sessions.channels.splitting import split, utf16_units
 from miniclaw_sessions.channels.telegram_html import telegram_html
 from miniclaw_sessions.clock import Clock, SystemClock, sleep_unless
 from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.formats.images import IMAGE_TYPES, image_of
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, Role, TextPart
 from miniclaw_sessions.secret import read_secret
@@ -66,7 +67,6 @@ _DOWNLOAD_S = 30.0  # then the others' messages have waited long enough
 _TYPING_EVERY_S = 4.0  # it is shown for five seconds
 _BACKOFF_S = (1.0, 60.0)
 _KINDS = ["message", "edited_message"]
-_IMAGE_TYPES = {"image/jpeg", "image/png", "image/gif", "image/webp"}
 
 Fields = dict[str, Any]
 T = TypeVar("T")
@@ -392,9 +392,9 @@ class TelegramChannel:
                 return bytes(await (await self._bot.get_file(image)).download_as_bytearray())
 
             with anyio.move_on_after(_DOWNLOAD_S), suppress(error.TelegramError):
-                data = base64.b64encode(await self._asked(download, insist=True)).decode()
-                return [ImagePart(getattr(image, "mime_type", None) or "image/jpeg", data)]
-        return [TextPart("(an image that is too large or cannot be had)")]
+                if (shown := image_of(await self._asked(download, insist=True))) is not None:
+                    return [shown]
+        return [TextPart("(an image that is too large, or none, or cannot be had)")]
 
     # --- telling -----------------------------------------------------------------------------------------------------
 
@@ -551,4 +551,4 @@ def _images_of(message: telegram.Message) -> Sequence[telegram.PhotoSize | teleg
     if message.photo:
         return message.photo
     file = message.document
-    return [file] if file is not None and file.mime_type in _IMAGE_TYPES else []
+    return [file] if file is not None and file.mime_type in IMAGE_TYPES else []

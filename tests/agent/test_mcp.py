@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -25,6 +26,7 @@ from miniclaw_sessions.providers.configured import open_agent
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.agent.conversations import HELLO, texts
+from tests.channels.telegram_server import PNG
 
 pytestmark = pytest.mark.anyio
 
@@ -84,8 +86,11 @@ async def test_what_is_not_allowed_is_not_offered(options: dict[str, Any], names
 async def test_a_result_is_given_to_the_model_as_what_it_is() -> None:
     async with open_servers({"bad": bad("shows"), "other": bad("structured")}) as servers:
         echo, other = (tool for tool in servers() if tool.name.endswith("_echo"))
-        text = "look\n[x: file:///x]\n[audio, which cannot be shown here]\nof y"
-        assert await echo.run({}) == (TextPart(text), ImagePart(media_type="image/png", data="AAAA"))
+        text = "look\n(an image that cannot be shown here)\n[x: file:///x]\n[audio, which cannot be shown here]\nof y"
+        assert await echo.run({}) == (
+            TextPart(text),
+            ImagePart(media_type="image/png", data=base64.b64encode(PNG).decode()),
+        )
         assert await other.run({}) == '{"degrees":7}'
 
 

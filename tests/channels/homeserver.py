@@ -26,6 +26,7 @@ class Homeserver:
         self.url = ""
         self.broken = 0
         self.refused = 0
+        self.media = b""
         self.answers: dict[str, str] = {}
         self.since: str | None = None
         self.position: str | None = None
@@ -61,6 +62,7 @@ class Homeserver:
         app.router.add_get("/_matrix/client/v3/account/whoami", self._whoami)
         app.router.add_get("/_matrix/client/v3/sync", self._sync)
         app.router.add_get("/_matrix/client/v3/rooms/{room}/event/{event}", self._event)
+        app.router.add_get("/_matrix/client/v1/media/download/{server}/{name}", self._media)
         app.router.add_put("/_matrix/client/v3/rooms/{room}/send/{type}/{id}", self._send)
         app.router.add_put("/_matrix/client/v3/rooms/{room}/typing/{user}", self._typing)
         app.router.add_route("*", "/_matrix/client/v3/user/{user}/account_data/{type}", self._keep)
@@ -91,6 +93,9 @@ class Homeserver:
             "summary": {"m.joined_member_count": self._people, "m.invited_member_count": 0, "m.heroes": []},
         }
         return web.json_response({"next_batch": str(len(self._events)), "rooms": {"join": {ROOM: room}}})
+
+    async def _media(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.media, content_type="application/octet-stream")
 
     async def _event(self, request: web.Request) -> web.Response:
         found = [one for one in self._events if one["event_id"] == request.match_info["event"]]

@@ -14,6 +14,7 @@ input is said by user 42 in a private chat, and what the bot says is printed.
 from __future__ import annotations
 
 import argparse
+import base64
 import email
 import re
 import socket
@@ -46,7 +47,9 @@ BOT: Json = {"id": 123456, "is_bot": True, "first_name": "Claw", "username": "cl
 ANN: Json = {"id": 42, "is_bot": False, "first_name": "Ann", "username": "ann"}
 BOB: Json = {"id": 43, "is_bot": False, "first_name": "Bob"}
 GROUP: Json = {"id": -100200, "type": "supergroup", "title": "Friends", "is_forum": True}
-PNG = bytes.fromhex("89504e470d0a1a0a") + b"a small picture"
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 MAX_TEXT, MAX_FILE = 4096, 20 * 2**20
 
 REQUIRED = {

@@ -15,6 +15,7 @@ from miniclaw_sessions.channels.mail import Mail, answer_to, is_authenticated, r
 from miniclaw_sessions.channels.mail_text import text_of_html, unquoted, unsigned
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart
 from tests.channels.post import ALICE, BOB, BOT, mail
+from tests.channels.telegram_server import PNG
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
 OURS = "<mc.0123456789abcdef.0123456789abcdef@example.org>"
@@ -244,17 +245,19 @@ def multipart(kind: str, *parts: tuple[str, str | bytes]) -> EmailMessage:
 
 
 def test_of_alternatives_the_plain_text_is_read_with_all_that_stands_beside_it() -> None:
-    made = multipart("alternative", ("text/plain", "plain\n"), ("text/html", "<b>html</b>"), ("image/png", b"png"))
+    made = multipart("alternative", ("text/plain", "plain\n"), ("text/html", "<b>html</b>"), ("image/jpeg", PNG))
     content = made.as_bytes()
-    said = read_message(content, Mail(ALICE, "<1@x>"), len(content), 10)
-    assert said.content == (TextPart("plain"), ImagePart("image/png", base64.b64encode(b"png").decode()))
+    said = read_message(content, Mail(ALICE, "<1@x>"), len(content), len(PNG))
+    assert said.content == (TextPart("plain"), ImagePart("image/png", base64.b64encode(PNG).decode()))
 
 
 def test_what_no_model_takes_is_named() -> None:
-    made = multipart("mixed", ("text/plain", "see\n"), ("application/pdf", b"%PDF"), ("image/png", b"far too large"))
+    made = multipart(
+        "mixed", ("text/plain", "see\n"), ("application/pdf", b"%PDF"), ("image/gif", PNG), ("image/png", b"none")
+    )
     content = made.as_bytes()
-    said = read_message(content, Mail(ALICE, "<1@x>"), len(content), 10)
-    assert said.content == "see\n\n(attached, but not shown: a.pdf, a.png)"
+    said = read_message(content, Mail(ALICE, "<1@x>"), len(content), len(PNG) - 1)
+    assert said.content == "see\n\n(attached, but not shown: a.pdf, a.gif, a.png)"
 
 
 @pytest.mark.parametrize("charset", ["no-such-charset", "hex", "idna", "utf-16", "undefined"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,9 +18,10 @@ from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.matrix import MatrixChannel, MatrixSettings
 from miniclaw_sessions.errors import ModelError
-from miniclaw_sessions.protocol.messages import Message, ToolCall
+from miniclaw_sessions.protocol.messages import ImagePart, Message, ToolCall
 from tests.channels.homeserver import BOT, ROOM, Homeserver
 from tests.channels.rooms import PATIENCE_S, Doors
+from tests.channels.telegram_server import PNG
 
 pytestmark = pytest.mark.anyio
 
@@ -107,6 +109,20 @@ async def test_an_answer_is_not_taken_for_what_was_told_of_the_same_message_befo
     async with serving(manager, model, server, monkeypatch):
         await server.until_position(2)
     assert sorted(server.answers.values())[1:] == ["echo: question", "echo: slow"]
+
+
+@pytest.mark.parametrize("media", [PNG, PNG[:-20], b"<html>"])
+async def test_only_what_is_an_image_is_shown_to_the_model_with_the_type_that_it_has(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch, media: bytes
+) -> None:
+    server = Homeserver()
+    server.media = media
+    async with serving(manager, model, server, monkeypatch):
+        server.say("p.png", ALICE, msgtype="m.image", url="mxc://example.org/1", info={"mimetype": "image/jpeg"})
+        await server.until_position(1)
+    (said, _) = (await manager.get_or_create("matrix", ROOM)).messages()
+    image = ImagePart("image/png", base64.b64encode(PNG).decode())
+    assert said.content == ((image,) if media == PNG else "(an image, but not shown: p.png)")
 
 
 @pytest.mark.parametrize(

@@ -385,10 +385,12 @@ async def test_images_come_in_and_go_out(bots: Bots, server: BotServer) -> None:
         await server.until(lambda: not server.updates)
         server.files.pop(server.photograph()["photo"][0]["file_id"])
         await server.until(lambda: not server.updates)
-    (said, _, large, _, lost, _) = (await bots.manager.get_or_create("telegram", 42)).messages()
-    assert said.content == (TextPart("look"), ImagePart("image/jpeg", base64.b64encode(PNG).decode()))
-    assert large.text == lost.text == "(an image that is too large or cannot be had)"
-    assert server.texts() == ["like this?", "", "like this?", "like this?"]
+        server.photograph(PNG[:-20])
+        await server.until(lambda: not server.updates)
+    (said, _, large, _, lost, _, cut, _) = (await bots.manager.get_or_create("telegram", 42)).messages()
+    assert said.content == (TextPart("look"), ImagePart("image/png", base64.b64encode(PNG).decode()))
+    assert large.text == lost.text == cut.text == "(an image that is too large, or none, or cannot be had)"
+    assert server.texts() == ["like this?", "", *["like this?"] * 3]
     assert server.messages[1]["photo"] == PNG
 
 

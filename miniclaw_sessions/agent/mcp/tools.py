@@ -13,6 +13,7 @@ import msgspec
 from miniclaw_sessions.agent.tools import Content, Tool
 from miniclaw_sessions.config import MCPSettings
 from miniclaw_sessions.errors import AgentError, ConfigError
+from miniclaw_sessions.formats.images import NOT_SHOWABLE, image_of
 from miniclaw_sessions.protocol.messages import ImagePart, Part, TextPart
 from miniclaw_sessions.protocol.printable import printable
 
@@ -133,8 +134,8 @@ def content_of(result: mcp.types.CallToolResult, max_bytes: int) -> Content:
     parts: list[Part] = []
     for block in result.content:
         match block:
-            case mcp.types.ImageContent(data=data, mime_type=media_type):
-                parts.append(ImagePart(media_type=media_type, data=data))
+            case mcp.types.ImageContent(data=data):
+                parts.append(image_of(data) or TextPart(NOT_SHOWABLE))
             case _:
                 parts.append(TextPart(_text_of(block)))
     if not parts and result.structured_content is not None:

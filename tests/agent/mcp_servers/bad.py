@@ -10,6 +10,9 @@ HOW = sys.argv[1]
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 
 
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
 def say(**message: Any) -> None:
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     sys.stdout.flush()
@@ -69,11 +72,12 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:  # no
             Path(sys.argv[2]).touch()
             say(method="notifications/tools/list_changed")
         case "shows":
-            shown = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+            shown = {"type": "image", "data": PIXEL, "mimeType": "image/jpeg"}
+            none = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
             link = {"type": "resource_link", "uri": "file:///x", "name": "x"}
             sound = {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}
             kept = {"type": "resource", "resource": {"uri": "file:///y", "text": "of y"}}
-            return {"content": [{"type": "text", "text": "look"}, shown, link, sound, kept]}
+            return {"content": [{"type": "text", "text": "look"}, shown, none, link, sound, kept]}
         case "structured":
             return {"content": [], "structuredContent": {"degrees": 7}}
         case "tells_environment":
