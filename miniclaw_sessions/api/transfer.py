@@ -76,7 +76,8 @@ class ImportSession(msgspec.Struct, frozen=True):
         dry_run: only read it, and report.
         update: a session that was made of this file before gets what it lacks of it; otherwise that is refused.
         place: a JSON object that is kept with the session (`metadata["session.followed"]`): where the file lies, and
-            how far it was read, for whoever keeps up with it.
+            how far it was read, for whoever keeps up with it. A session that was kept up with, and was deleted, is
+            not made again with it; one that has expired comes back if `modified` (nanoseconds since 1970) is later.
     """
 
     body: Upload
@@ -95,7 +96,14 @@ class ImportSession(msgspec.Struct, frozen=True):
     ImportReply,
     status=lambda reply: 200 if reply.dry_run else 201,
     statuses={201: "A new session, or what one got with `update`.", 200: "A dry run: what it would become."},
-    errors=("import_refused", "session_exists", "too_many_imports", "invalid_key"),
+    errors=(
+        "import_refused",
+        "session_exists",
+        "session_not_found",
+        "session_expired",
+        "too_many_imports",
+        "invalid_key",
+    ),
     patient=True,
 )
 async def import_session(context: Context, request: ImportSession) -> ImportReply:

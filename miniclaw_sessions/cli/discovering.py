@@ -107,13 +107,7 @@ async def _import(invocation: Invocation, names: Sequence[str], document: Docume
     from miniclaw_sessions.discovery.programs import programs_named  # noqa: PLC0415 - same
 
     async with invocation.sessions(create=True) as client:
-        programs = programs_named(names)
-        loaded = invocation.loaded
-        is_here = not (invocation.url or loaded.shared_store) and loaded.workspace.is_dir()
-        workspace = loaded.workspace if is_here else None
-        follower = Follower(
-            client, programs, environ=os.environ, home=Path.home(), clock=SystemClock(), workspace=workspace
-        )
+        follower = Follower(client, programs_named(names), environ=os.environ, home=Path.home(), clock=SystemClock())
 
         def on_progress(done: int, total: int) -> None:
             invocation.report("importing sessions", done, total)
@@ -135,6 +129,9 @@ def _tell(invocation: Invocation, kept: Sequence[Kept], document: Document) -> N
     messages = sum(one.reply.messages for one in kept if one.reply is not None)
     told = f"{counted(new, 'session', 'sessions')} imported, {more:,} brought up to date: "
     invocation.tell(told + counted(messages, "message", "messages"), "")
+    if gone := sum(one.is_gone for one in kept):
+        told = f"{counted(gone, 'session stays', 'sessions stay')} away, deleted here or expired: "
+        invocation.tell(told + "`import FILE`, or `restore ID`, brings it back")
     for one in kept:
         if one.problem:
             _print(invocation, one)
@@ -161,6 +158,8 @@ def _print(invocation: Invocation, one: Kept) -> None:
 def _document(one: Kept) -> Document:
     reply = one.reply
     about: Document = {"program": one.program, "path": one.path, "new": one.is_new}
+    if one.is_gone:
+        return {**about, "gone": True}
     if one.problem or reply is None:
         return {**about, "problem": one.problem}
     return {

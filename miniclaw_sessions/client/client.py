@@ -356,6 +356,7 @@ class Client:
         Raises:
             ImportRefused: it is not a session in a known format, or cannot be taken in; nothing was stored.
             SessionExists: there is a session with this id; with `update`, one that was not made of this file.
+            SessionNotFound, SessionExpired: with `place`: it was deleted, or has expired and nothing was said since.
         """
         wanted = transfer.ImportSession(
             body=chunks, name=name, session_id=session_id, format=form, dry_run=dry_run, update=update, place=place

@@ -27,11 +27,11 @@ from miniclaw_sessions.discovery.discover import find_sources
 from miniclaw_sessions.discovery.growing import Growing
 from miniclaw_sessions.discovery.programs import Program, Source, id_in
 from miniclaw_sessions.discovery.reading import BLOCK_BYTES, blocks, lines_in, opened, tail, whole_lines, why
-from miniclaw_sessions.discovery.remembered import Remembered
 from miniclaw_sessions.errors import (
     ImportRefused,
     InvalidKey,
     SessionExists,
+    SessionExpired,
     SessionNotFound,
     Unreachable,
 )
@@ -81,6 +81,7 @@ class Kept(msgspec.Struct, kw_only=True):
         reply: what was taken in; None where nothing was new, or it could not be read.
         problem: why it could not be.
         is_new: whether it was made now.
+        is_gone: whether it was deleted here, or has expired, and so stays away.
     """
 
     program: str
@@ -88,6 +89,7 @@ class Kept(msgspec.Struct, kw_only=True):
     reply: ImportReply | None = None
     problem: str = ""
     is_new: bool = False
+    is_gone: bool = False
 
 
 class _State:
@@ -119,7 +121,7 @@ class Follower:
         problems: what could not be read as it is now, by its path.
     """
 
-    def __init__(  # noqa: PLR0913 - whose sessions, where from, and where to
+    def __init__(
         self,
         client: Client,
         programs: Sequence[Program],
@@ -127,7 +129,6 @@ class Follower:
         environ: Mapping[str, str],
         home: Path,
         clock: Clock,
-        workspace: Path | None = None,
     ) -> None:
         """Nothing is read yet.
 
@@ -137,9 +138,7 @@ class Follower:
             environ: the environment that says where they lie.
             home: the directory that they lie in otherwise.
             clock: time.
-            workspace: the directory of the sessions, where there is one here: deleted ones are remembered in it.
         """
-        self._remembered = Remembered(workspace)
         self.problems: dict[str, str] = {}
         self._client = client
         self._programs = {program.name: program for program in programs}
@@ -162,7 +161,7 @@ class Follower:
             await self._clock.sleep(min(max(POLL_S, _SHARE * (self._clock.monotonic() - began)), _LONGEST_S))
 
     def _tell(self, kept: Kept, on_kept: Callable[[Kept], None]) -> None:
-        if kept.reply is not None or self.problems.get(kept.path) != kept.problem:
+        if kept.reply is not None or (kept.problem and self.problems.get(kept.path) != kept.problem):
             on_kept(kept)
         self.problems[kept.path] = kept.problem
 
@@ -185,7 +184,7 @@ class Follower:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever one file does is nobody else's refusal
                 kept.problem = why(error)
-            if kept.reply is not None or kept.problem:
+            if kept.reply is not None or kept.problem or kept.is_gone:
                 yield kept
             on_progress(done, len(sources))
 
@@ -202,9 +201,12 @@ class Follower:
                 await self._settle(look)
             else:
                 await self._read_on(look)
+        except SessionNotFound:
+            self._growing.pop(source.path, None)
+            kept.is_gone, state.place, state.is_looked_up = True, None, False  # somebody may bring it back
         except BaseException as error:
             self._growing.pop(source.path, None)  # its reader is ahead of what was taken
-            if not isinstance(error, ImportRefused | SessionExists | SessionNotFound):  # those stay until it changes
+            if not isinstance(error, ImportRefused | SessionExists):  # those stay until it changes
                 state.seen = None
             raise
 
@@ -214,9 +216,6 @@ class Follower:
         is_first = not state.is_looked_up
         if is_first:
             await self._look_up(look)
-        if state.is_new and await to_thread.run_sync(self._remembered.is_unwanted, state.session_id, source):
-            state.seen = source
-            return
         state.seen, state.seen_at = source, self._clock.monotonic()
         place = state.place
         if is_first and place is not None and (place.modified, place.inode) == (source.modified, source.inode):
@@ -237,8 +236,8 @@ class Follower:
         state = look.state
         try:
             info = await self._client.session(state.session_id).info()
-        except SessionNotFound:
-            pass
+        except SessionNotFound as error:
+            state.is_new = not isinstance(error, SessionExpired)
         else:
             state.is_new = False
             try:
@@ -246,16 +245,12 @@ class Follower:
             except msgspec.ValidationError:
                 place = None
             state.place = place if place is not None and place.path == look.source.shown else None
-            if place is not None:
-                await to_thread.run_sync(self._remembered.is_here, state.session_id)
         state.is_looked_up = True
 
     # --- files and databases that are read whole ---------------------------------------------------------------------
 
     async def _take_whole(self, look: _Look) -> None:
         source, program = look.source, look.program
-        if look.state.place is not None:
-            await self._client.session(look.state.session_id).info()  # one that was deleted here stays so
         place = Place(path=source.shown, modified=source.modified, inode=source.inode)
         if source.inner:
             await self._send(look, lines_of(program.name, source.path, source.inner), place, program.form)
@@ -280,7 +275,6 @@ class Follower:
         look.kept.is_new = look.state.is_new
         look.kept.reply = reply if reply.entries or look.state.is_new else None
         look.state.place, look.state.is_new = place, False
-        await to_thread.run_sync(self._remembered.is_here, look.state.session_id)
 
     # --- files that grow ---------------------------------------------------------------------------------------------
 

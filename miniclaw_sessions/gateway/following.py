@@ -34,9 +34,8 @@ async def keep_up(context: Context, settings: FollowSettings) -> None:
     client = Client(LocalTransport(context))
     while settings.programs:
         programs = programs_named(settings.programs)
-        home, workspace = Path.home(), context.whole.workspace
         try:
-            follower = Follower(client, programs, environ=os.environ, home=home, clock=clock, workspace=workspace)
+            follower = Follower(client, programs, environ=os.environ, home=Path.home(), clock=clock)
             await follower.follow(_note)
         except Exception as error:  # noqa: BLE001 - whatever another program's file does must not end the daemon
             sentence = "other programs' sessions cannot be followed; it is begun anew after a while"

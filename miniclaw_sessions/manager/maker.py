@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniclaw_sessions.clock import Clock
+from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import DamagedSeal
 from miniclaw_sessions.errors import ImportRefused, InvalidKey, NotArchived, SessionExists, SessionNotFound
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.manager.registry import SessionRegistry
 from miniclaw_sessions.manager.source_file import source_file
-from miniclaw_sessions.persistence.archive import Archive
+from miniclaw_sessions.persistence.archive import Archive, time_of
 from miniclaw_sessions.persistence.recovery import Progress
+from miniclaw_sessions.persistence.storage import Storage
 from miniclaw_sessions.protocol.entries import LEGAL_HOLD
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Session
@@ -37,11 +39,17 @@ class SessionMaker(SessionReader):
     clock: Clock
     _registry: SessionRegistry
     _archive: Archive
+    _storage: Storage
+    settings: SessionSettings
     _known_entries: dict[str, KnownEntries]
 
     @abstractmethod
     def _require_open(self) -> None:
         """Raise ManagerClosed unless it is open."""
+
+    @abstractmethod
+    async def _missing(self, session_id: str) -> SessionNotFound:
+        """What to raise of a session that there is not."""
 
     @abstractmethod
     def _progress(self, progress: Progress) -> None:
@@ -98,11 +106,13 @@ class SessionMaker(SessionReader):
         place: Mapping[str, Any] | None = None,
         is_archived: bool = False,
     ) -> ImportReport:
-        """`import_file` for what comes in pieces: `name` stands for the file's, `size` is in bytes. Raises the same.
+        """`import_file` for what comes in pieces: `name` stands for the file's, `size` is in bytes.
 
         `check` is given the key of what the file is to become, before anything is looked up or made; it may raise. With
         `update`, a session that was made of this file before gets what it lacks of it (`Import.add_to`), and `place` is
-        kept with a session that keeps up with a file. `is_archived`: see `Import`.
+        kept with a session that keeps up with a file: one that was deleted is not made again for that; one that has
+        expired comes back, if `place` says that the file was `modified` (nanoseconds since 1970) since then.
+        `is_archived`: see `Import`. Raises as `import_file`, and SessionNotFound of one that stays away.
         """
         from miniclaw_sessions.transfer.importing import Import  # noqa: PLC0415 - loads every format
 
@@ -129,16 +139,33 @@ class SessionMaker(SessionReader):
                         f"session {report.session_id!r} exists already; delete it first, or choose another name"
                     )
                 return report
+            if place is not None:
+                await self._restore_if_behind(key, place)
             if update and await self._registry.exists(report.session_id):
                 await self._add_to(await self.find(report.session_id), transfer)
-                return report
-            if transfer.is_part:
-                raise SessionNotFound(report.session_id)
-            async with self._registry.new_journal(key, purpose="import", created_at=transfer.created_at) as journal:
-                await transfer.store(Session.of(journal))
+            else:
+                if transfer.is_part or (place is not None and await self._storage.was_followed(report.session_id)):
+                    raise await self._missing(report.session_id)
+                await self._make(key, transfer)
+            if place is not None:
+                await self._storage.note_followed(report.session_id)
+        return report
+
+    async def _make(self, key: SessionKey, transfer: Import) -> None:
+        async with self._registry.new_journal(key, purpose="import", created_at=transfer.created_at) as journal:
+            await transfer.store(Session.of(journal))
+        report = transfer.report
         counts = {"entries": report.entries, "repaired": report.repaired, "set_aside": report.set_aside}
         log.info("imported", action="session.imported", session_id=report.session_id, **counts)
-        return report
+
+    async def _restore_if_behind(self, key: SessionKey, place: Mapping[str, Any]) -> None:
+        """A followed session that has expired goes on where it ended, if its program has written since."""
+        if not self.settings.restore_archived or await self._registry.exists(key.session_id):
+            return
+        expired_at = time_of(await self._archive.newest(key.session_id) or "")
+        written_at = place.get("modified")
+        if expired_at is not None and isinstance(written_at, int) and written_at >= expired_at.timestamp() * 1e9:
+            await self._restore_if_archived(key)
 
     async def _add_to(self, session: Session, transfer: Import) -> None:
         if not transfer.is_of(session):

@@ -23,6 +23,7 @@ from miniclaw_sessions.history.state import Snapshot
 from miniclaw_sessions.persistence.archive import ArchiveTable
 from miniclaw_sessions.persistence.checking import CheckReport, check_database
 from miniclaw_sessions.persistence.checkpoints import StoredCheckpoints
+from miniclaw_sessions.persistence.followed import PROPERTY as FOLLOWED
 from miniclaw_sessions.persistence.losses import Loss
 from miniclaw_sessions.persistence.marker import Marker, check_store
 from miniclaw_sessions.persistence.mending import Mended, check_and_mend
@@ -68,6 +69,7 @@ class Database:
         self.sessions: dict[str, Recovered] = {}
         self.on_disk: dict[str, None] = {}
         self.report = RecoveryReport()
+        self._followed: set[str] = set()  # of which it is known that it is written down
         self.archive = ArchiveTable(shared, encryption)
         self.checkpoints = StoredCheckpoints(
             shared, clock=clock, max_bytes=largest_snapshot(settings), encryption=encryption
@@ -158,6 +160,16 @@ class Database:
         )
         joined.conversation.state.last_accessed = one.used_at
         return joined
+
+    async def was_followed(self, session_id: str) -> bool:
+        """Whether that is written down."""
+        return session_id in self._followed or await self._shared.read_property(FOLLOWED + session_id) is not None
+
+    async def note_followed(self, session_id: str) -> None:
+        """Write it down, a row for each: several processes may."""
+        if session_id not in self._followed:
+            await self._shared.write_property(FOLLOWED + session_id, b"true")
+            self._followed.add(session_id)
 
     async def modified(self) -> list[tuple[str, float]]:
         """No session has a file."""

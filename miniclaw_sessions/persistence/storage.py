@@ -72,6 +72,22 @@ class Storage(Protocol):
         """Load one session, and tell what was done for it."""
         ...
 
+    async def was_followed(self, session_id: str) -> bool:
+        """Whether `note_followed` was told of it.
+
+        Raises:
+            StoreUnavailable: it cannot be read.
+        """
+        ...
+
+    async def note_followed(self, session_id: str) -> None:
+        """Remember that there was a session that keeps up with another program's.
+
+        Raises:
+            StoreUnavailable: it could not be written.
+        """
+        ...
+
     async def modified(self) -> list[tuple[str, float]]:
         """The session ids that have a file, and when each was last used, in seconds since the epoch."""
         ...

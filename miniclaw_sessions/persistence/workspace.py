@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -32,6 +32,8 @@ from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.persistence.archive import ArchiveDirectory
 from miniclaw_sessions.persistence.backups import known_backups
 from miniclaw_sessions.persistence.checking import Check, CheckReport
+from miniclaw_sessions.persistence.followed import NAME as FOLLOWED_IDS
+from miniclaw_sessions.persistence.followed import FollowedIds
 from miniclaw_sessions.persistence.losses import NAME as LOSSES
 from miniclaw_sessions.persistence.losses import Loss, Losses
 from miniclaw_sessions.persistence.marker import Marker, check_marker, check_store, write_marker
@@ -47,6 +49,8 @@ from miniclaw_sessions.stores.copying import copy_store
 from miniclaw_sessions.stores.encrypted import encrypted
 from miniclaw_sessions.stores.reading import read_through
 from miniclaw_sessions.stores.wrapping import innermost
+
+T = TypeVar("T")
 
 LOOK_AGAIN_S = 0.1
 """How often a directory that another process has is tried again."""
@@ -96,6 +100,7 @@ class Workspace:
         self._create = create
         self._wait_s = wait_s
         self._stack = AsyncExitStack()
+        self._followed = FollowedIds(path)
         self.archive = ArchiveDirectory(path / "archive", encryption)
 
     def __repr__(self) -> str:
@@ -151,6 +156,20 @@ class Workspace:
             return await to_thread.run_sync(self._losses.acknowledge, session_id)
         except OSError as error:
             raise StoreUnavailable(f"cannot write {self.path / LOSSES}: {error.strerror}") from error
+
+    async def was_followed(self, session_id: str) -> bool:
+        """Whether it stands in `followed.jsonl`."""
+        return await self._followed_ids(self._followed.__contains__, session_id)
+
+    async def note_followed(self, session_id: str) -> None:
+        """Write it into `followed.jsonl`."""
+        await self._followed_ids(self._followed.note, session_id)
+
+    async def _followed_ids(self, use: Callable[[str], T], session_id: str) -> T:
+        try:
+            return await to_thread.run_sync(use, session_id)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot use {self.path / FOLLOWED_IDS}: {error.strerror}") from error
 
     async def modified(self) -> list[tuple[str, float]]:
         """The session ids that have a file, and when each was last used."""

@@ -166,6 +166,10 @@ class SharedStore(Store):
         """What is written down under a name, or None."""
 
     @abstractmethod
+    async def properties(self, prefix: str) -> list[str]:
+        """The names that begin so, under which something is written down."""
+
+    @abstractmethod
     async def write_property(self, name: str, value: bytes, *, replace: bool = False) -> bytes:
         """Write something down under a name, unless there is something already; what is there now.
 

@@ -17,6 +17,8 @@ from miniclaw_sessions.disk import Directory
 from miniclaw_sessions.errors import StoreCorrupt
 from miniclaw_sessions.persistence.archive import SUFFIX, session_of, write_archived_file
 from miniclaw_sessions.persistence.database import ENCRYPTION
+from miniclaw_sessions.persistence.followed import PROPERTY as FOLLOWED
+from miniclaw_sessions.persistence.followed import FollowedIds
 from miniclaw_sessions.persistence.marker import Marker, read_marker, write_marker
 from miniclaw_sessions.stores.shared import SharedStore
 from miniclaw_sessions.transfer.copying import in_thread
@@ -81,6 +83,20 @@ async def _from_files(source: Path, store: SharedStore) -> int:
     for name in missing:
         await store.write_archived(session_of(name), name, _pieces(source / name))
     return len(missing)
+
+
+async def copy_followed(source: Beside, target: Beside) -> None:
+    """Take along which sessions were followed, so that those that were deleted are not made again there."""
+    if isinstance(source, Path):
+        followed = await in_thread(lambda: list(FollowedIds(source)))
+    else:
+        followed = [name.removeprefix(FOLLOWED) for name in await source.properties(FOLLOWED)]
+    known = FollowedIds(target) if isinstance(target, Path) else None
+    for session_id in followed:
+        if known is not None:
+            await in_thread(known.note, session_id)
+        elif isinstance(target, SharedStore):
+            await target.write_property(FOLLOWED + session_id, b"true")
 
 
 async def _pieces(file: Path) -> AsyncIterator[bytes]:

@@ -25,6 +25,7 @@ from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.disk import LOCK, Directory
 from miniclaw_sessions.errors import ConfigError, StoreError
 from miniclaw_sessions.persistence.backups import note_backup
+from miniclaw_sessions.persistence.followed import NAME as FOLLOWED
 from miniclaw_sessions.persistence.losses import NAME as LOSSES
 from miniclaw_sessions.persistence.marker import NAME as MARKER
 from miniclaw_sessions.persistence.marker import RESTORING, read_marker
@@ -35,7 +36,7 @@ from miniclaw_sessions.stores.base import Store, StorePlace
 from miniclaw_sessions.stores.copying import compare_stores, copy_store
 from miniclaw_sessions.stores.shared import as_shared
 from miniclaw_sessions.stores.wrapping import innermost
-from miniclaw_sessions.transfer.archives import copy_archive, marker_of, write_marker_to
+from miniclaw_sessions.transfer.archives import copy_archive, copy_followed, marker_of, write_marker_to
 from miniclaw_sessions.transfer.copying import Copy, Report, copy_missing, held, in_thread
 from miniclaw_sessions.transfer.files import SESSIONS, SET_ASIDE, files_in
 
@@ -44,7 +45,7 @@ VERSION = 1
 
 _MAX_MANIFEST_BYTES = 2**31
 _BLOCK = 1 << 20
-_OF_ITSELF = (MARKER, LOSSES)  # how the workspace is encrypted, and what it has lost
+_OF_ITSELF = (MARKER, LOSSES, FOLLOWED)  # how the workspace is encrypted, what it has lost, what keeps up with others
 
 
 class BackedUpFile(msgspec.Struct, frozen=True):
@@ -254,6 +255,7 @@ async def _restore_to_server(
         for difference in copied.different:
             raise StoreError(f"{what}: {difference}; run it again")
         await copy_archive(backup, target, None, report.problems)
+        await copy_followed(backup, target)
 
 
 # --- making one ------------------------------------------------------------------------------------------------------
@@ -279,6 +281,7 @@ async def _make(
         if shared is not None:
             await copy_archive(shared, target, None, copy.report.problems)
             await write_marker_to(target, key or "")
+            await copy_followed(shared, target)
         report.sessions, report.entries = copy.report.sessions, copy.report.entries
         report.snapshots, report.problems = copy.report.snapshots, copy.report.problems
         on_progress("writing the list of files", 0, None)

@@ -261,7 +261,7 @@ class Import:
             await _go_to_leaf(whole, self._reader.facts, self.report)
             await copy_branch(whole.journal, session.journal)
             _tell_kept(session, self.report)
-        _describe(session, self._reader.facts, self._form, self.report)
+        _describe(session, self._reader.facts, None if self._is_archived else self._form, self.report)
         if keeps_all:
             await _go_to_leaf(session, self._reader.facts, self.report)
             if self._place is not None:
@@ -535,14 +535,8 @@ def _in_its_place(entry: Entry, reason: str) -> Entry:
     )
 
 
-def _describe(session: Session, facts: SessionFacts, form: Format, report: ImportReport) -> None:
-    """What a file says of its session as a whole, and a new time to live."""
-    about = {
-        "format": form.name,
-        "id": facts.source_id or None,
-        "parent_session": facts.parent_session,
-        "header": facts.header or None,
-    }
+def _describe(session: Session, facts: SessionFacts, form: Format | None, report: ImportReport) -> None:
+    """What a file of a form says of its session as a whole; without a form, the session knows itself what it is of."""
     known = session.metadata
     changes: dict[str, Any] = {
         name: value for name, value in facts.metadata.items() if name not in known and not name.startswith(OWN_METADATA)
@@ -551,13 +545,23 @@ def _describe(session: Session, facts: SessionFacts, form: Format, report: Impor
         changes["title"] = facts.title
     try:
         session.update(**changes)
-        session.journal.note(
-            {SOURCE: facts.source or {name: value for name, value in about.items() if value is not None}}
-        )
+        if form is not None:
+            session.journal.note({SOURCE: facts.source or _about(facts, form)})
     except InvalidMessage as error:
         report.note(Finding(0, Outcome.SET_ASIDE, f"the file's header could not be kept: {error}"))
-        session.journal.note({SOURCE: {"format": form.name}})
+        if form is not None:
+            session.journal.note({SOURCE: {"format": form.name}})
     report.title = session.title
+
+
+def _about(facts: SessionFacts, form: Format) -> dict[str, Any]:
+    about = {
+        "format": form.name,
+        "id": facts.source_id or None,
+        "parent_session": facts.parent_session,
+        "header": facts.header or None,
+    }
+    return {name: value for name, value in about.items() if value is not None}
 
 
 async def _go_to_leaf(session: Session, facts: SessionFacts, report: ImportReport) -> None:

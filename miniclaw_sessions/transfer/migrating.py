@@ -37,7 +37,7 @@ from miniclaw_sessions.stores.encrypted import encrypted
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.stores.shared import SharedStore, as_shared
 from miniclaw_sessions.stores.sql.files import is_open_elsewhere
-from miniclaw_sessions.transfer.archives import Beside, copy_archive, marker_of, write_marker_to
+from miniclaw_sessions.transfer.archives import Beside, copy_archive, copy_followed, marker_of, write_marker_to
 from miniclaw_sessions.transfer.checkpoints import InFiles, InRows, Side, carry
 from miniclaw_sessions.transfer.copying import Report, in_thread, refuse_cut_off_salvage
 from miniclaw_sessions.transfer.files import SESSIONS, Sealing, files_in
@@ -366,12 +366,17 @@ def _beside(one: House, store: Store | SessionFiles) -> Beside | None:
 
 
 async def _copy_rest(source: Beside, target: Beside, keys: KeyRing | None, change: Change, problems: list[str]) -> int:
-    """Copy the archive, what says how everything is encrypted, and the known losses; how many archived sessions."""
+    """Copy the archive, and what is known of everything: its encryption, losses, what was followed.
+
+    Returns:
+        How many archived sessions.
+    """
     sealing = None if keys is None or change is Change.NONE else _sealing(keys, change)
     archived = await copy_archive(source, target, sealing, problems)
     await _copy_marker(source, target, sealing)
     if isinstance(source, Path) and isinstance(target, Path):
         await in_thread(_copy_losses, source, target)
+    await copy_followed(source, target)
     return archived
 
 

@@ -40,8 +40,7 @@ class Following:
     def begin(self, *names: str) -> None:
         """Follow anew, as another process would."""
         programs = programs_named(names)
-        home, workspace = self.home, self.home.parent / "workspace"
-        self.follower = Follower(self.client, programs, environ={}, home=home, clock=self.clock, workspace=workspace)
+        self.follower = Follower(self.client, programs, environ={}, home=self.home, clock=self.clock)
 
     async def look(self) -> list[Kept]:
         return [kept async for kept in self.follower.catch_up()]
@@ -289,56 +288,6 @@ async def test_a_subagent_s_branch_is_not_where_the_conversation_goes_on(tmp_pat
         assert await ours.taken() + await ours.taken() == 2
         assert await ours.branch("import_s") == ["one", "1", "two", "three"]
         assert "found" in await ours.said("import_s")
-
-
-async def test_a_session_that_is_deleted_here_stays_so_while_it_is_followed(tmp_path: Path) -> None:
-    async with following(tmp_path) as ours:
-        file = put(claude_file(ours.home), TALK)
-        await ours.taken()
-        assert await ours.client.delete("import_s")
-        put(file, [user("u2", "a1", "two")])
-        (kept,) = await ours.look()
-        assert "import_s" in kept.problem
-        assert await ours.look() == []
-        assert await ours.client.list() == []
-
-
-async def test_a_session_of_a_file_that_is_written_anew_stays_deleted_too(tmp_path: Path) -> None:
-    async with following(tmp_path) as ours:
-        file = put(ours.home / ".nanobot/workspace/sessions/telegram_1.jsonl", nanobot("hello"))
-        await ours.taken()
-        assert await ours.client.delete("import_telegram_1")
-        put(file, nanobot("hello", "hi"), "w")
-        assert len(await ours.look()) == 1
-        assert await ours.client.list() == []
-
-
-@pytest.mark.parametrize("grows", [False, True])
-async def test_what_was_deleted_stays_so_over_restarts_until_something_new_is_said(
-    tmp_path: Path, *, grows: bool
-) -> None:
-    async with following(tmp_path) as ours:
-        file = put(claude_file(ours.home), TALK)
-        path = make_database(ours.home, "opencode")
-        await ours.taken()
-        for row in await ours.client.list():
-            (remains,) = await ours.client.erase(row.session_id) or []
-            assert str(file) in remains or str(path) in remains
-        if grows:
-            put(file, [user("u2", "a1", "two")])
-        for _ in range(3):
-            ours.begin()
-            assert await ours.look() == []
-            assert await ours.client.list() == []
-        put(file, [user("u3", "a1", "three")])
-        ours.begin()
-        assert await ours.taken() == (4 if grows else 3)
-        assert [row.session_id for row in await ours.client.list()] == ["import_s"]
-        ours.begin()
-        assert await ours.look() == []
-        assert await ours.client.delete("import_s")
-        ours.begin()
-        assert await ours.look() == []
 
 
 @pytest.mark.parametrize("when", ["it grows", "it has settled"])

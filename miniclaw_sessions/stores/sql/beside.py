@@ -300,6 +300,7 @@ DELETE_ARCHIVED = keyed.compiled(
 )
 
 _VALUE = bindparam("value", type_=_BYTES)
+PROPERTIES = keyed.compiled(select(_PROPERTY.name).where(_PROPERTY.name.startswith(_NAME)).order_by(_PROPERTY.name))
 READ_PROPERTY = keyed.compiled(select(_PROPERTY.value).where(_PROPERTY.name == _NAME))
 
 

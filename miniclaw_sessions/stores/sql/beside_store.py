@@ -134,6 +134,10 @@ class BesideTranscripts(SharedStore):
         rows = await self._server.fetch(beside.READ_PROPERTY, name=name)
         return bytes(rows[0][0]) if rows else None
 
+    async def properties(self, prefix: str) -> list[str]:
+        """The names that begin so, under which something is written down."""
+        return [name for (name,) in await self._server.fetch(beside.PROPERTIES, name=prefix)]
+
     async def write_property(self, name: str, value: bytes, *, replace: bool = False) -> bytes:
         """Write something down under a name; what is there now."""
         await self._server.change("write to", beside.WRITE_PROPERTY[replace], name=name, value=value)
