@@ -35,6 +35,9 @@ SEARCHES = 2
 LARGE_REPLIES = 4
 """How many replies that hold what they send may be under way: a reader who takes nothing keeps his for a while."""
 
+READINGS = 4
+"""How many small replies may be made meanwhile out of what may be a whole session."""
+
 
 class Chats(Protocol):
     """Who answers what is said in a chat."""
@@ -114,7 +117,8 @@ class Context:
         problems: what is wrong beside the manager, such as with the sockets; one sentence each.
         searches: whoever searches has one of these meanwhile.
         series: the numbers of the last hour; empty where nobody samples.
-        large_replies: whoever makes a reply of what may be a whole session in memory has one of these meanwhile.
+        large_replies: whoever sends what may be a whole session in memory has one of these meanwhile.
+        readings: whoever reads so much, and sends little of it, has one of these while it reads.
     """
 
     def __init__(
@@ -139,6 +143,7 @@ class Context:
         self.searches = anyio.Semaphore(SEARCHES)
         self.series = Series()
         self.large_replies = anyio.Semaphore(LARGE_REPLIES)
+        self.readings = anyio.Semaphore(READINGS)
         self._workspace: list[str] = []  # once it was looked up
         self._deletions: OrderedDict[tuple[Caller, str, str], None] = OrderedDict()
 

@@ -103,7 +103,7 @@ async def show_articles(context: Context, request: ShowArticles) -> ArticlesRepl
     session = await context.find(request.session_id)
     if request.before is not None and request.after is not None:
         raise invalid("send before or after, not both", param="before")
-    async with context.large_replies:
+    async with context.readings:
         if request.after is None:
             entries, behind = await _newest(_walk_from(session, request), request.limit)
         else:
@@ -204,7 +204,7 @@ async def show_outline(context: Context, request: ShowOutline) -> OutlineReply:
 
     session = await context.find(request.session_id)
     shape, ids, places = Shape(), list[str](), array("q")
-    async with context.large_replies:
+    async with context.readings:
         async for entry in session.tree.read_entries():
             if not isinstance(entry, LeafMove) and shape.add(entry):
                 ids.append(entry.id)

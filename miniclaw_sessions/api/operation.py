@@ -37,6 +37,9 @@ BODY = "body"
 PIECE_BYTES = 65_536
 """About how much of a long reply is made at a time."""
 
+SMALL_REPLY_BYTES = 262_144
+"""What any number of readers may hold at a time."""
+
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R")
 T = TypeVar("T")
@@ -279,6 +282,8 @@ def large_reply(
 ) -> Stream:
     """A JSON document with a field that may hold a whole session: few of them are in memory at a time.
 
+    A small one is sent even while all places are taken, perhaps by readers on slow lines.
+
     Args:
         context: says how many.
         name: the field's.
@@ -286,9 +291,29 @@ def large_reply(
     """
 
     async def pieces() -> AsyncGenerator[bytes, None]:
+        if not context.large_replies.value:
+            async with context.readings:
+                fields, items = await read()
+                small = all_if_small(items)
+            if small is not None:
+                yield b"".join([piece async for piece in document_in_pieces(fields, name, small)])
+                return
+            del fields, items  # nothing is held while it waits
         async with context.large_replies:
             fields, items = await read()
             async for piece in document_in_pieces(fields, name, items):
                 yield piece
 
     return Stream(pieces())
+
+
+def all_if_small(items: Iterable[bytes]) -> list[bytes] | None:
+    """The items if they are a small reply together; else None, and not all of them were made."""
+    room = SMALL_REPLY_BYTES
+    small: list[bytes] = []
+    for item in items:
+        small.append(item)
+        room -= len(item)
+        if room < 0:
+            return None
+    return small

@@ -580,6 +580,9 @@ async def test_few_replies_that_hold_a_session_are_made_at_a_time_and_the_next_w
             while not context.large_replies.statistics().tasks_waiting:
                 await anyio.lowlevel.checkpoint()
         assert replies == []
+        assert (await served.unix.post("/v1/sessions/a_2/messages", json=user("hello"))).status_code == 201
+        small = await served.unix.get(f"/v1/sessions/a_2/{path}")  # not kept waiting by those who take their time
+        assert (small.status_code, "hello" in small.text) == (200, True)
         await silent.pop().aclose()
     assert replies[0].status_code == 200
     for stream in silent:
