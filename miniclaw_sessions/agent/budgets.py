@@ -1,16 +1,19 @@
 """What may be spent in a chat and in a channel, by day and by month; asked before each request to the model.
 
 What was spent is read from the accounts that sessions keep (`manager.usage`), so a restart forgets nothing, and a
-budget that is raised holds at once. A channel's sum is made anew once a minute; meanwhile what is spent in this process
-is added to it, and what other processes of a shared store spend is seen then. A request that was begun is finished:
-what is under way when a budget is reached goes beyond it.
+budget that is raised holds at once. What is spent in this process is added to a channel's sum as it is spent; once a
+minute the accounts are looked at that were used since, for what others spend: at the first time all of this month. What
+was seen once stays spent, though its session is deleted or expires. A request that was begun is finished: what is under
+way when a budget is reached goes beyond it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from datetime import UTC, date, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 
+import anyio
 import msgspec
 
 from miniclaw_sessions.clock import Clock, SystemClock
@@ -23,6 +26,9 @@ from miniclaw_sessions.session import Session
 
 FRESH_S = 60.0
 """How long a channel's sum is believed."""
+
+_OVERLAP = timedelta(minutes=10)
+"""Whoever was used so long before the newest look is looked at again: clocks differ, and others tell of it late."""
 
 _REMEMBERED = 1_000
 
@@ -45,13 +51,38 @@ class Budget(msgspec.Struct, frozen=True):
     until: date
 
 
-class _Channel(msgspec.Struct):
-    """What was spent in a channel on a day and in its month, summed up at a time of the monotonic clock."""
+class _Sum:
+    """What was spent in many sessions, each known by its incarnation."""
 
-    day: date
-    at: float
-    today: float
-    month: float
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._parts: dict[str, float] = {}
+
+    def add(self, incarnation: str, amount: float) -> None:
+        """So much more was spent in one."""
+        self._parts[incarnation] = self._parts.get(incarnation, 0.0) + amount
+        self.total += amount
+
+    def saw(self, incarnation: str, amount: float) -> None:
+        """So much its account says, which may not have all of what was spent just now."""
+        if (more := amount - self._parts.get(incarnation, 0.0)) > 0:
+            self.add(incarnation, more)
+
+
+class _Channel:
+    """What was spent in a channel in a month, and on the newest day of it; and which accounts were looked at."""
+
+    def __init__(self, month: date) -> None:
+        self.month = self.day = month
+        self.in_month, self.in_day = _Sum(), _Sum()
+        self.looking = anyio.Lock()
+        self.looked_at = -math.inf
+        self.looked_from = datetime.combine(month, time(), UTC)
+
+    def begin(self, day: date) -> None:
+        """It is this day of the month."""
+        if self.day != day:
+            self.day, self.in_day = day, _Sum()
 
 
 class Budgets:
@@ -114,31 +145,38 @@ class Budgets:
         if (settings.channel_day or settings.channel_month) and self._manager is not None:
             known, name = await self._channel(self._manager, session.key.channel, today), session.key.channel
             found += [
-                Budget(f"the channel {name}", "today", settings.channel_day, known.today, tomorrow),
-                Budget(f"the channel {name}", "this month", settings.channel_month, known.month, following),
+                Budget(f"the channel {name}", "today", settings.channel_day, known.in_day.total, tomorrow),
+                Budget(f"the channel {name}", "this month", settings.channel_month, known.in_month.total, following),
             ]
         return found
 
     def note(self, session: Session, usage: Usage) -> None:
         """Something was spent in a session just now."""
         if (known := self._channels.get(session.key.channel)) is not None:
-            amount = self._amount(usage)
-            known.today, known.month = known.today + amount, known.month + amount
+            for one in (known.in_day, known.in_month):
+                one.add(session.journal.incarnation, self._amount(usage))
 
     def shown(self, amount: float) -> str:
         """An amount, for people."""
         return f"{amount:,.0f} tokens" if self._settings.unit == "tokens" else f"{amount:,.4f} {self.currency}".rstrip()
 
     async def _channel(self, manager: SessionReader, channel: str, today: date) -> _Channel:
-        known, now = self._channels.get(channel), self._clock.monotonic()
-        if known is None or known.day != today or now - known.at > FRESH_S:
-            report = await manager.usage(since=today.replace(day=1), until=today, channel=channel)
-            rows = [(row.name, Usage(total_tokens=row.total_tokens, cost=row.cost)) for row in report.rows]
-            known = _Channel(today, now, self._sum(rows, today), self._sum(rows))
+        month = today.replace(day=1)
+        known = self._channels.get(channel)
+        if known is None or known.month != month:
             self._channels.pop(channel, None)
-            self._channels[channel] = known
+            known = self._channels[channel] = _Channel(month)
             if len(self._channels) > _REMEMBERED:  # callers may choose names of channels
                 del self._channels[next(iter(self._channels))]
+        known.begin(today)
+        async with known.looking:
+            if self._clock.monotonic() - known.looked_at > FRESH_S:
+                now, at = self._clock.now(), self._clock.monotonic()
+                async for session in manager.used_since(known.looked_from, channel=channel):
+                    rows = [(one.day, one.usage) for one in spent_in(session, month, known.day)]
+                    known.in_day.saw(session.journal.incarnation, self._sum(rows, known.day))
+                    known.in_month.saw(session.journal.incarnation, self._sum(rows))
+                known.looked_from, known.looked_at = now - _OVERLAP, at
         return known
 
     def _sum(self, rows: Iterable[tuple[str, Usage]], day: date | None = None) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -101,12 +102,13 @@ class BoundedSessions(SessionReader):
         """What older messages were lost with a former store, by session id."""
         return {one: loss for one, loss in self._manager.losses.items() if self._owns(one)}
 
-    async def _newest(  # type: ignore[override]  # those that a list and a search name
+    async def _newest(  # type: ignore[override]  # noqa: PLR0913 - those that a list and a search name
         self,
         *,
         channel: str | None = None,
         only: Callable[[str], bool] | None = None,
         behind: ListPosition | None = None,
+        since: datetime | None = None,
         limit: int | None = None,
         offset: int = 0,
     ) -> list[ListPosition]:
@@ -120,7 +122,7 @@ class BoundedSessions(SessionReader):
         found: list[ListPosition] = []
         while True:
             page = await self._manager._newest(  # noqa: SLF001 - same
-                channel=channel, only=is_visible, behind=behind, limit=wanted
+                channel=channel, only=is_visible, behind=behind, since=since, limit=wanted
             )
             found += [one for one in page if "~" not in one.session_id or await self._journal(one.session_id)]
             if wanted is None or len(page) < wanted or len(found) >= wanted:

@@ -41,12 +41,13 @@ class Listing(NamedTuple):
     on_disk: Sequence[str]
     used: Sequence[float]
 
-    def newest(
+    def newest(  # noqa: PLR0913 - each can be left out
         self,
         *,
         channel: str | None = None,
         only: Callable[[str], bool] | None = None,
         behind: ListPosition | None = None,
+        since: datetime | None = None,
         limit: int | None = None,
         offset: int = 0,
     ) -> list[tuple[float, str]]:
@@ -56,6 +57,7 @@ class Listing(NamedTuple):
             channel: only this channel's; one on disk whose id is shortened may be of another.
             only: only those whose id this is true of.
             behind: only those that stand behind this position.
+            since: only those that were used then or later.
             limit: at most this many.
             offset: after this many others.
         """
@@ -67,6 +69,9 @@ class Listing(NamedTuple):
         )
         if only is not None:
             everybody = (one for one in everybody if only(one[1]))
+        if since is not None:
+            first = since.timestamp()
+            everybody = (one for one in everybody if one[0] >= first)
         if behind is not None:
             last = (behind.last_accessed.timestamp(), behind.session_id)
             everybody = (one for one in everybody if one < last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.persistence.database import Database, is_far_behind
@@ -24,6 +25,7 @@ async def newest_in(  # noqa: PLR0913 - each can be left out
     channel: str | None = None,
     only: Callable[[str], bool] | None = None,
     behind: ListPosition | None = None,
+    since: datetime | None = None,
     limit: int | None = None,
     offset: int = 0,
     own: Sequence[tuple[ListPosition, str]] = (),
@@ -35,6 +37,7 @@ async def newest_in(  # noqa: PLR0913 - each can be left out
         channel: only this channel's.
         only: only those whose id this is true of.
         behind: only those that stand behind this position.
+        since: only those that were used then or later.
         limit: at most this many.
         offset: after this many others.
         own: those that were used here and of which the database does not know it yet, with their channel: they stand
@@ -53,10 +56,12 @@ async def newest_in(  # noqa: PLR0913 - each can be left out
         most = PAGE if wanted is None or (only is not None and pattern == "%") else min(PAGE, wanted + len(known))
         page = await database.shared.newest(limit=most, channel=channel, pattern=pattern, behind=behind)
         theirs += [one for one in page if one.session_id not in known and (only is None or only(one.session_id))]
-        if len(page) < most:
+        if len(page) < most or (since is not None and page[-1].last_accessed < since):
             break
         behind = page[-1]
-    return sorted([*found, *theirs], reverse=True)[offset:wanted]
+    return sorted((one for one in (*found, *theirs) if since is None or one.last_accessed >= since), reverse=True)[
+        offset:wanted
+    ]
 
 
 async def sessions_in(

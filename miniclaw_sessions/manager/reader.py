@@ -6,7 +6,7 @@ import builtins
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from datetime import date, datetime
+from datetime import UTC, date, datetime, time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -262,14 +262,23 @@ class SessionReader(ABC):
         if session_id is not None:
             sums.add(await self.find(session_id))
             return sums.report(limit)
-        chosen = await self._newest(channel=channel, limit=None)
-        ids = [one.session_id for one in chosen if since is None or one.last_accessed.date() >= since]
+        first = None if since is None else datetime.combine(since, time(), UTC)
+        async for session in self.used_since(first, channel=channel):
+            sums.add(session)
+        return sums.report(limit)
+
+    async def used_since(self, moment: datetime | None, *, channel: str | None = None) -> AsyncIterator[Session]:
+        """The sessions, or those of one channel, that were used then or later; each is loaded, and others run between.
+
+        Raises:
+            SnapshotUnreadable, SchemaTooNew, StoreError: one of them cannot be loaded.
+        """
+        ids = [one.session_id for one in await self._newest(channel=channel, since=moment)]
         for start in range(0, len(ids), _TOGETHER):
             for session in (await self._load_listed(ids[start : start + _TOGETHER])).values():
                 if channel in (None, session.key.channel):
-                    sums.add(session)
+                    yield session
             await checkpoint()
-        return sums.report(limit)
 
     async def _look(self, search: Search) -> Found:
         store = self._transcripts()

@@ -15,10 +15,11 @@ from miniclaw_sessions.agent.orchestration import AgentSession
 from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool, calculator_tool
 from miniclaw_sessions.channels.base import Incoming, NotAnswered, Reason
-from miniclaw_sessions.config import BudgetSettings
+from miniclaw_sessions.config import BudgetSettings, SessionSettings
 from miniclaw_sessions.errors import BudgetSpent
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
+from miniclaw_sessions.session import Session
 from miniclaw_sessions.testing import FakeClock
 
 pytestmark = pytest.mark.anyio
@@ -81,6 +82,59 @@ async def test_a_channel_has_a_budget_over_all_its_chats(tmp_path: Path) -> None
             await clock.advance(FRESH_S + 1)
         await agent.reply(HELLO, session=await manager.get_or_create("slack", 1))
         assert model.asked == 4
+
+
+async def test_what_was_spent_in_a_channel_stays_spent_when_chats_are_deleted_or_expire(tmp_path: Path) -> None:
+    clock, model = FakeClock(), Costly()
+    settings = SessionSettings(ttl_days=2, sweep_interval_s=1e9, flush_interval_s=1e9)
+    async with SessionManager(tmp_path, settings=settings, clock=clock) as manager:
+        agent = agent_with(model, manager, channel_day=2.0, channel_month=4.0)
+        for _ in range(2):
+            session = await manager.get_or_create("telegram", 1)
+            await agent.reply(HELLO, session=session)
+            assert await manager.delete(session.session_id)
+            await clock.advance(FRESH_S + 1)
+        session = await manager.get_or_create("telegram", 1)
+        with pytest.raises(BudgetSpent, match=r"the channel telegram for today is spent, 2\.0000 EUR"):
+            await agent.reply(HELLO, session=session)
+        for chat in range(2, 4):
+            await clock.advance(timedelta(days=4).total_seconds())
+            await agent.reply(HELLO, session=await manager.get_or_create("telegram", chat))
+        await clock.advance(timedelta(days=4).total_seconds())
+        assert len((await manager.sweep()).sessions) == 3
+        with pytest.raises(BudgetSpent, match=r"the channel telegram for this month is spent, 4\.0000 EUR"):
+            await agent.reply(HELLO, session=await manager.get_or_create("telegram", 9))
+        await clock.advance(timedelta(days=31).total_seconds())
+        await agent.reply(HELLO, session=await manager.get_or_create("telegram", 9))
+        assert model.asked == 5
+
+
+async def test_a_channel_looks_again_only_at_the_accounts_that_were_used_since(tmp_path: Path) -> None:
+    clock = FakeClock()
+    paid = Message(Role.ASSISTANT, "well", usage=Usage(90, 10))
+    async with SessionManager(tmp_path, clock=clock) as manager:
+        budgets = Budgets(BudgetSettings(unit="tokens", channel_day=10_000), manager, clock=clock)
+        sessions = [await manager.get_or_create("telegram", chat) for chat in range(5)]
+        for session in sessions:
+            await session.add_message(paid)
+        looked = list[str]()
+        load = manager._load_listed
+
+        async def noted(session_ids: Sequence[str]) -> dict[str, Session]:
+            looked.extend(session_ids)
+            return await load(session_ids)
+
+        manager._load_listed = noted  # type: ignore[method-assign]
+        assert (await budgets.of(sessions[0]))[2].spent == 500
+        assert len(looked) == 5
+        for _ in range(2):  # those that were used shortly before the first look are looked at again
+            await clock.advance(3600)
+            await budgets.of(sessions[0])
+        looked.clear()
+        await clock.advance(FRESH_S + 1)
+        await sessions[3].add_message(paid)
+        assert [one.spent for one in await budgets.of(sessions[0])][2:] == [600, 600]
+        assert looked == ["telegram_3"]
 
 
 async def test_a_turn_that_goes_on_and_on_ends_with_its_budget(tmp_path: Path) -> None:
