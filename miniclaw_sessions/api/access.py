@@ -27,9 +27,6 @@ Scope = Literal["probe", "open", "read", "write", "admin"]
 changes them, or has them answered; `admin`: is about the workspace as a whole, or about who may do what.
 """
 
-GRANTED: tuple[Scope, ...] = ("read", "write", "admin")
-"""What a token can have."""
-
 _RANK: dict[Scope, int] = {"probe": 0, "open": 0, "read": 1, "write": 2, "admin": 3}
 
 

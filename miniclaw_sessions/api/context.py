@@ -162,10 +162,6 @@ class Context:
             context.chats = None if self.chats is None else BoundedChats(self.chats, caller)
         return context
 
-    def permit(self, key: SessionKey) -> None:
-        """Raise NotPermitted unless the caller may make, and speak in, a session of this key."""
-        self.caller.permit(key)
-
     def note(self, session_id: str) -> None:
         """Say which session the request is about; the first one that is named counts."""
         if self.about is None and is_session_id(session_id):

@@ -9,13 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from miniclaw_sessions.api.operation import operation
-from miniclaw_sessions.history.search import SearchPage
+from miniclaw_sessions.history.search import MAX_RESULTS, SearchPage
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.context import Context
-
-MAX_RESULTS = 100
-"""Results in one reply."""
 
 _ERRORS = ("invalid_search", "session_not_found")
 

@@ -252,7 +252,7 @@ async def fork_session(context: Context, request: ForkRequest) -> SessionReply:
     session = await context.find(request.session_id)
     target, leaf_id = request.body.session_id, request.body.leaf_id
     if target is not None:
-        context.permit(SessionKey.parse(target))
+        context.caller.permit(SessionKey.parse(target))
     if target is None and request.idempotency_key is not None:
         target = _id_of_fork(session, request.idempotency_key)
         if (made := await _fork_made_before(context, session, target)) is not None:

@@ -201,9 +201,9 @@ def _shown(workspace: Path | str) -> str:
 
 
 def _place_of(store: str) -> StorePlace:
-    from miniclaw_sessions.stores import open_shared  # noqa: PLC0415 - only where it is a store
+    from miniclaw_sessions.stores import open_store  # noqa: PLC0415 - only where it is a store
 
-    return open_shared(store).place
+    return open_store(store).place
 
 
 def _is_here(identity: str, workspace: Path | str) -> bool:

@@ -27,6 +27,9 @@ MAX_QUERY = 1_000
 MAX_TERMS = 32
 """Words and phrases of a query."""
 
+MAX_RESULTS = 100
+"""Results of a page that people are given."""
+
 MAX_HITS = 1_000
 """Hits that may be asked for at once."""
 

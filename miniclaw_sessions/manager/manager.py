@@ -64,7 +64,7 @@ from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Journal, Session
 from miniclaw_sessions.session.copying import copy_session
 from miniclaw_sessions.statistics import Health, ManagerStatistics, Saved
-from miniclaw_sessions.stores import is_shared_url, open_shared
+from miniclaw_sessions.stores import is_shared_url, open_store
 from miniclaw_sessions.stores.base import Store
 from miniclaw_sessions.stores.shared import ListPosition
 from miniclaw_sessions.stores.wrapping import WatchedStore
@@ -243,7 +243,7 @@ class SessionManager(SessionMaker, SessionFollower):
         if self.workspace is None:
             store = self._store_choice
             if isinstance(store, str):
-                store = open_shared(store, self.settings.postgresql)
+                store = open_store(store, postgresql=self.settings.postgresql)
             return Database(store, self.settings, clock=self.clock, encryption=self._encryption)
         return Workspace(
             self.workspace,

@@ -45,7 +45,6 @@ from miniclaw_sessions.session import Journal, Owner, Session
 from miniclaw_sessions.statistics import ManagerStatistics
 from miniclaw_sessions.stores import (
     is_shared_url,
-    open_shared,
     open_store,
     refuse_another_store,
     store_place,
@@ -350,7 +349,7 @@ class ReadOnlyDatabase(ReadOnlySessions):
         return self._database.archive
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        store = open_shared(self.settings.store, self.settings.postgresql, read_only=True)
+        store = open_store(self.settings.store, postgresql=self.settings.postgresql, read_only=True)
         self._database = Database(store, self.settings, clock=self.clock, encryption=self._encryption, read_only=True)
         await stack.enter_async_context(self._database)
         self.store = self._database.store

@@ -21,6 +21,7 @@ from miniclaw_sessions.errors import InvalidMessage, InvalidSearch
 from miniclaw_sessions.history.branches import BranchMap
 from miniclaw_sessions.history.search import (
     MAX_HITS,
+    MAX_RESULTS,
     MAX_SEQUENCE,
     NO_CURSOR,
     TITLE,
@@ -42,9 +43,6 @@ WINDOW = 200
 
 MAX_WINDOWS = 10
 """After so many in which too little may be shown, the page is given as it is; its cursor goes on."""
-
-MAX_RESULTS = 100
-"""Results of a page."""
 
 LONG_TEXT = 20_000
 """What has so many characters is looked through in a thread."""

@@ -18,7 +18,6 @@ __all__ = [
     "SALVAGE_PART",
     "STORE_URLS",
     "is_shared_url",
-    "open_shared",
     "open_store",
     "refuse_another_store",
     "salvage_in",
@@ -50,7 +49,7 @@ _KINDS = {
 
 def open_store(
     url: str | StorePlace,
-    workspace: Path,
+    workspace: Path = Path(),
     *,
     postgresql: PostgreSQLSettings | None = None,
     read_only: bool = False,
@@ -62,7 +61,7 @@ def open_store(
             `jsonl:` (the directory `transcripts` in the workspace), `jsonl:///absolute/path`, or
             `postgresql://user@host:port/database?option=value`, which several processes may share; one whose scheme an
             installed package declares (`plugins`); or what it means.
-        workspace: the directory that `sqlite:` and `jsonl:` are relative to.
+        workspace: the directory that `sqlite:` and `jsonl:` are relative to; a server's store has none.
         postgresql: how a server is reached, unless its URL says otherwise; None: the defaults.
         read_only: change nothing and lock nothing, beside whoever writes it.
 
@@ -152,15 +151,6 @@ def _is_declared(scheme: str) -> bool:
     from miniclaw_sessions.plugins import declared  # noqa: PLC0415 - only for a URL that is none of ours
 
     return scheme in declared("stores")
-
-
-def open_shared(url: str, settings: PostgreSQLSettings | None = None, *, read_only: bool = False) -> Store:
-    """The store of such a URL, not yet opened; see `open_store`.
-
-    Raises:
-        ConfigError: no store goes by this URL.
-    """
-    return open_store(url, Path(), postgresql=settings, read_only=read_only)
 
 
 def stores_in(workspace: Path) -> list[StorePlace]:

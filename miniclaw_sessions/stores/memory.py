@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 from miniclaw_sessions.errors import StoreConflict, StoreError
 from miniclaw_sessions.stores.appending import entries_to_add
 from miniclaw_sessions.stores.base import LOST, Append, SessionHead, Store, StoredEntry, StoredHead
-from miniclaw_sessions.stores.soundness import check_transcripts, nothing_else
+from miniclaw_sessions.stores.soundness import check_transcripts
 
 _sequence = attrgetter("sequence")
 
@@ -107,7 +107,7 @@ class MemoryStore(Store):
     async def check(self) -> list[str]:
         """Every transcript is numbered without gaps, its ids are unique and its entries readable."""
         await checkpoint()
-        return await check_transcripts(self, self.heads(), nothing_else())
+        return await check_transcripts(self, self.heads())
 
     def _entries(self, session_id: str) -> list[StoredEntry]:
         transcript = self._sessions.get(session_id)

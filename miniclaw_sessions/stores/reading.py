@@ -60,6 +60,15 @@ async def find_by_reading(store: Readable, session_id: str, entry_id: str) -> St
     return None
 
 
+def identity(path: Path) -> tuple[int, int] | None:
+    """Which file or directory has this name; None: none has."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def read_through(files: Sequence[Path]) -> None:
     """Read every byte: what the disk refuses is not damaged as far as can be told, and must not be set aside (R20).
 

@@ -66,19 +66,23 @@ class TranscriptCheck:
 
 
 async def check_transcripts(
-    store: Readable, heads: AsyncIterator[StoredHead], own: Awaitable[list[str]], *, opens_seals: bool = False
+    store: Readable,
+    heads: AsyncIterator[StoredHead],
+    own: Awaitable[list[str]] | None = None,
+    *,
+    opens_seals: bool = False,
 ) -> list[str]:
     """What is wrong with a store as a whole, then with each session; where it cannot be read, that is said.
 
     Args:
         store: whose entries are read.
         heads: the sessions.
-        own: finds what is wrong with the store as a whole.
+        own: finds what is wrong with the store as a whole; None: nothing can be.
         opens_seals: as for `TranscriptCheck`.
     """
     problems: list[str] = []
     try:
-        problems += await own
+        problems += () if own is None else await own
     except StoreCorrupt as error:
         problems.append(str(error))
     try:
@@ -87,11 +91,6 @@ async def check_transcripts(
     except StoreCorrupt as error:
         problems.append(str(error))
     return list(dict.fromkeys(problems))
-
-
-async def nothing_else() -> list[str]:
-    """A store as a whole, with which nothing can be wrong."""
-    return []
 
 
 async def _check_transcript(store: Readable, stored: StoredHead, *, opens_seals: bool) -> list[str]:

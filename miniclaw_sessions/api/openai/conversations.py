@@ -51,7 +51,6 @@ ONE = f"{ALL}/{{conversation_id}}"
 ITEMS = f"{ONE}/items"
 
 _CREATED = OWN_METADATA + "conversation"
-_TITLE = "title"
 _ESCAPE = "metadata."
 _NAMES_OF_OURS = frozenset({"self", "agent_id", "model", "provider", "thinking_level"})
 

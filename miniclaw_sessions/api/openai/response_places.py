@@ -108,7 +108,7 @@ async def _begun_or(context: Context, wanted: Wanted, source: Session | None, fo
             pass
         else:
             return await _place_in(context, begun, wanted, UNSET, since=0)
-    context.permit(key)
+    context.caller.permit(key)
     if source is not None and found is not None:
         await source.fork(key, leaf_id=found.end)
         return Place(key)

@@ -38,6 +38,7 @@ from miniclaw_sessions.stores.base import Append, StoredEntry, is_damaged
 from miniclaw_sessions.stores.jsonl.failures import failing, unavailable
 from miniclaw_sessions.stores.jsonl.file import SUFFIX, Placing, Rest, Transcript, entries_after, examine
 from miniclaw_sessions.stores.jsonl.lines import GOES_ON, MORE_FOLLOWS, NotOurs, header_of, lines_of, was_line_of
+from miniclaw_sessions.stores.reading import identity
 
 TORN = "torn"
 """The directory, beside the transcripts, of what crashes left at their ends."""
@@ -90,7 +91,7 @@ class Transcripts:
         with failing("open", path), ExitStack() as stack:
             recognize(path)
             self._directory = stack.enter_context(Directory(path))
-            self._identity = _identity(path)
+            self._identity = identity(path)
             stack.callback(DirectoryLock(path).release)
             self.known, self.refused = find_transcripts(self._directory)
             self._directory.remove_temporaries()
@@ -289,7 +290,7 @@ class Transcripts:
         Raises:
             StoreUnavailable: it was deleted, moved or replaced.
         """
-        if _identity(self._path) != self._identity:
+        if identity(self._path) != self._identity:
             raise StoreUnavailable(
                 f"cannot use {self._path}: the directory was deleted or replaced while it was open; start again, and "
                 "the sessions go on from what is there and from their snapshots"
@@ -410,15 +411,6 @@ def _make_room(torn: Directory) -> None:
         total -= sizes[name]
     if doomed:
         torn.remove(doomed)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Which directory has this name; None: none has."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 # --- what is in a directory ------------------------------------------------------------------------------------------

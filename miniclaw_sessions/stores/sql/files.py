@@ -86,15 +86,6 @@ def _damage_sign(path: Path) -> Path:
     return path.with_name(f"{path.name}-damaged")
 
 
-def identity(path: Path) -> tuple[int, int] | None:
-    """Which file has this name; None: none has."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
-
-
 def create_file(path: Path) -> None:
     """Make sure that the database file exists and is ours alone, durably.
 

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from miniclaw_sessions.errors import ConfigError, StoreError, StoreUnavailable
 from miniclaw_sessions.log import get_logger
+from miniclaw_sessions.stores.reading import identity
 from miniclaw_sessions.stores.sql.failures import is_damage, store_error
-from miniclaw_sessions.stores.sql.files import connect, create_file, database_files, identity
+from miniclaw_sessions.stores.sql.files import connect, create_file, database_files
 
 FORMAT = 3
 """Another number makes every index anew."""

@@ -26,7 +26,7 @@ from miniclaw_sessions.history.search import Found, Search
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.stores.base import LOST, Append, Store, StoredEntry, StoredHead, StorePlace
 from miniclaw_sessions.stores.keys import KeyFilter, UsedKeys
-from miniclaw_sessions.stores.reading import find_by_reading, read_through
+from miniclaw_sessions.stores.reading import find_by_reading, identity, read_through
 from miniclaw_sessions.stores.soundness import check_transcripts
 from miniclaw_sessions.stores.sql import searching, statements
 from miniclaw_sessions.stores.sql.checksums import unreadable
@@ -39,7 +39,6 @@ from miniclaw_sessions.stores.sql.files import (
     fill_log,
     forget_damage,
     has_noted_damage,
-    identity,
     note_damage,
     schema_version,
     settle_log,
