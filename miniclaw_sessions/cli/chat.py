@@ -75,8 +75,7 @@ async def chat(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     message: Annotated[
-        str | None,
-        typer.Option("--message", "-m", help="Say this and leave; - reads standard input.", show_default=False),
+        str | None, typer.Option("--message", "-m", help="Say this and leave; - reads standard input.")
     ] = None,
     continues: Annotated[bool, typer.Option("--continue", "-c", help="The conversation that was used last.")] = False,
     resumes: Annotated[bool, typer.Option("--resume", "-r", help="Choose a conversation from a list.")] = False,

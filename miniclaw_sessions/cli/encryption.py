@@ -88,7 +88,7 @@ async def rekey(
 )
 def decrypt(
     invocation: Invocation,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An encrypted file.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An encrypted file.")],
     name: Annotated[
         str, typer.Option(help="What it was called when it was encrypted, if it is not called that any more.")
     ] = "",

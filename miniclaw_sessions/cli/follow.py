@@ -41,10 +41,8 @@ async def follow(
     invocation: Invocation,
     session_id: OneOrAll = None,
     last: Annotated[int, typer.Option(min=0, help="Begin with so many of the session's newest entries.")] = 0,
-    after: Annotated[
-        int | None, typer.Option(min=0, help="Begin behind this entry of the session.", show_default=False)
-    ] = None,
-    channel: Annotated[str | None, typer.Option(help="Only this channel.", show_default=False)] = None,
+    after: Annotated[int | None, typer.Option(min=0, help="Begin behind this entry of the session.")] = None,
+    channel: Annotated[str | None, typer.Option(help="Only this channel.")] = None,
 ) -> None:
     """Show what is said, in one session or in all, as it is said.
 

@@ -35,14 +35,12 @@ async def delete(  # noqa: PLR0913 - one for each option
     invocation: Invocation,
     session_id: AnySessionId = None,
     *,
-    channel: Annotated[str | None, typer.Option(help="All of this channel.", show_default=False)] = None,
+    channel: Annotated[str | None, typer.Option(help="All of this channel.")] = None,
     older_than: Annotated[
-        str | None,
-        typer.Option(metavar="AGE", help="All that nobody has used for so long: 12h, 90d, 1y.", show_default=False),
+        str | None, typer.Option(metavar="AGE", help="All that nobody has used for so long: 12h, 90d, 1y.")
     ] = None,
     user: Annotated[
-        str | None,
-        typer.Option(help="All in which this person is the chat, or an author, by that very name.", show_default=False),
+        str | None, typer.Option(help="All in which this person is the chat, or an author, by that very name.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing: list what these options mean.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -196,9 +194,7 @@ def _typed() -> list[str]:
 async def hold(
     invocation: Invocation,
     session_id: SessionId,
-    reason: Annotated[
-        str | None, typer.Argument(metavar="REASON", help="Why, such as the number of a case.", show_default=False)
-    ] = None,
+    reason: Annotated[str | None, typer.Argument(metavar="REASON", help="Why, such as the number of a case.")] = None,
     *,
     release: Annotated[bool, typer.Option("--release", help="End it.")] = False,
 ) -> None:

@@ -238,6 +238,8 @@ def command(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        for parameter in own:
+            _hide_nothing(parameter)
 
         @functools.wraps(function)
         def run(context: typer.Context, **given: Any) -> None:
@@ -259,6 +261,13 @@ def command(
         return function
 
     return register
+
+
+def _hide_nothing(parameter: inspect.Parameter) -> None:
+    """Let the help of a parameter that can be left out say no default, unless it says one in words."""
+    info = parameter.annotation.__metadata__[0]
+    if parameter.default is None and info.show_default is True:
+        info.show_default = False
 
 
 def parameters_of(options: Mapping[str, Any]) -> list[inspect.Parameter]:

@@ -59,7 +59,7 @@ async def _offers(invocation: Invocation, incomplete: str) -> list[tuple[str, st
 
 
 def _argument(help: str) -> Any:  # noqa: A002 - as typer calls it
-    return typer.Argument(metavar="SESSION", help=help, show_default=False, autocompletion=complete_session)
+    return typer.Argument(metavar="SESSION", help=help, autocompletion=complete_session)
 
 
 SessionId = Annotated[

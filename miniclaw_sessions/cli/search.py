@@ -40,14 +40,12 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 def option(help: str, metavar: str | None = None, **more: Any) -> Any:  # noqa: A002 - as typer calls it
     """An option that has no default to be shown."""
-    return typer.Option(help=help, metavar=metavar, show_default=False, **more)
+    return typer.Option(help=help, metavar=metavar, **more)
 
 
 _Words = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="WORDS", help='Words that must all occur; "a phrase" in quotes; -word must not.', show_default=False
-    ),
+    typer.Argument(metavar="WORDS", help='Words that must all occur; "a phrase" in quotes; -word must not.'),
 ]
 Chat = Annotated[
     str | None,

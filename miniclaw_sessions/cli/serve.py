@@ -17,7 +17,7 @@ _CHANNEL_HELP = "Turn a channel on, as [channels.NAME] does; may be repeated."
 
 
 def _flag(name: str, text: str, panel: str) -> Any:
-    return typer.Option(flag_of(name), help=text, show_default=False, rich_help_panel=panel)
+    return typer.Option(flag_of(name), help=text, rich_help_panel=panel)
 
 
 @command(
@@ -48,7 +48,7 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     tcp: Annotated[str | None, _flag("listen.tcp", "Address such as 127.0.0.1:8080.", _LISTEN)] = None,
     token_file: Annotated[str | None, _flag("listen.token_file", "File with the token for TCP.", _LISTEN)] = None,
     channel: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help=_CHANNEL_HELP, show_default=False, rich_help_panel=_LISTEN)
+        list[str] | None, typer.Option(metavar="NAME", help=_CHANNEL_HELP, rich_help_panel=_LISTEN)
     ] = None,
     base_url: Annotated[str | None, _flag("model.base_url", "The provider's address.", _MODEL)] = None,
     model: Annotated[str | None, _flag("model.model", "The model's name.", _MODEL)] = None,

@@ -59,11 +59,10 @@ Document = dict[str, Any]
 )
 async def list_sessions(
     invocation: Invocation,
-    channel: Annotated[str | None, typer.Option(help="Only this channel.", show_default=False)] = None,
+    channel: Annotated[str | None, typer.Option(help="Only this channel.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="At most this many; 0: all.")] = 0,
     after: Annotated[
-        str | None,
-        typer.Option(metavar="PLACE", help="Go on where the list before ended, as it said.", show_default=False),
+        str | None, typer.Option(metavar="PLACE", help="Go on where the list before ended, as it said.")
     ] = None,
 ) -> None:
     """List the sessions, the most recently used first."""
@@ -147,8 +146,7 @@ async def show(
     session_id: SessionId,
     everything: Annotated[bool, typer.Option("--all", help="The whole transcript, not only the window.")] = False,
     around: Annotated[
-        str | None,
-        typer.Option(metavar="ENTRY", help="What surrounds an entry: its number, or its id.", show_default=False),
+        str | None, typer.Option(metavar="ENTRY", help="What surrounds an entry: its number, or its id.")
     ] = None,
 ) -> None:
     """Show a session: its facts and the messages of its window."""
@@ -262,7 +260,7 @@ def _event_line(entry: Document) -> str:
 async def rename(
     invocation: Invocation,
     session_id: SessionId,
-    title: Annotated[str, typer.Argument(metavar="TITLE", help="Its new title; '' for none.", show_default=False)],
+    title: Annotated[str, typer.Argument(metavar="TITLE", help="Its new title; '' for none.")],
 ) -> None:
     """Give a session another title; its id stays."""
     async with invocation.sessions() as client:

@@ -50,8 +50,7 @@ def create(  # noqa: PLR0913 - one parameter per flag
         str, typer.Option(metavar="PREFIX", help="Only for chats whose id begins so.", show_default="all")
     ] = "",
     expires: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="Until when it is valid: 12h, 90d, or a date.", show_default="never"),
+        str, typer.Option(metavar="TIME", help="Until when it is valid: 12h, 90d, or a date.", show_default="never")
     ] = "",
     rate: Annotated[
         float | None,

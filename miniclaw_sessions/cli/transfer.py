@@ -38,7 +38,7 @@ IMPORTED = (
 
 _Programs = Annotated[
     list[str] | None,
-    typer.Option("--program", metavar="NAME", help="With --discover: those of this program.", show_default=False),
+    typer.Option("--program", metavar="NAME", help="With --discover: those of this program."),
 ]
 
 
@@ -77,13 +77,10 @@ def _one_of(ours: Sequence[str], text: str) -> Any:
 async def import_files(  # noqa: PLR0913 - one for each option
     invocation: Invocation,
     *,
-    paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="PATH", help="Files, and directories of files.", show_default=False)
-    ] = None,
+    paths: Annotated[list[Path] | None, typer.Argument(metavar="PATH", help="Files, and directories of files.")] = None,
     form: Annotated[str | None, _one_of(IMPORTED, "What the files are; recognized otherwise.")] = None,
     session_id: Annotated[
-        str | None,
-        typer.Option("--as", metavar="SESSION_ID", help="The new session's id; of one file only.", show_default=False),
+        str | None, typer.Option("--as", metavar="SESSION_ID", help="The new session's id; of one file only.")
     ] = None,
     skip_existing: Annotated[
         bool, typer.Option("--skip-existing", help="Pass over files whose session is there already.")
@@ -185,16 +182,13 @@ async def export(  # noqa: PLR0913 - one for each option
     form: Annotated[str, _one_of(EXPORTED, "How it is written.")] = "jsonl",
     output: Annotated[
         Path | None,
-        typer.Option(
-            help="A file, made with mode 0600, or for --all a directory; standard output otherwise.", show_default=False
-        ),
+        typer.Option(help="A file, made with mode 0600, or for --all a directory; standard output otherwise."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every session, into the directory --output.")] = False,
     user: Annotated[
         str | None,
         typer.Option(
             help="All in which this person is the chat, or an author, expired ones too: a ZIP archive.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

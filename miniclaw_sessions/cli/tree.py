@@ -113,11 +113,9 @@ async def branch(
     session_id: SessionId,
     entry: Annotated[
         str | None,
-        typer.Argument(
-            metavar="ENTRY", help=f"Where to go on from: {_ENTRY}; `{ROOT}`: from the beginning.", show_default=False
-        ),
+        typer.Argument(metavar="ENTRY", help=f"Where to go on from: {_ENTRY}; `{ROOT}`: from the beginning."),
     ] = None,
-    summary: Annotated[str | None, typer.Option(help=_SUMMARY, metavar="TEXT", show_default=False)] = None,
+    summary: Annotated[str | None, typer.Option(help=_SUMMARY, metavar="TEXT")] = None,
 ) -> None:
     """Go back to an entry; the conversation goes on from there, and nothing is lost. Without one: list the branches."""
     if entry is None:
@@ -172,12 +170,8 @@ async def _list_branches(invocation: Invocation, session_id: str) -> None:
 async def label(
     invocation: Invocation,
     session_id: SessionId,
-    entry: Annotated[
-        str | None, typer.Argument(metavar="ENTRY", help=f"What to bookmark: {_ENTRY}.", show_default=False)
-    ] = None,
-    text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="What the bookmark says.", show_default=False)
-    ] = None,
+    entry: Annotated[str | None, typer.Argument(metavar="ENTRY", help=f"What to bookmark: {_ENTRY}.")] = None,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="What the bookmark says.")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Take the bookmark away.")] = False,
 ) -> None:
     """Bookmark an entry, or take its bookmark away. Without an entry: list the bookmarks, a table of contents."""
@@ -224,12 +218,10 @@ async def fork(
     invocation: Invocation,
     session_id: SessionId,
     new_id: Annotated[
-        str | None,
-        typer.Argument(metavar="NEW_ID", help="Its id; made from the old session's otherwise.", show_default=False),
+        str | None, typer.Argument(metavar="NEW_ID", help="Its id; made from the old session's otherwise.")
     ] = None,
     at: Annotated[
-        str | None,
-        typer.Option(metavar="ENTRY", help=f"Only the branch up to this entry: {_ENTRY}.", show_default=False),
+        str | None, typer.Option(metavar="ENTRY", help=f"Only the branch up to this entry: {_ENTRY}.")
     ] = None,
 ) -> None:
     """Copy a session into a new one with its whole tree, or with one branch; prints the new session's id."""
@@ -262,12 +254,9 @@ async def compact(
             min=0, help="About how many of the newest tokens stay as they are.", show_default=str(KEEP_TOKENS)
         ),
     ] = None,
-    summary: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Your own summary: no model is asked.", show_default=False)
-    ] = None,
+    summary: Annotated[str | None, typer.Option(metavar="TEXT", help="Your own summary: no model is asked.")] = None,
     keep_from: Annotated[
-        str | None,
-        typer.Option(metavar="ENTRY", help=f"What your own summary leaves as it is: {_ENTRY}.", show_default=False),
+        str | None, typer.Option(metavar="ENTRY", help=f"What your own summary leaves as it is: {_ENTRY}.")
     ] = None,
 ) -> None:
     """Let a summary stand for the older part of the conversation, so that a model is sent less; nothing is lost."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-_Backup = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The backup's directory.", show_default=False)]
+_Backup = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The backup's directory.")]
 
 
 # --- backups ---------------------------------------------------------------------------------------------------------
@@ -147,10 +147,7 @@ async def restore(
 async def migrate(  # noqa: PLR0913, PLR0917 - one parameter per option
     invocation: Invocation,
     to: Annotated[
-        str,
-        typer.Option(
-            "--to", metavar="URL", help="The new store, as in sessions.store, or a directory.", show_default=False
-        ),
+        str, typer.Option("--to", metavar="URL", help="The new store, as in sessions.store, or a directory.")
     ],
     source: Annotated[
         str | None,
@@ -239,9 +236,7 @@ async def sweep(
 @command(app, examples={"unarchive telegram_123": "goes on where it ended"})
 async def unarchive(
     invocation: Invocation,
-    session_id: Annotated[
-        str, typer.Argument(metavar="SESSION", help="The whole id of an expired session.", show_default=False)
-    ],
+    session_id: Annotated[str, typer.Argument(metavar="SESSION", help="The whole id of an expired session.")],
 ) -> None:
     """Bring an expired session back from the archive, whole; its time to live starts again."""
     async with invocation.sessions() as client:
