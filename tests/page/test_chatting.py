@@ -107,6 +107,8 @@ def test_the_first_screen_says_what_to_do_when_there_is_nothing_yet(
     try:
         page.goto(f"{empty.address}/#token={TOKEN}")
         page.get_by_role("heading", name="Nothing here yet").wait_for()
+        page.set_viewport_size({"width": 390, "height": 780})
+        page.get_by_role("heading", name="Nothing here yet").wait_for()  # on a phone there is one column
         page.get_by_role("button", name="New conversation").last.click()
         say(page, "the first words")
         see(page, "the first words", "You said the first words")

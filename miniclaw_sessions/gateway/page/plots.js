@@ -91,7 +91,7 @@ export class Plots {
         legend: { show: false },
         cursor: { y: false, points: { size: 6 } },
         scales: { y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, most > 0 ? most * 1.15 : 1] } },
-        axes: [{ ...axis, grid: { show: false }, space: 70, size: 30, values: (/** @type {any} */ _, /** @type {number[]} */ marks) => marks.map((mark) => clockTime(new Date(mark * 1000).toISOString())) }, { ...axis, size: 44, space: 34, values: (/** @type {any} */ _, /** @type {number[]} */ marks) => marks.map(rounded) }],
+        axes: [{ ...axis, grid: { show: false }, space: 70, size: 30, incrs: [1, 2, 5, 10, 15, 30, 60].map((minutes) => minutes * 60), values: (/** @type {any} */ _, /** @type {number[]} */ marks) => marks.map((mark) => clockTime(new Date(mark * 1000).toISOString())) }, { ...axis, size: 44, space: 34, values: (/** @type {any} */ _, /** @type {number[]} */ marks) => marks.map(rounded) }],
         series: [{}, { stroke, width: 1.6, fill: stroke.replace("rgb(", "rgba(").replace(")", ", 0.12)"), spanGaps: true, points: { show: false } }],
       };
       return { plot: new UPlot(options, [[], []], frame), now, frame };

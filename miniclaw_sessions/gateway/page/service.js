@@ -78,11 +78,11 @@ export class ServiceView {
   drawTiles(health, numbers) {
     const tiles = [
       ["Sessions", count(numbers.sessions), `${count(numbers.cached)} in memory`],
-      ["Messages since the start", count(numbers.appended), `${count(numbers.unsaved_entries)} on their way to the disk`],
+      ["New messages", count(numbers.appended), `${count(numbers.unsaved_entries)} not yet on the disk`],
       ["Store", numbers.store, numbers.store_state],
       ["Up for", health.uptime_s === undefined ? "…" : duration(health.uptime_s), health.version ? `version ${health.version}` : ""],
       ["Last flush", `${Math.round(numbers.last_flush_seconds * 1000)} ms`, `${counted(numbers.snapshots_written, "file")} written`],
-      ["Quarantine", count(numbers.quarantined), numbers.quarantined ? "damaged files were set aside" : "nothing was damaged"],
+      ["Quarantine", count(numbers.quarantined), numbers.quarantined ? "damaged, set aside" : "no damage"],
     ];
     this.tiles.replaceChildren(...tiles.map(([name, value, about]) => make("div", {}, make("dt", {}, name), make("dd", {}, make("b", {}, value), make("span", {}, about)))));
   }
@@ -95,7 +95,7 @@ export class ServiceView {
     );
     this.kept.replaceChildren(
       make("h2", {}, "Backups"),
-      copies.length ? make("ul", { class: "rows" }, ...copies.reverse()) : make("p", { class: "hint" }, "None was made yet, or none is there any more."),
+      copies.length ? make("ul", { class: "rows" }, ...copies.reverse()) : make("p", { class: "hint" }, "There are none."),
       ...(damaged.length ? [make("h2", {}, "Quarantine"), make("ul", { class: "rows" }, ...damaged)] : []),
     );
   }

@@ -52,6 +52,7 @@ export class SessionList {
     if (!older.length) this.next = page.next;
     this.rows = [...page.sessions, ...older];
     this.isLoaded = this.isStale = true;
+    this.scroll.classList.toggle("empty", !this.rows.length);
     this.drawNow();
     this.changed(this.rows);
   }

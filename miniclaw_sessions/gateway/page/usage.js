@@ -54,8 +54,9 @@ function named(name, by) {
 function line(row, name) {
   const read = row.input_tokens + row.cache_write_tokens;
   const tokens = [read, row.cache_read_tokens, row.output_tokens].map((value) => make("td", { title: count(value) }, compact(value)));
-  const unpriced = row.unpriced ? `, ${count(row.unpriced)} without a price` : "";
-  const missing = row.estimated ? `${unpriced}, ${count(row.estimated)} estimated` : unpriced;
+  const unpriced = row.unpriced && `${count(row.unpriced)} without a price`;
+  const estimated = row.estimated && `${count(row.estimated)} estimated`;
+  const remark = [unpriced, estimated].filter(Boolean).join(", ");
   const cost = row.cost === null ? "" : row.cost.toFixed(row.cost < 1 ? 4 : 2);
-  return make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, count(row.replies)), ...tokens, make("td", {}, `${cost}${missing}`.replace(/^, /, "")));
+  return make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, count(row.replies)), ...tokens, make("td", {}, cost, remark && make("span", { class: "hint" }, remark)));
 }

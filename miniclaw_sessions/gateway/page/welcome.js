@@ -10,12 +10,13 @@ export function showWelcome({ isEmpty, begin, bringIn }) {
   document.title = "Sessions";
   const address = document.baseURI.replace(/#.*/, "").replace(/\/$/, "");
   const example = `curl ${address}/v1/chat \\
-  -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/json" \\
+  -H "Authorization: Bearer $TOKEN" \\
+  -H "Content-Type: application/json" \\
   -d '{"channel": "demo", "chat_id": "1", "message": "Hello!"}'`;
   const steps = [
     step("plus", "Start a conversation", "Say something here. Every word is saved before it is answered.", make("button", { type: "button", class: "primary", click: begin }, "New conversation")),
     step("upload", "Bring one in", "Drop files of Claude Code, Codex, pi and others anywhere on this page; what they would become is shown first.", make("button", { type: "button", click: bringIn }, "Choose files…")),
-    step("tree", "Let a program talk", "Anything that speaks HTTP, or the OpenAI SDK with this base URL:", make("code", { class: "address" }, `${address}/v1`), make("pre", { class: "code" }, example), make("p", {}, make("a", { class: "button", href: "docs" }, "All that it can ask for"))),
+    step("tree", "Let a program talk", "Anything that speaks HTTP, or the OpenAI SDK with this base URL:", make("code", { class: "address" }, `${address}/v1`), make("pre", { class: "code" }, example), make("p", {}, make("a", { class: "button", href: "docs" }, "API reference"))),
   ];
   if (!may("write")) steps.splice(0);
   const title = isEmpty ? "Nothing here yet" : "Sessions";
