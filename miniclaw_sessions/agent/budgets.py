@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
 
 import anyio
 import msgspec
@@ -42,6 +43,7 @@ class Budget(msgspec.Struct, frozen=True):
         limit: how much there is; 0: it has no bound.
         spent: how much is spent.
         until: the day (UTC) on which there is more.
+        is_shared: other chats spend of it, too.
     """
 
     of: str
@@ -49,6 +51,7 @@ class Budget(msgspec.Struct, frozen=True):
     limit: float
     spent: float
     until: date
+    is_shared: bool = False
 
 
 class _Sum:
@@ -128,8 +131,8 @@ class Budgets:
         for budget in await self.of(session):
             if 0 < budget.limit <= budget.spent:
                 raise BudgetSpent(
-                    f"the budget of {budget.of} for {budget.period} is spent, {self.shown(budget.spent)} of "
-                    f"{self.shown(budget.limit)}; it goes on at {budget.until} 00:00 UTC, or when the budget is raised"
+                    f"the budget of {budget.of} for {budget.period} is {self.told(budget)}; "
+                    f"it goes on at {budget.until} 00:00 UTC, or when the budget is raised"
                 )
 
     async def of(self, session: Session) -> list[Budget]:
@@ -143,10 +146,11 @@ class Budgets:
             Budget("this chat", "this month", settings.chat_month, self._sum(rows), following),
         ]
         if (settings.channel_day or settings.channel_month) and self._manager is not None:
-            known, name = await self._channel(self._manager, session.key.channel, today), session.key.channel
+            known = await self._channel(self._manager, session.key.channel, today)
+            shared = partial(Budget, f"the channel {session.key.channel}", is_shared=True)
             found += [
-                Budget(f"the channel {name}", "today", settings.channel_day, known.in_day.total, tomorrow),
-                Budget(f"the channel {name}", "this month", settings.channel_month, known.in_month.total, following),
+                shared("today", settings.channel_day, known.in_day.total, tomorrow),
+                shared("this month", settings.channel_month, known.in_month.total, following),
             ]
         return found
 
@@ -156,8 +160,14 @@ class Budgets:
             for one in (known.in_day, known.in_month):
                 one.add(session.journal.incarnation, self._amount(usage))
 
-    def shown(self, amount: float) -> str:
-        """An amount, for people."""
+    def told(self, budget: Budget) -> str:
+        """How much of a budget is spent, for whoever is in the chat: what others spend is not for him to know."""
+        is_spent = "spent" if budget.spent >= budget.limit else "not spent yet"
+        if budget.is_shared:
+            return is_spent
+        return f"{is_spent}, {self._shown(budget.spent)} of {self._shown(budget.limit)}"
+
+    def _shown(self, amount: float) -> str:
         return f"{amount:,.0f} tokens" if self._settings.unit == "tokens" else f"{amount:,.4f} {self.currency}".rstrip()
 
     async def _channel(self, manager: SessionReader, channel: str, today: date) -> _Channel:

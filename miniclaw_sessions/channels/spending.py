@@ -34,8 +34,7 @@ async def tell_usage(said: Said) -> str:
         guess = f" ({estimated} estimated, of what broke off)" if estimated else ""
         cost = "" if used.cost is None else f", {used.cost:,.4f} {'' if budgets is None else budgets.currency}".rstrip()
         lines.append(f"{name}: {used.total:,} tokens{cost}{guess}")
-    for budget in await budgets.of(session) if budgets is not None else ():
-        if budgets is not None and budget.limit:
-            spent, limit = budgets.shown(budget.spent), budgets.shown(budget.limit)
-            lines.append(f"Budget of {budget.of} for {budget.period}: {spent} of {limit} spent")
+    if budgets is not None:
+        known = [one for one in await budgets.of(session) if one.limit]
+        lines += [f"Budget of {one.of} for {one.period}: {budgets.told(one)}" for one in known]
     return "\n".join(lines)

@@ -77,7 +77,7 @@ async def test_a_channel_has_a_budget_over_all_its_chats(tmp_path: Path) -> None
             await agent.reply(HELLO, session=await manager.get_or_create("telegram", chat))
         last = await manager.get_or_create("telegram", 9)
         for _ in range(2):
-            with pytest.raises(BudgetSpent, match="the channel telegram for today is spent, 300 tokens of 300 tokens"):
+            with pytest.raises(BudgetSpent, match="the channel telegram for today is spent; it goes on"):
                 await agent.reply(HELLO, session=last)
             await clock.advance(FRESH_S + 1)
         await agent.reply(HELLO, session=await manager.get_or_create("slack", 1))
@@ -95,14 +95,14 @@ async def test_what_was_spent_in_a_channel_stays_spent_when_chats_are_deleted_or
             assert await manager.delete(session.session_id)
             await clock.advance(FRESH_S + 1)
         session = await manager.get_or_create("telegram", 1)
-        with pytest.raises(BudgetSpent, match=r"the channel telegram for today is spent, 2\.0000 EUR"):
+        with pytest.raises(BudgetSpent, match="the channel telegram for today is spent; it"):
             await agent.reply(HELLO, session=session)
         for chat in range(2, 4):
             await clock.advance(timedelta(days=4).total_seconds())
             await agent.reply(HELLO, session=await manager.get_or_create("telegram", chat))
         await clock.advance(timedelta(days=4).total_seconds())
         assert len((await manager.sweep()).sessions) == 3
-        with pytest.raises(BudgetSpent, match=r"the channel telegram for this month is spent, 4\.0000 EUR"):
+        with pytest.raises(BudgetSpent, match="the channel telegram for this month is spent; it"):
             await agent.reply(HELLO, session=await manager.get_or_create("telegram", 9))
         await clock.advance(timedelta(days=31).total_seconds())
         await agent.reply(HELLO, session=await manager.get_or_create("telegram", 9))

@@ -38,7 +38,7 @@ class Speaker:
 @pytest.fixture
 async def dispatcher(manager: SessionManager, room: Room) -> AsyncIterator[Dispatcher]:
     models = {name: Speaker(name) for name in ("small", "large", "largest")}
-    budgets = Budgets(BudgetSettings(chat_day=0.5), manager, currency="EUR", clock=manager.clock)
+    budgets = Budgets(BudgetSettings(chat_day=0.5, channel_day=7.5), manager, currency="EUR", clock=manager.clock)
     agent = Agent(models["small"], choices=models, budgets=budgets)
     async with Dispatcher(manager, Assistant(agent)) as made:
         made.serve(room)
@@ -71,7 +71,8 @@ async def test_a_chat_is_told_what_it_has_used_and_when_nothing_is_left(room: Ro
         "Today: 2,000 tokens, 0.5000 EUR",
         "This month: 2,000 tokens, 0.5000 EUR",
         "Altogether: 2,000 tokens, 0.5000 EUR",
-        "Budget of this chat for today: 0.5000 EUR of 0.5000 EUR spent",
+        "Budget of this chat for today: spent, 0.5000 EUR of 0.5000 EUR",
+        "Budget of the channel room for today: not spent yet",
     ]
     assert spent.text.startswith("The budget of this chat for today is spent, 0.5000 EUR of 0.5000 EUR; it goes on at ")
     assert spent.text.endswith(" Your message is kept.")
