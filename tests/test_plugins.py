@@ -14,8 +14,9 @@ from miniclaw_sessions import SessionManager, SessionSettings, plugins
 from miniclaw_sessions.agent.hooks import Generation, Hooks, InTurn
 from miniclaw_sessions.channels.registry import make_channels
 from miniclaw_sessions.config import Settings, load_settings
-from miniclaw_sessions.errors import ConfigError, PluginFailed
+from miniclaw_sessions.errors import ConfigError, ImportRefused, PluginFailed
 from miniclaw_sessions.formats import registry
+from miniclaw_sessions.formats.codec import Format, Sample
 from miniclaw_sessions.protocol.messages import Message, ToolCall
 from miniclaw_sessions.providers.configured import open_agent
 from miniclaw_sessions.stores import open_store
@@ -417,6 +418,27 @@ def test_a_format_of_another_package_is_read_like_ours_and_one_that_fails_says_s
     assert "the format 'broken' cannot be loaded from some_talk:NOTHING: AttributeError" in broken.err
     assert "has one of ours" in registry.FAILED.pop("pi")
     assert registry.FAILED.pop("broken")
+
+
+def test_a_format_of_another_package_that_fails_at_recognizing_is_named_once_and_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(sample: Sample) -> bool:
+        raise KeyError(sample)
+
+    strange = Format(name="strange", about="Strange.", suffix=".x", recognize=fail, reader=registry.READABLE[0].reader)
+    for name in ("FORMATS", "READABLE"):
+        monkeypatch.setattr(registry, name, (strange, *getattr(registry, name)))
+    (tmp_path / "unknown.jsonl").write_text('{"of": "nobody"}\n')
+    for _ in range(2):
+        assert registry.recognize(Sample(lines=[{"sessionId": "x", "projectHash": "y"}])).name == "gemini-cli"
+        with pytest.raises(ImportRefused, match="not a session in any known format"):
+            registry.recognize(Sample(lines=[{"of": "nobody"}]))
+    assert ["the format 'strange' of another package fails" in record.getMessage() for record in caplog.records] == [
+        True
+    ]
+    cli = Cli(tmp_path / "workspace", monkeypatch)
+    assert "not a session in any known format" in cli("import", str(tmp_path / "unknown.jsonl")).err
 
 
 # --- shown -----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,10 @@ from miniclaw_sessions.formats.openai_items import OPENAI_ITEMS
 from miniclaw_sessions.formats.opencode import OPENCODE, OPENCODE_EXPORT
 from miniclaw_sessions.formats.pi import PI
 from miniclaw_sessions.formats.rust_miniclaw import RUST_MINICLAW
+from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.plugins import declared, find, loaded
+
+log = get_logger(__name__)
 
 _OURS: tuple[Format, ...] = (
     ENTRY_LINE,
@@ -44,6 +47,8 @@ _OURS: tuple[Format, ...] = (
     MARKDOWN,
     HTML,
 )
+
+_FAILING: set[str] = set()  # those whose `recognize` has failed, which was told
 
 FAILED: dict[str, str] = {}
 """The formats of other packages that cannot be used, by name, and why."""
@@ -74,12 +79,34 @@ def recognize(sample: Sample) -> Format:
         ImportRefused: it is none of them, or something that is known not to be a session.
     """
     for form in READABLE:
-        if form.recognize(sample):
+        if recognizes(form, sample):
             return form
     names = ", ".join(form.name for form in READABLE)
     raise ImportRefused(
         f"this is not a session in any known format ({names}); name the one that is meant, if it is one"
     )
+
+
+def recognizes(form: Format, sample: Sample) -> bool:
+    """Whether a file that begins like this has this format.
+
+    One of another package that fails at that names itself, once, and recognizes nothing.
+
+    Raises:
+        ImportRefused: it is something that is known not to be a session.
+    """
+    try:
+        return form.recognize(sample)
+    except ImportRefused:
+        raise
+    except Exception as error:
+        if form in _OURS:
+            raise
+        if form.name not in _FAILING:
+            _FAILING.add(form.name)
+            sentence = f"the format {form.name!r} of another package fails with a file, and is passed over"
+            log.warning(sentence, action="format.failed", error_type=type(error).__name__)
+        return False
 
 
 def format_named(name: str) -> Format:

@@ -33,7 +33,7 @@ ACTIONS = {
     "follow.failed": "other programs' sessions cannot be followed; it is begun anew after a while",
     "follow.taken": "another program's session has got something, and so has ours",
     "follow.unread": "a file of another program cannot be read as it is now",
-    "follow.unremembered": "what was deleted of other programs' sessions cannot be kept in mind over the next start",
+    "format.failed": "a format of another package fails where it should recognize its files; it is passed over",
     "http.broke_off": "a reply failed after it had begun",
     "http.disconnected": "a client went away before its request was complete",
     "http.failed": "a request failed by a fault of the store or the model, or in a way nobody foresaw",

@@ -31,7 +31,7 @@ from miniclaw_sessions.formats.codec import (
     SessionFacts,
 )
 from miniclaw_sessions.formats.entry_line import IS_PART
-from miniclaw_sessions.formats.registry import recognize
+from miniclaw_sessions.formats.registry import recognize, recognizes
 from miniclaw_sessions.history.placing import Places
 from miniclaw_sessions.persistence.recovery import Progress, ids_for
 from miniclaw_sessions.protocol.encoding import encode_entry, has_more_elements, parse_in_pieces, parse_json
@@ -328,7 +328,7 @@ class Import:
     async def _doubted(self, head: bytes, form: Format, sample: Sample) -> str:
         """What a file looks like that does not look like the format it is said to have; empty where it does."""
         with suppress(ImportRefused):  # or it looks like something that is refused, as its reader will say
-            if form.reader is None or await to_thread.run_sync(form.recognize, sample):
+            if form.reader is None or await to_thread.run_sync(recognizes, form, sample):
                 return ""
         with suppress(ImportRefused):
             other: Format = await to_thread.run_sync(recognize, await self._sample(head, None))
