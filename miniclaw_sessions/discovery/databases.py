@@ -165,8 +165,7 @@ def _opened(path: Path, seconds: float) -> Iterator[_Database]:
         yield database
     except Exception as error:  # noqa: BLE001 - whatever is in it, it is a refusal of this one
         is_late = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
-        reason = f"it takes longer than {seconds:g} seconds" if is_late else why(error)
-        problem = f"cannot read {path}: {reason}"
+        problem = f"it takes longer than {seconds:g} seconds" if is_late else why(error)
         if database is not None and database.spent > _LONG_S:
             _REFUSED[path] = _monotonic() + _REST * database.spent, problem
         raise ImportRefused(problem) from None

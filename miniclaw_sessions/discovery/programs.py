@@ -164,33 +164,45 @@ def files_of(program: Program, environ: Mapping[str, str], home: Path) -> Iterat
 
     Links are not followed: they may lead out of the home, or in a circle. What cannot be read says why.
     """
-    for place in dict.fromkeys(place.expanduser() for place in program.places(environ, home)):
-        yield from _files_in(program, place, "")
+    places = dict.fromkeys(place.expanduser() for place in program.places(environ, home))
+    waiting = [(place, "") for place in places][::-1]
+    while waiting:  # directories may be nested deeper than calls
+        directory, below = waiting.pop()
+        found, inner = _in_directory(program, directory, below)
+        yield from found
+        waiting += inner[::-1]
 
 
-def _files_in(program: Program, directory: Path, below: str) -> Iterator[Source]:
+def _in_directory(program: Program, directory: Path, below: str) -> tuple[list[Source], list[tuple[Path, str]]]:
+    """The session files in a directory, and the directories in it with what stands before their files' names."""
+    found: list[Source] = []
+    inner: list[tuple[Path, str]] = []
     try:
-        with os.scandir(directory) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
+        with os.scandir(directory) as listed:
+            entries = sorted(listed, key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
-        return
+        return found, inner
     except OSError as error:
-        yield Source(program.name, directory, 0, 0, problem=error.strerror or "it cannot be read")
-        return
+        return [_unread(program, directory, error)], inner
     names = {entry.name for entry in entries}
     for entry in entries:
-        name = f"{below}{entry.name}"
+        name, path = f"{below}{entry.name}", Path(entry.path)
         try:
             if entry.is_dir(follow_symlinks=False):
-                yield from _files_in(program, directory / entry.name, f"{name}/")
+                inner.append((path, f"{name}/"))
             elif entry.is_symlink() and entry.is_dir():
-                yield Source(program.name, Path(entry.path), 0, 0, problem=_LINK)
+                found.append(Source(program.name, path, 0, 0, problem=_LINK))
             elif program.names.fullmatch(name) and f"{entry.name}l" not in names:  # else it goes on as .jsonl
-                yield _source(program, Path(entry.path), entry.stat(follow_symlinks=False))
+                found.append(_source(program, path, entry.stat(follow_symlinks=False)))
         except FileNotFoundError:
             continue
         except OSError as error:
-            yield Source(program.name, Path(entry.path), 0, 0, problem=error.strerror or "it cannot be read")
+            found.append(_unread(program, path, error))
+    return found, inner
+
+
+def _unread(program: Program, path: Path, error: OSError) -> Source:
+    return Source(program.name, path, 0, 0, problem=error.strerror or "it cannot be read")
 
 
 def _source(program: Program, path: Path, status: os.stat_result) -> Source:
@@ -199,8 +211,8 @@ def _source(program: Program, path: Path, status: os.stat_result) -> Source:
         problem = _LINK
     elif not stat.S_ISREG(status.st_mode):
         problem = "it is not a regular file"
-    elif not os.access(path, os.R_OK):
-        problem = "permission denied"
+    elif not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
+        problem = "Permission denied"  # a look tells when that has changed: the file's time does not
     return Source(program.name, path, status.st_size, status.st_mtime_ns, status.st_ino, problem=problem)
 
 

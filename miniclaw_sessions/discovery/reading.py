@@ -33,10 +33,10 @@ def opened(path: Path) -> Iterator[int]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ImportRefused(f"cannot read {path}: it is not a regular file")
+            raise ImportRefused("it is not a regular file")
         yield fd
     except OSError as error:
-        raise ImportRefused(f"cannot read {path}: {error.strerror}") from error
+        raise ImportRefused(error.strerror or "it cannot be read") from error
     finally:
         if fd >= 0:
             os.close(fd)

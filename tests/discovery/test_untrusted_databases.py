@@ -82,7 +82,7 @@ async def test_a_database_that_takes_for_ever_is_stopped_and_left_alone(
         )
         path = make_database(ours.home, "opencode", TABLES + many)
         put(claude_file(ours.home), TALK)
-        problem = f"cannot read {path}: it takes longer than 0 seconds"
+        problem = "it takes longer than 0 seconds"
         assert [one.problem for one in await ours.look() if one.problem] == [problem]
         assert await ours.branch("import_s") == ["one", "1"]
         path.unlink()
