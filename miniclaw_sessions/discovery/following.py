@@ -48,7 +48,7 @@ POLL_S = 0.7
 
 _SHARE = 10  # a look takes about one part in so many of the time
 _LONGEST_S = 1.4
-_MOST_READERS = 8
+_HELD_BYTES = 4_000_000_000  # of files that readers stay in memory for; they hold ids, about a fiftieth of it at most
 _MOST_ENDS = 32  # what hangs on a reply that was taken in parts so long ago, as after a rewind, hangs on its first part
 _SETTLED_S = 10.0  # a reply that does not say that it is complete is taken when nothing came for so long
 
@@ -294,9 +294,10 @@ class Follower:
                 after = replace(place, bytes=end, modified=source.modified, inode=source.inode, tail=tail(fd, end))
                 lines = lines_in(blocks(fd, place.bytes, end), MAX_LINE_BYTES)
                 await self._send(look, _written(growing, map(growing.fed, lines)), after, ENTRY_LINE.name)
+        growing.bytes = end
         self._growing[source.path] = growing
         self._growing.move_to_end(source.path)
-        if len(self._growing) > _MOST_READERS:
+        while len(self._growing) > 1 and sum(one.bytes for one in self._growing.values()) > _HELD_BYTES:
             self._growing.popitem(last=False)
         look.state.holds = True
         return True

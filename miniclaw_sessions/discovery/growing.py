@@ -26,10 +26,12 @@ class Growing:
 
     Attributes:
         reader: has read the file up to where it was taken.
+        bytes: so many of it.
     """
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
+        self.bytes = 0
         self._early: dict[str, Entry] = {}  # what was taken before it was complete, as it was then
         self._instead: dict[str, str] = {}  # behind which entry stands what hangs on these, which were taken in parts
 

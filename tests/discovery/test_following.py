@@ -196,6 +196,32 @@ async def test_a_file_that_grows_gives_only_what_is_new(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.parametrize("held", [10**9, 1])
+async def test_files_that_grow_at_once_are_each_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    read = 0
+
+    def counted(fd: int, start: int, end: int) -> Iterator[bytes]:
+        nonlocal read
+        read += end - start
+        return blocks(fd, start, end)
+
+    monkeypatch.setattr("miniclaw_sessions.discovery.following._HELD_BYTES", held)
+    monkeypatch.setattr("miniclaw_sessions.discovery.following.blocks", counted)
+    async with following(tmp_path) as ours:
+        files = {f"s{number}": claude_file(ours.home, f"s{number}") for number in range(20)}
+        for name, file in files.items():
+            put(file, [{**user("u", None, "x" * 1_000), "sessionId": name}])
+        assert await ours.taken() == 20
+        for turn in range(3):
+            read = 0
+            for name, file in files.items():
+                put(file, [{**user(f"u{turn}", "u", "more"), "sessionId": name}])
+            assert await ours.taken() == 20
+        assert (read < 20 * 1_000) == (held > 1)  # what does not fit in memory is read again
+
+
 async def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
     async with following(tmp_path) as ours:
         file = put(claude_file(ours.home), TALK)
