@@ -118,7 +118,7 @@ class Asked(NamedTuple):
     """What is asked of a program's database."""
 
     sessions: Callable[[_Database], Iterator[DatabaseSession]]
-    lines: Callable[[_Database, str], Iterator[dict[str, Any]]]
+    lines: Callable[[_Database, str], Iterator[Any]]
 
 
 def sessions_in(program: str, path: Path) -> list[DatabaseSession]:
@@ -196,6 +196,10 @@ def _session(session_id: Any, modified: int, messages: int) -> DatabaseSession:
     return DatabaseSession(session_id, modified, messages)
 
 
+def _from_milliseconds(value: Any) -> int:
+    return min(max(value, 0), _LATEST_MS) * 1_000_000 if isinstance(value, int) else 0
+
+
 def _parsed(value: Any) -> Any:
     try:
         return msgspec.json.decode(value)
@@ -220,9 +224,7 @@ def _opencode_sessions(database: _Database) -> Iterator[DatabaseSession]:
     if not database.has("session", "message", "part"):
         raise ImportRefused("it has not the tables that opencode makes")
     for row in database.rows(_OPENCODE_SESSIONS):
-        changed = row.get("changed")
-        at = min(max(changed, 0), _LATEST_MS) if isinstance(changed, int) else 0
-        yield _session(row.get("id"), at * 1_000_000, row["messages"])
+        yield _session(row.get("id"), _from_milliseconds(row.get("changed")), row["messages"])
 
 
 def _opencode_lines(database: _Database, session_id: str) -> Iterator[dict[str, Any]]:
@@ -258,6 +260,34 @@ def _is_complete(info: Any) -> bool:
             return True
         case _:
             return False
+
+
+# --- openclaw --------------------------------------------------------------------------------------------------------
+
+_OPENCLAW_SESSIONS = """
+SELECT g.id, g.events, e.created_at AS changed FROM
+(SELECT session_id AS id, count(*) AS events, max(seq) AS last FROM transcript_events GROUP BY session_id) g
+JOIN transcript_events e ON e.session_id = g.id AND e.seq = g.last ORDER BY g.id
+"""
+_OPENCLAW_PAGE = "SELECT seq FROM transcript_events WHERE session_id = ? AND seq > ? ORDER BY seq LIMIT ?"
+_OPENCLAW_EVENT = "SELECT event_json FROM transcript_events WHERE session_id = ? AND seq = ?"
+
+
+def _openclaw_sessions(database: _Database) -> Iterator[DatabaseSession]:
+    if not database.has("transcript_events"):  # before 2026.8 it has other things in it
+        return
+    for row in database.rows(_OPENCLAW_SESSIONS):
+        yield _session(row.get("id"), _from_milliseconds(row.get("changed")), row["events"])
+
+
+def _openclaw_lines(database: _Database, session_id: str) -> Iterator[Any]:
+    """The lines of pi's format that its files had."""
+    after = -1
+    while page := list(database.rows(_OPENCLAW_PAGE, session_id, after, _PAGE)):
+        for row in page:
+            event = database.first(_OPENCLAW_EVENT, session_id, row["seq"]) or {}
+            yield _parsed(event.get("event_json"))
+        after = page[-1]["seq"]
 
 
 # --- llm -------------------------------------------------------------------------------------------------------------
@@ -372,5 +402,6 @@ def _llm_piece(database: _Database, piece: dict[str, Any]) -> str:
 
 _PROGRAMS: Mapping[str, Asked] = {
     "opencode": Asked(_opencode_sessions, _opencode_lines),
+    "openclaw": Asked(_openclaw_sessions, _openclaw_lines),
     "llm": Asked(_llm_sessions, _llm_lines),
 }

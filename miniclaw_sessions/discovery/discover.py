@@ -67,7 +67,8 @@ def overview(
     found.newest = datetime.fromtimestamp(min(newest, _LATEST) // 1_000_000_000, UTC) if newest else None
     with suppress(OSError, RuntimeError, ValueError):  # it is gone, not to be looked into, or no path: that was told
         found.bytes += sum(path.stat().st_size for path in databases)
-        found.places = [str(place) for place in map(Path.expanduser, program.places(environ, home)) if place.exists()]
+        places = [*program.places(environ, home), *program.databases(environ, home)]
+        found.places = [str(place) for place in map(Path.expanduser, places) if place.exists()]
     return found
 
 
@@ -77,10 +78,8 @@ def _sources(programs: Sequence[Program], environ: Mapping[str, str], home: Path
     for program in programs:
         path = home
         try:
-            if program.kind != "database":
-                found.extend((source, 0) for source in files_of(program, environ, home))
-                continue
-            for path in program.places(environ, home):
+            found.extend((source, 0) for source in files_of(program, environ, home))
+            for path in program.databases(environ, home):
                 found += _in_database(program, path.expanduser())
         except Exception as error:  # noqa: BLE001 - whatever one program's files do is nobody else's refusal
             found.append((Source(program.name, path, 0, 0, problem=why(error)), 0))

@@ -220,7 +220,7 @@ class Follower:
         place = state.place
         if is_first and place is not None and (place.modified, place.inode) == (source.modified, source.inode):
             return  # it is as it was when this was followed before
-        is_growing = place is not None and program.kind == "lines" and source.path.suffix == ".jsonl"
+        is_growing = place is not None and not program.is_rewritten and source.path.suffix == ".jsonl"
         if not (is_growing and await self._grow(look)):
             await self._take_whole(look)
 
@@ -257,7 +257,7 @@ class Follower:
             return
         with opened(source.path) as fd:
             end = source.size
-            if source.path.suffix == ".jsonl" and program.kind == "lines":
+            if source.path.suffix == ".jsonl" and not program.is_rewritten:
                 end = await to_thread.run_sync(partial(whole_lines, fd, after=0))
                 place = replace(place, bytes=end, tail=tail(fd, end), ends=(end,))
             if end:

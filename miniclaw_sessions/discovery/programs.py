@@ -8,7 +8,6 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -52,8 +51,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: as the command line has it.
-        places: the directories, or databases, where its sessions are, for an environment and a home.
-        kind: whether its files only grow by lines, are written anew, or are databases.
+        places: the directories where the files of its sessions are, for an environment and a home.
+        databases: those that have its sessions in them, likewise.
+        is_rewritten: whether its files are written anew; others only grow by lines.
         form: the name of the format that its files are read as; None: it is recognized.
         names: what of a file's path below its place is the session's id: the first group.
         inside: what in the beginning of a file is the session's id, where its name does not say it: the first group.
@@ -61,8 +61,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    places: Callable[[Mapping[str, str], Path], Sequence[Path]]
-    kind: Literal["lines", "whole", "database"] = "lines"
+    places: Callable[[Mapping[str, str], Path], Sequence[Path]] = lambda environ, home: ()  # noqa: ARG005
+    databases: Callable[[Mapping[str, str], Path], Sequence[Path]] = lambda environ, home: ()  # noqa: ARG005
+    is_rewritten: bool = False
     form: str | None = None
     names: re.Pattern[str] = re.compile(r"(?:.*/)?([^/]+)\.jsonl")
     inside: re.Pattern[bytes] | None = None
@@ -88,6 +89,10 @@ def _openclaw(environ: Mapping[str, str], home: Path) -> list[Path]:
     named = environ.get("OPENCLAW_STATE_DIR") or environ.get("CLAWDBOT_STATE_DIR")
     roots = [Path(named)] if named else [home / name for name in (".openclaw", ".clawdbot", ".moltbot", ".moldbot")]
     return [root / "agents" for root in roots]
+
+
+def _openclaw_databases(environ: Mapping[str, str], home: Path) -> list[Path]:
+    return [path for root in _openclaw(environ, home) for path in sorted(root.glob("*/agent/openclaw-agent.sqlite"))]
 
 
 def _gemini(environ: Mapping[str, str], home: Path) -> list[Path]:
@@ -125,15 +130,20 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         name="nanobot",
         places=lambda environ, home: [home / ".nanobot/workspace/sessions", home / ".nanobot/sessions"],  # noqa: ARG005
-        kind="whole",
+        is_rewritten=True,
         form="nanobot",
         names=re.compile(r"([^/]+)\.jsonl"),
         marks=(b'"role": ', b'"role":"'),
     ),
     Program(
-        name="openclaw", places=_openclaw, form="pi", names=re.compile(r"[^/]+/sessions/([^/]+)\.jsonl"), marks=_OF_PI
+        name="openclaw",
+        places=_openclaw,
+        databases=_openclaw_databases,
+        form="pi",
+        names=re.compile(r"[^/]+/sessions/([^/]+)\.jsonl"),
+        marks=_OF_PI,
     ),
-    Program(name="opencode", places=_opencode, kind="database", form="opencode"),
+    Program(name="opencode", databases=_opencode, form="opencode"),
     Program(
         name="gemini-cli",
         places=_gemini,
@@ -141,7 +151,7 @@ PROGRAMS: tuple[Program, ...] = (
         inside=re.compile(rb'"sessionId":\s*"([^"\\\\]+)"'),
         marks=(b'"type":"gemini"', b'"type":"user"', b'"type": "gemini"', b'"type": "user"'),
     ),
-    Program(name="llm", places=_llm, kind="database", form="llm"),
+    Program(name="llm", databases=_llm, form="llm"),
 )
 
 

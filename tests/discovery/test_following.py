@@ -20,7 +20,7 @@ from miniclaw_sessions.discovery.reading import blocks, count_marks, whole_lines
 from miniclaw_sessions.errors import ConfigError, LeafMoved
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.testing import FakeClock
-from tests.agents import DATABASES, make_database, make_home
+from tests.agents import DATABASES, make_database, make_home, written
 
 pytestmark = pytest.mark.anyio
 
@@ -155,7 +155,7 @@ def test_environment_variables_say_where_they_lie(tmp_path: Path) -> None:
     }
     for name, (environ, place) in places.items():
         (program,) = programs_named([name])
-        assert Path(place) in program.places(environ, tmp_path)
+        assert Path(place) in [*program.places(environ, tmp_path), *program.databases(environ, tmp_path)]
     with pytest.raises(ConfigError, match="there are pi, claude-code"):
         programs_named(["clippy"])
 
@@ -410,6 +410,43 @@ async def test_what_llm_has_stored_once_is_in_every_prompt_that_has_it(tmp_path:
         writer.close()
         await ours.taken()
         assert "A page on rivers. And the Rhine?" in await ours.said("import_01m82zx6dm4kbfexfpyg1cgemf")
+
+
+OPENCLAW = """
+CREATE TABLE transcript_events (
+    session_id TEXT NOT NULL, seq INTEGER NOT NULL, event_json TEXT NOT NULL, created_at INTEGER NOT NULL,
+    PRIMARY KEY (session_id, seq)
+) STRICT
+"""
+
+
+async def test_what_openclaw_has_moved_into_its_database_goes_on_in_the_same_session(tmp_path: Path) -> None:
+    async with following(tmp_path) as ours:
+        lines = written(".pi")
+        agent = ours.home / ".openclaw/agents/main"
+        put(agent / f"sessions/{lines[0]['id']}.jsonl", lines)
+        said = await ours.taken()
+        (agent / "agent").mkdir()
+        writer = sqlite3.connect(agent / "agent/openclaw-agent.sqlite", isolation_level=None)
+        writer.execute("PRAGMA journal_mode = WAL")
+        writer.execute("CREATE TABLE cache_entries (id)")
+        assert await ours.taken() == 0
+        writer.execute(OPENCLAW)
+        more = {"type": "message", "id": "0000abcd", "parentId": lines[-1]["id"], "timestamp": lines[-1]["timestamp"],
+                "message": {"role": "user", "content": "said to the new one", "timestamp": 1}}  # fmt: skip
+        for number, one in enumerate([{**lines[0], "version": 4}, *lines[1:], more]):
+            row = (lines[0]["id"], number, json.dumps(one), 1_790_000_000_000 + number)
+            writer.execute("INSERT INTO transcript_events VALUES (?, ?, ?, ?)", row)
+        assert await ours.taken() == 1
+        more = {**more, "id": "0000abce", "parentId": "0000abcd"}
+        row = (lines[0]["id"], 1_000, json.dumps(more), 1_790_000_000_000)
+        writer.execute("INSERT INTO transcript_events VALUES (?, ?, ?, ?)", row)
+        assert await ours.taken() == 1
+        writer.close()
+        (session_id,) = [row.session_id for row in await ours.client.list()]
+        assert len(await ours.branch(session_id)) == said + 2
+        (program,) = programs_named(["openclaw"])
+        assert overview(program, {}, ours.home).sessions == 2
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
