@@ -12,6 +12,9 @@ What the file says in several lines becomes one entry, and whatever hangs on one
 A subagent's lines (`isSidechain`) are a branch of their own and never the leaf. What no model is ever told (hooks,
 progress, snapshots of files, the program's own error messages) becomes a `Custom` entry with the whole line.
 
+A session that was branched off begins with the lines of the other one, each with `forkedFrom`. What such a reply cost
+was paid there: its usage is kept as it came, and counts for nothing here.
+
 A parent that was never written, as the program often leaves one out, is replaced by what stands before the line.
 """
 
@@ -93,14 +96,15 @@ class _Reply(_Open):
     parts: list[Part]
     calls: list[ToolCall]
 
-    def begin(self, message: Mapping[str, Any]) -> None:
-        """The first block, and what is said of the whole."""
+    def begin(self, message: Mapping[str, Any], *, is_copy: bool) -> None:
+        """The first block, and what is said of the whole; a copy was paid for elsewhere."""
         self.parts, self.calls = [], []
+        self.is_copy = is_copy
         self.model: str | None = None
         self.usage: Usage | None = None
         self.stop_reason: str | None = None
         self.message_id = text_of(message, "id") or ""
-        self.kept = without(stated(message), *_OF_A_REPLY)
+        self.kept = without(stated(message), *(name for name in _OF_A_REPLY if name != "usage" or not is_copy))
         self.last_result: str | None = None
         self.answered: set[str] = set()
         self.add(message)
@@ -114,7 +118,8 @@ class _Reply(_Open):
                 self.calls.append(piece)
             else:
                 self.parts.append(piece)
-        self.usage = read_usage(message.get("usage"), KEPT) or self.usage
+        if not self.is_copy:
+            self.usage = read_usage(message.get("usage"), KEPT) or self.usage
         self.model = text_of(message, "model") or self.model
         self.stop_reason = text_of(message, "stop_reason") or self.stop_reason
 
@@ -275,7 +280,7 @@ class _Reader:
         parent_id = self._parent(line)
         self._close(parent_id)
         reply = _Reply(self._own_id(line), parent_id, self._time, self._kept(line, parent_id))
-        reply.begin(message)
+        reply.begin(message, is_copy=_origin(line) is not None)
         if reply.message_id:
             self._replies[reply.message_id] = reply
         else:
@@ -401,6 +406,7 @@ class _Reader:
         for name in _COMMON:
             if name in line and name not in facts.header:
                 facts.header[name] = line[name]
+        facts.parent_session = facts.parent_session or _origin(line)
         facts.source_id = facts.source_id or text_of(line, "sessionId") or ""
         kind = text_of(line, "type") or ""
         title = text_of(line, _TITLES[kind]) if kind in _TITLES else None
@@ -440,6 +446,12 @@ def _preserved(meta: Any) -> tuple[str | None, str | None]:
             return only, only
         case _:
             return None, None
+
+
+def _origin(line: Mapping[str, Any]) -> str | None:
+    """The session that a line is a copy from, if it is one."""
+    origin = line.get("forkedFrom")
+    return text_of(origin, "sessionId") if isinstance(origin, dict) else None
 
 
 def _is_side(line: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,26 @@ async def test_results_between_the_blocks_of_a_reply_stay_on_one_branch(tmp_path
         await ours.look()
         assert await ours.branch("import_s") == ["begin", "", "of first", "", "of second", "done", "thanks"]
         assert await cost(ours) == (1000, 20)
+
+
+@pytest.mark.parametrize("names", [("s", "t"), ("t", "s")])
+async def test_what_a_branched_off_session_repeats_is_paid_for_once(tmp_path: Path, names: tuple[str, str]) -> None:
+    async with following(tmp_path) as ours:
+        said = [user("u1", None, "begin"), claude("b1", "u1", {"type": "text", "text": "hi"}, 50, "end_turn")]
+        put(claude_file(ours.home, names[0]), [{**one, "sessionId": names[0]} for one in said])
+        copied = [{**one, "forkedFrom": {"sessionId": names[0], "messageUuid": one["uuid"]}} for one in said]
+        own = [user("u2", "b1", "more"), claude("b2", "u2", {"type": "text", "text": "hm"}, 20, "end_turn")]
+        own[1]["message"]["id"] = "another"
+        put(claude_file(ours.home, names[1]), [{**one, "sessionId": names[1]} for one in [*copied, *own]])
+        assert await ours.taken() == 6
+        assert await cost(ours) == (2000, 70)
+        forked = f"import_{names[1]}"
+        assert await ours.branch(forked) == ["begin", "hi", "more", "hm"]
+        info = await ours.client.session(forked).info()
+        assert info.metadata["session.source"]["parent_session"] == names[0]
+        document = json.loads(b"".join([chunk async for chunk in ours.client.export(forked, "json")]))
+        (copy,) = (one for one in document["entries"] if one["id"] == "b1")
+        assert copy["message"]["claude-code"]["usage"] == {"input_tokens": 1000, "output_tokens": 50}
 
 
 def codex(kind: str, **payload: Any) -> dict[str, Any]:
