@@ -12,15 +12,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import NamedTuple
 
+import msgspec
+
 from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.events import TurnEnd
 from miniclaw_sessions.agent.saying_again import once_more
 from miniclaw_sessions.channels.approvals import Question, approval
 from miniclaw_sessions.channels.base import Incoming
 from miniclaw_sessions.channels.spending import choose_model, tell_usage
-from miniclaw_sessions.errors import DuplicateMessage, TranscriptNotKept
+from miniclaw_sessions.errors import DuplicateMessage, LeafMoved, TranscriptNotKept
 from miniclaw_sessions.protocol.entries import COMMAND, LeafMove
-from miniclaw_sessions.protocol.messages import Message
+from miniclaw_sessions.protocol.messages import Message, TextPart
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import Opening
 
@@ -67,18 +69,35 @@ def command_in(message: Message | None) -> tuple[str, str] | None:
     return (word, form[2] or "") if form is not None and word in COMMANDS else None
 
 
-async def begin_anew(said: Said) -> str:
-    """Go back to the root: what was said stays in the tree, and the model is not told of it."""
+async def begin_anew(said: Said) -> str | TurnEnd:
+    """Go back to the root: what was said stays in the tree, and the model is not told of it.
+
+    What stands behind the word, and whatever else is in the message, is the first that is said there.
+    """
+    if (first := _behind_the_word(said)) is not None:
+        return await said.answer(Opening(lambda *_: [first], at=None))
     session, key = said.session, said.incoming.message_id
-    if key is not None and (known := await session.journal.find_by_key(key)) is not None:
-        raise DuplicateMessage(session.session_id, key, known.id)
     async with session.journal.between_turns():
-        unit = session.unit()
-        unit.add(LeafMove, target_id=None)
-        with suppress(TranscriptNotKept):  # then nobody would find it again
-            unit.add_custom(COMMAND, {"word": "/new"}, idempotency_key=key)
-        await unit.save()
-    return "We begin anew."
+        while True:
+            if key is not None and (known := await session.journal.find_by_key(key)) is not None:
+                raise DuplicateMessage(session.session_id, key, known.id)
+            unit = session.unit()
+            unit.add(LeafMove, target_id=None)
+            with suppress(TranscriptNotKept):  # then nobody would find it again
+                unit.add_custom(COMMAND, {"word": "/new"}, idempotency_key=key)
+            with suppress(LeafMoved):  # what was said meanwhile may be this very message, brought to another gateway
+                await unit.save(if_leaf=session.leaf_id or "")
+                return "We begin anew."
+
+
+def _behind_the_word(said: Said) -> Message | None:
+    """What is said with the command; None: nothing else is."""
+    message, words = said.incoming.message, said.arguments
+    if message is None or isinstance(message.content, str):
+        return msgspec.structs.replace(message, content=words) if message is not None and words else None
+    others = [part for part in message.content if not isinstance(part, TextPart)]
+    parts = [TextPart(words), *others] if words else others
+    return msgspec.structs.replace(message, content=tuple(parts)) if parts else None
 
 
 async def answer_again(said: Said) -> TurnEnd:
@@ -103,7 +122,7 @@ async def tell_commands(_: Said) -> str:
 
 COMMANDS: dict[str, Command] = {
     "/stop": Command("stop the answer, and what waits behind it"),
-    "/new": Command("begin anew", begin_anew),
+    "/new": Command("begin anew; what you write behind it is the first message", begin_anew),
     "/retry": Command("answer my last message once more", answer_again),
     "/model": Command("which model answers here; /model NAME changes it", choose_model),
     "/usage": Command("what this chat has used", tell_usage),

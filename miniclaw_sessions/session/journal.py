@@ -59,6 +59,9 @@ ACCESS_RESOLUTION = timedelta(hours=1)
 MAX_IDEMPOTENCY_KEY = 512
 """Characters that an idempotency key may have: a session remembers hundreds of them."""
 
+LOOK_AGAIN_S = 0.3
+"""How often a turn that another process has is looked at, until it is over."""
+
 E = TypeVar("E", bound=EntryBase)
 
 
@@ -227,14 +230,28 @@ class Journal:
 
     @asynccontextmanager
     async def between_turns(self) -> AsyncIterator[None]:
-        """Hold the session while no turn does.
+        """Hold the session while no turn does, of this process or, when the block begins, of another one.
 
         Raises:
             TurnInProgress: this very task, or one that started it, holds the session's turn.
+            StoreUnavailable: other processes answer the session, and the store does not say whether one of them does.
         """
         self.refuse_reentry()
         async with self.turn_lock:
+            if self.home.store.shared:
+                await self.wait_for_others()
             yield
+
+    async def wait_for_others(self) -> None:
+        """Return when the turn that another process has is over, or has timed out.
+
+        Raises:
+            StoreUnavailable: the store cannot be asked.
+        """
+        while (stored := await self.home.store.head(self.session_id)) is not None:
+            if stored.turn is None or stored.turn.is_over:
+                return
+            await self.home.clock.sleep(self.home.clock.jitter(LOOK_AGAIN_S))
 
     def refuse_reentry(self) -> None:
         """Waiting for the session's turn must not be waiting for oneself.

@@ -46,10 +46,6 @@ ABANDONED = "The user went on without waiting for this tool call; it has no resu
 """What stands for the result of a call that was open when the next message came."""
 
 
-LOOK_AGAIN_S = 0.3
-"""How often a turn that another process has is looked at, until it is over."""
-
-
 Place = str | UnsetType | None
 """The entry that a turn follows; None: it begins at the root; unset: it follows the leaf, wherever that is."""
 
@@ -281,15 +277,7 @@ class Turn:
                 return await self._begin()
             except TurnTaken:
                 await self._give_back()
-                await self._wait_for_others()
-
-    async def _wait_for_others(self) -> None:
-        """Return when the turn that another process has is over, or has timed out."""
-        home = self._journal.home
-        while (stored := await home.store.head(self.session_id)) is not None:
-            if stored.turn is None or stored.turn.is_over:
-                return
-            await home.clock.sleep(home.clock.jitter(LOOK_AGAIN_S))
+                await journal.wait_for_others()
 
     async def _take(self) -> None:
         """Take the turn without a word, for a message that is stored already, and learn what was said until then.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -19,7 +22,9 @@ from miniclaw_sessions.channels.commands import COMMANDS, Command, Said, command
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.client.transport import LocalTransport
 from miniclaw_sessions.errors import ModelError, NothingToResume
-from miniclaw_sessions.protocol.entries import COMMAND, SUSPENDED, MessageEntry
+from miniclaw_sessions.protocol.entries import COMMAND, SUSPENDED, Entry, MessageEntry
+from miniclaw_sessions.protocol.messages import ImagePart, Role, TextPart
+from miniclaw_sessions.session.unit import Unit
 from tests.channels.rooms import Doors, Room
 
 pytestmark = pytest.mark.anyio
@@ -85,6 +90,78 @@ async def test_a_command_is_no_duplicate_for_what_somebody_else_has_written_abou
     (obeyed,) = await room.ended(room.say("/new", message_id="7"))
     assert isinstance(obeyed, Obeyed)
     assert await said_in(manager) == []
+
+
+@pytest.mark.usefixtures("dispatcher")
+async def test_what_stands_behind_new_is_the_first_that_is_said(room: Room, manager: SessionManager) -> None:
+    text = "/new what about Rome?"
+    (answered,) = (await room.ended(room.say("one"), room.say(text, message_id="7")))[1:]
+    (again,) = await room.ended(room.say(text, message_id="7"))
+    assert isinstance(again, NotAnswered)
+    assert [answered.text, again.reason] == ["echo: what about Rome?", Reason.DUPLICATE]
+    assert await said_in(manager) == ["what about Rome?", "echo: what about Rome?"]
+    image = ImagePart("image/png", url="https://example.org/a.png")
+    picture = Message(Role.USER, (TextPart("/new what is this?"), image))
+    await room.ended(room.hear(Incoming("1", picture)))
+    session = await manager.get_or_create("room", 1)
+    assert session.messages()[0].content == (TextPart("what is this?"), image)
+
+
+@asynccontextmanager
+async def two_gateways(url: str, tmp_path: Path, model: Doors) -> AsyncIterator[list[tuple[SessionManager, Room]]]:
+    async with AsyncExitStack() as stack:
+        gateways = []
+        for name in ("a", "b"):
+            manager = await stack.enter_async_context(SessionManager(tmp_path / name, store=url))
+            dispatcher = await stack.enter_async_context(Dispatcher(manager, Assistant(Agent(model))))
+            stack.callback(dispatcher.cut_off, 0.0)
+            room = Room()
+            stack.callback(room.close)
+            dispatcher.serve(room)
+            gateways.append((manager, room))
+        yield gateways
+
+
+async def test_new_waits_for_the_answer_that_another_gateway_gives(
+    postgresql_url: str, tmp_path: Path, model: Doors
+) -> None:
+    model.close("slow")
+    async with two_gateways(postgresql_url, tmp_path, model) as ((manager, a), (_, b)):
+        slow = a.say("slow")
+        await model.was_asked("slow")
+        new = b.say("/new")
+        for text in ("meanwhile", "and again"):
+            await b.ended(b.say(text, chat_id="2"))
+        model.open("slow")
+        await a.ended(slow)
+        await b.ended(new)
+        await b.ended(b.say("two"))
+        await a.ended(a.say("three"))
+        assert await said_in(manager) == ["two", "echo: two", "three", "echo: three"]
+
+
+async def test_new_that_two_gateways_are_given_leaves_nothing_that_was_said_since(
+    postgresql_url: str, tmp_path: Path, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, about_to, may = Unit.save, anyio.Event(), anyio.Event()
+    async with two_gateways(postgresql_url, tmp_path, model) as ((manager, a), (other, b)):
+        await a.ended(a.say("one"))
+        home = (await other.get_or_create("room", 1)).journal.home
+
+        async def late(unit: Unit, **conditions: Any) -> list[Entry]:
+            if unit.journal.home is home and not may.is_set():
+                about_to.set()
+                await may.wait()
+            return await save(unit, **conditions)
+
+        monkeypatch.setattr(Unit, "save", late)
+        new = b.say("/new", message_id="7")
+        await about_to.wait()
+        await a.ended(a.say("/new", message_id="7"), a.say("important"))
+        may.set()
+        await b.ended(new)
+        await a.ended(a.say("more"))
+        assert await said_in(manager) == ["important", "echo: important", "more", "echo: more"]
 
 
 async def test_new_empties_the_chat_where_no_transcript_is_kept(tmp_path: Path, room: Room) -> None:
