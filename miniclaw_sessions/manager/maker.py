@@ -1,4 +1,4 @@
-"""Sessions that are made of something else: another program's file, our own export, the archive; and legal holds."""
+"""Sessions that are made of something else: another program's file, our own export, the archive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from miniclaw_sessions.manager.source_file import source_file
 from miniclaw_sessions.persistence.archive import Archive, time_of
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.persistence.storage import Storage
-from miniclaw_sessions.protocol.entries import LEGAL_HOLD
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Session
 
@@ -217,27 +216,3 @@ class SessionMaker(SessionReader):
                 except (ImportRefused, DamagedSeal) as error:
                     sentence = "an archived session is damaged; it stays in the archive, and the chat begins anew"
                     log.error(sentence, action="session.not_restored", session_id=key.session_id, error=str(error))
-
-    @property
-    def archive(self) -> Archive:
-        """What has expired.
-
-        Raises:
-            ManagerClosed: the manager is not open.
-        """
-        self._require_open()
-        return self._archive
-
-    async def hold(self, session_id: str, reason: str | None) -> Session:
-        """Put a session under legal hold: nothing deletes it, and it does not expire, until that ends with None.
-
-        Raises:
-            SessionNotFound: there is none; an expired one can be held after `restore`.
-            StoreUnavailable: it could not be written down.
-        """
-        self._require_open()
-        session = await self.find(session_id)
-        session.journal.note({LEGAL_HOLD: reason})
-        await session.saved()
-        log.info("legal hold", action="session.held", session_id=session_id, held=reason is not None)
-        return session

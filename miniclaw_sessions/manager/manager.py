@@ -30,14 +30,11 @@ from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.encryption import KeyRing
 from miniclaw_sessions.errors import (
-    LeafMoved,
     ManagerClosed,
     SessionDeleted,
     SessionExpired,
-    SessionHeld,
     SessionNotFound,
     StoreError,
-    StoreUnavailable,
 )
 from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.log import get_logger
@@ -47,6 +44,7 @@ from miniclaw_sessions.manager.database_expiry import DatabaseExpiry
 from miniclaw_sessions.manager.database_lists import newest_in, sessions_in
 from miniclaw_sessions.manager.expiry import DirectoryExpiry, Expiry, SweepReport
 from miniclaw_sessions.manager.follower import SessionFollower
+from miniclaw_sessions.manager.keeper import SessionKeeper
 from miniclaw_sessions.manager.live import Live
 from miniclaw_sessions.manager.maker import SessionMaker
 from miniclaw_sessions.manager.registry import SessionRegistry
@@ -59,7 +57,6 @@ from miniclaw_sessions.persistence.losses import Loss
 from miniclaw_sessions.persistence.mending import Mended
 from miniclaw_sessions.persistence.recovery import Progress, RecoveryReport
 from miniclaw_sessions.persistence.workspace import Workspace
-from miniclaw_sessions.protocol.entries import FOLLOWED
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session import Journal, Session
 from miniclaw_sessions.session.copying import copy_session
@@ -80,7 +77,7 @@ LISTED_LOSSES = 20
 log = get_logger(__name__)
 
 
-class SessionManager(SessionMaker, SessionFollower):
+class SessionManager(SessionMaker, SessionKeeper, SessionFollower):
     """The sessions of one directory or database; an async context manager.
 
     Attributes:
@@ -139,7 +136,7 @@ class SessionManager(SessionMaker, SessionFollower):
         self._wait_s = wait_s
         self._cache = SessionCache(self.settings.max_cached, knows_names=not is_shared)
         self._known_entries = {}
-        self._followed: dict[str, dict[str, None]] = {}  # of deleted sessions: where else their words are
+        self._also_at = {}
         self._stack: AsyncExitStack | None = None
         self._closed = False
         self._owner = 0
@@ -542,58 +539,6 @@ class SessionManager(SessionMaker, SessionFollower):
                     return await self.get_or_create(recent.key.channel, recent.key.chat_id)
             behind = page[-1]
         raise SessionNotFound("" if channel is None else f"{channel}_...")
-
-    async def delete(self, session_id: str, *, if_sequence: int | None = None) -> bool:
-        """Delete a session: from memory, its file, its quarantined copies and its transcript; whether there was one.
-
-        Waits for the session's open turn. When it returns, a crash does not bring the session back.
-
-        Raises:
-            LeafMoved: its last sequence number is not `if_sequence` (None: whatever it is); nothing was changed.
-            SessionHeld: it is under legal hold; nothing was changed.
-            StoreUnavailable: it could not be deleted and is as it was.
-            TurnInProgress: this very task holds the session's turn.
-        """
-        self._require_open()
-        journal = await self._registry.load(session_id)
-        if journal is None and await self._registry.is_in_the_making(session_id):
-            raise StoreUnavailable(
-                f"session {session_id!r} is being imported, forked or restored by another process; delete it afterwards"
-            )
-        if journal is None:
-            return await self._archive.forget(session_id) > 0
-        async with journal.between_turns():
-            if journal.is_deleted:
-                return False
-            if if_sequence not in (None, journal.last_sequence):
-                raise LeafMoved(f"session {session_id} went on meanwhile; it was not deleted, look at it and try again")
-            if journal.legal_hold is not None:
-                raise SessionHeld(session_id, journal.legal_hold)
-            await self._archive.forget(session_id)
-            await self._registry.remove(journal)
-            if isinstance(source := journal.conversation.state.metadata.get(FOLLOWED), dict):
-                self._followed[session_id] = {f"{source.get('path')} is another program's: remove it there": None}
-        log.info("deleted", action="session.deleted", session_id=session_id)
-        return True
-
-    async def purge(self, *session_ids: str) -> list[str]:
-        """After `delete`: leave their words in no file that is in use, and return what may still hold them.
-
-        The store's log is emptied; archived copies, and damaged ones that were set aside, go. Backups are named where
-        they are known; forks and exports are others' business. To be called again where something remains.
-
-        Raises:
-            StoreUnavailable: it could not be done.
-        """
-        self._require_open()
-        remains: dict[str, None] = {}
-        for place, session_id in enumerate(session_ids):
-            await self._archive.forget(session_id, anew=place == 0)
-            remains.update(self._followed.pop(session_id, {}))
-            remains.update(dict.fromkeys(await self._storage.purge(session_id)))
-        if not await self._store.purge():
-            remains[self._storage.log_remains] = None
-        return list(remains)
 
 
 def _ignore(_: object) -> None:
