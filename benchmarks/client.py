@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sqlite3
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -159,6 +160,18 @@ def _serve_echo(socket: str) -> None:
         document = msgspec.json.decode(await request.body())
         return Response(orjson.dumps(document), 201, media_type="application/json")
 
+    kept = sqlite3.connect(f"{socket}.sqlite", check_same_thread=False, isolation_level=None)
+    for statement in ("pragma journal_mode = wal", "pragma synchronous = full", "create table kept (document)"):
+        kept.execute(statement)
+    turn = anyio.Lock()
+
+    async def keep(request: Request) -> Response:
+        """What it costs not to lose it: a row, committed with a sync before the answer."""
+        document = msgspec.json.decode(await request.body())
+        async with turn:
+            await anyio.to_thread.run_sync(kept.execute, "insert into kept values (?)", (orjson.dumps(document),))
+        return Response(orjson.dumps(document), 201, media_type="application/json")
+
     async def show(request: Request) -> Response:
         one = {
             "role": "user",
@@ -170,5 +183,10 @@ def _serve_echo(socket: str) -> None:
         return Response(orjson.dumps(document), media_type="application/json")
 
     path = "/v1/sessions/{session_id}/messages"
-    app = Starlette(routes=[Route(path, echo, methods=["POST"]), Route(path, show, methods=["GET"])])
+    routes = [
+        Route(path, echo, methods=["POST"]),
+        Route(path, show, methods=["GET"]),
+        Route("/kept", keep, methods=["POST"]),
+    ]
+    app = Starlette(routes=routes)
     uvicorn.run(app, uds=socket, http="httptools", loop="asyncio", access_log=False, log_level="critical")

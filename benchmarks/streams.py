@@ -4,7 +4,8 @@ Half of the streams follow a session each in which nothing is said, half watch a
 watch everything. Requests come at a fixed rate whatever becomes of those before them, half of them reads and half
 acknowledged appends. Memory and processor time are the daemon's, from outside. Before that, with the streams but
 without requests, what a stream and a sign of life cost; after it, how long the daemon takes to stop; and reads and
-appends beside a bare starlette route that is asked by the same client, in turns.
+appends beside a bare starlette route that is asked by the same client, in turns; appends also beside one that commits
+what it is given to SQLite, with a sync each.
 
 Exit status 0: no request failed, no stream broke, and memory stayed flat.
 
@@ -70,6 +71,7 @@ class Report(msgspec.Struct, kw_only=True):
     reads_of_starlette: float = 0.0
     appends_per_s: float = 0.0
     appends_of_starlette: float = 0.0
+    appends_of_starlette_with_sqlite: float = 0.0
 
 
 class Stream(asyncio.Protocol):
@@ -239,12 +241,18 @@ async def _compare(report: Report, daemon: Daemon, scratch: Path) -> None:
         reply = await connection.post(f"/v1/sessions/busy_{number % BUSY_SESSIONS}/messages", BODY)
         assert reply.status == 201, reply
 
+    async def keep(connection: Connection, _: int) -> None:
+        reply = await connection.post("/kept", BODY)
+        assert reply.status == 201, reply
+
     with served_echo(scratch / "echo.sock") as (echo, _):
         for name, work in (("reads", read), ("appends", append)):
             pairs = [(await rate(daemon.socket, work), await rate(echo, work)) for _ in range(5)]
             ours, theirs = (statistics.median(one) for one in zip(*pairs, strict=True))
             setattr(report, f"{name}_per_s", ours)
             setattr(report, f"{name}_of_starlette", ours / theirs)
+        rates = [await rate(echo, keep) for _ in range(5)]
+        report.appends_of_starlette_with_sqlite = report.appends_per_s / statistics.median(rates)
 
 
 def main() -> int:
