@@ -26,7 +26,7 @@ from miniclaw_sessions.protocol.messages import Message, TextPart
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import Opening
 
-_FORM = re.compile(r"\s*(/[a-z]+)(?:@\w+)?(?:\s+(.*?))?\s*", re.IGNORECASE | re.DOTALL)  # rooms add the name of a bot
+_FORM = re.compile(r"\s*(/[a-z]+)(?:\s+(.*?))?\s*", re.IGNORECASE | re.DOTALL)
 
 
 class Said(NamedTuple):

@@ -370,6 +370,7 @@ class TelegramChannel:
         text = message.text or message.caption or ""
         if message.chat.type != "private":
             text = re.sub(rf"^\s*@{self._bot.username}\b[,:]?\s*", "", text, flags=re.IGNORECASE)
+            text = re.sub(rf"^(/\w+)@{self._bot.username}\b", r"\1", text, flags=re.IGNORECASE)
         attachment = message.effective_attachment
         if attachment is not None and not _images_of(message):
             text = f"({type(attachment).__name__} that cannot be shown here)\n{text}".rstrip()

@@ -99,9 +99,9 @@ async def test_the_answer_comes_after_a_restart_and_counts_once_however_often_it
     async with serving(before, CALL):
         assert await answer(before, "delete x", "m1") == QUESTION
     async with serving(after, "It is gone."):
-        assert await answer(after, "/approve@bot", "m2") == "It is gone."
+        assert await answer(after, "/approve", "m2") == "It is gone."
     async with serving(once_more):
-        (last,) = await once_more.ended(once_more.say("/approve@bot", message_id="m2"))
+        (last,) = await once_more.ended(once_more.say("/approve", message_id="m2"))
         assert isinstance(last, NotAnswered)
         assert last.reason is Reason.DUPLICATE
     assert len(made) == 1

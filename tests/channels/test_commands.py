@@ -241,7 +241,7 @@ async def test_a_command_of_ones_own_is_one_row(room: Room, monkeypatch: pytest.
 
     monkeypatch.setitem(COMMANDS, "/shout", Command("say it loud", shout))
     model.close("slow")
-    slow, loud = room.say("slow"), room.say("/Shout@bot  a b\nc ")
+    slow, loud = room.say("slow"), room.say("/Shout  a b\nc ")
     await model.was_asked("slow")
     assert room.last(loud) is None  # in its turn
     model.open("slow")
@@ -250,7 +250,7 @@ async def test_a_command_of_ones_own_is_one_row(room: Room, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("dispatcher")
-@pytest.mark.parametrize("text", ["/etc/hosts", "/unknown", "say /new", "/new/", "// /new", "/"])
+@pytest.mark.parametrize("text", ["/etc/hosts", "/unknown", "say /new", "/new/", "/new@other_bot", "// /new", "/"])
 async def test_what_is_no_command_goes_to_the_model(room: Room, text: str) -> None:
     assert command_in(Message.user(text)) is None
     assert (await room.ended(room.say(text)))[0].text == f"echo: {text}"

@@ -352,12 +352,15 @@ async def test_in_a_group_an_ok_is_an_answer_only_where_it_is_said_to_the_bot(
         question = {"message_id": server.messages[0]["message_id"], "date": 1, "chat": GROUP, "from": BOT}
         server.say("ok", group=GROUP, sender=BOB, **({"reply_to_message": question} if is_reply else {}))
         await server.until(lambda: not server.updates)
-    assert bool(made) is is_reply
+        assert bool(made) is is_reply
+        server.say("/approve@other_bot", group=GROUP)
+        await server.until(lambda: not server.updates)
+        assert bool(made) is is_reply
 
 
 async def test_each_topic_of_a_forum_is_a_chat_of_its_own(bots: Bots, server: BotServer) -> None:
     async with bots.serving():
-        server.say("/x hi", group=GROUP, message_thread_id=7, is_topic_message=True)
+        server.say("/x@claw_bot hi", group=GROUP, message_thread_id=7, is_topic_message=True)
         await server.until(lambda: not server.updates)
     assert server.messages[0]["message_thread_id"] == 7
     assert server.typing[0].get("message_thread_id") == 7
