@@ -7,6 +7,9 @@ from typing import Literal
 
 import msgspec
 
+ChannelState = Literal["listening", "failed", "ended", "not loaded"]
+"""How a channel of the daemon is; one that has failed is started again after a while, one that has ended is not."""
+
 
 class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a list of sessions.

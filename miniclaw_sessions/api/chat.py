@@ -82,7 +82,8 @@ async def chat(context: Context, request: Chat) -> ChatReply | Stream:
     """
     given = request.body.idempotency_key
     key = checked_idempotency_key(request.idempotency_key if given is None else given)
-    wanted = msgspec.structs.replace(request.body, idempotency_key=key)
+    author = request.body.author or context.caller.name
+    wanted = msgspec.structs.replace(request.body, idempotency_key=key, author=author)
     session_id = SessionKey.of(wanted.channel, wanted.chat_id).session_id
     context.note(session_id)
     if wanted.stream:

@@ -17,6 +17,7 @@ from miniclaw_sessions.api.samples import Series
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.errors import ConfigError, InvalidKey
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
+from miniclaw_sessions.statistics import ChannelState
 
 if TYPE_CHECKING:
     from miniclaw_sessions.api.openai.response_places import Place
@@ -115,6 +116,7 @@ class Context:
         responses: who makes responses; None: nobody.
         started: the monotonic second at which it was made.
         problems: what is wrong beside the manager, such as with the sockets; one sentence each.
+        channels: how the channels are that the settings turn on, by name.
         searches: whoever searches has one of these meanwhile.
         series: the numbers of the last hour; empty where nobody samples.
         large_replies: whoever sends what may be a whole session in memory has one of these meanwhile.
@@ -140,6 +142,7 @@ class Context:
         self.responses = responses
         self.started = time.monotonic()
         self.problems: Callable[[], list[str]] = list
+        self.channels: Callable[[], Mapping[str, ChannelState]] = dict
         self.searches = anyio.Semaphore(SEARCHES)
         self.series = Series()
         self.large_replies = anyio.Semaphore(LARGE_REPLIES)

@@ -64,6 +64,7 @@ async def health(context: Context, request: Nothing) -> HealthReply:
         store=health.store,
         store_state=health.store_state,
         losses=health.losses,
+        channels=dict(context.channels()),
     )
 
 

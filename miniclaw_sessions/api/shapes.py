@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from miniclaw_sessions.history.compaction import KEEP_TOKENS
-from miniclaw_sessions.statistics import SessionSummary
+from miniclaw_sessions.statistics import ChannelState, SessionSummary
 
 MAX_MESSAGES_PER_REQUEST = 1000
 Count = Annotated[int, Meta(ge=0)]
@@ -79,7 +79,8 @@ class HealthReply(ProbeReply, kw_only=True):
     """Whether messages are accepted and saved; and, for those who may see all sessions, what is known of it.
 
     `losses` tells what was lost with a former store, until somebody acknowledges it. `workspace` is no path: who sees
-    the directory can compare it (`disk.lock_identity`).
+    the directory can compare it (`disk.lock_identity`). `channels` are those that the settings turn on; why one is
+    not listening is in the log, and all else is as well as `status` says.
     """
 
     problems: list[str] = []
@@ -91,6 +92,7 @@ class HealthReply(ProbeReply, kw_only=True):
     store: str = ""
     store_state: str = ""
     losses: list[str] = []
+    channels: dict[str, ChannelState] = {}
 
 
 class FlushReply(Reply, kw_only=True):
@@ -533,6 +535,7 @@ class ChatRequest(Body, kw_only=True):
     Attributes:
         approvals: a person's yes or no to calls that wait for it (`list_approvals`), by their ids there; those that are
             left out wait on. Where one of them waits no more, none counts, and what waits by now is asked again.
+        author: whose yes or no it is, where the message names nobody; empty: the token's name. It is kept with it.
         commands: whether a message such as `/new` or `/help` is obeyed, as in a chat network, and not said to the
             model. `/help` tells of all of them; `/stop` is always obeyed.
     """
@@ -542,6 +545,7 @@ class ChatRequest(Body, kw_only=True):
     message: str | dict[str, Any] | UnsetType = UNSET
     resume: bool = False
     approvals: dict[str, bool] | UnsetType = UNSET
+    author: str = ""
     commands: bool = False
     idempotency_key: str | None = None
     stream: bool = False

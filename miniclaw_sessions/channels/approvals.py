@@ -48,4 +48,5 @@ async def what_is_said(session: Session, incoming: Incoming, question: Question)
 
 def approval(session: Session, incoming: Incoming, answers: Mapping[str, bool]) -> Approval:
     """What the turn of an answer begins with; the turn knows one that was delivered before."""
-    return Approval(session, answers=answers, author=None if incoming.message is None else incoming.message.author)
+    named = None if incoming.message is None else incoming.message.author
+    return Approval(session, answers=answers, author=named or incoming.author)

@@ -49,6 +49,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
         answerer: who answers it, in its turn among the chat's messages; None: the dispatcher's assistant.
         session: the session itself, where it belongs to no manager and is gone with its answer; None: the manager's.
         approvals: a person's yes or no to calls that wait for it, by their `approval_id`s, in place of a message.
+        author: whose yes or no it is, where the message names nobody.
         replaces: the id of an earlier message that this is a new wording of. Where that is the user's newest, the chat
             goes on from before it; an older one is past, and its new wording a DUPLICATE, as are the same words again.
         must_exist: whether it is answered only where the chat's session is there when its turn comes; else one is made.
@@ -66,6 +67,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     session: Session | None = None
     must_exist: bool = False
     approvals: Mapping[str, bool] | None = None
+    author: str | None = None
     replaces: str | None = None
     answer_again: bool = False
     is_addressed: bool = True

@@ -62,6 +62,7 @@ from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
+from miniclaw_sessions.statistics import ChannelState
 
 log = get_logger(__name__)
 
@@ -87,6 +88,9 @@ class Dispatcher:
         backoff_s: how long a channel that failed is left alone, at first and at most.
         send_timeout_s: how long a channel may take to send something, unless it says so itself.
         watch: who counts what is handed over, and what becomes of it.
+
+    Attributes:
+        states: how each channel is, by its name.
     """
 
     def __init__(  # noqa: PLR0913 - options, each with a name and a default
@@ -110,6 +114,7 @@ class Dispatcher:
         self._refused: set[Asked] = set()
         self._channels: list[Channel] = []
         self._listening: set[anyio.CancelScope] = set()
+        self.states: dict[str, ChannelState] = {}
         self._tasks: TaskGroup | None = None
         self._cut_off_at = math.inf
         self._idle = anyio.Event()
@@ -219,6 +224,7 @@ class Dispatcher:
         tasks = self._running_tasks()
         with scope:
             while True:
+                self.states[channel.name] = "listening"
                 try:
                     with _ending_only_itself():
                         async with aclosing(channel.receive()) as received:
@@ -233,6 +239,7 @@ class Dispatcher:
                                     pass
                     break
                 except Exception as error:  # noqa: BLE001 - a channel's own code; the others go on
+                    self.states[channel.name] = "failed"
                     log.error(
                         "a channel failed and is started again",
                         action="channel.failed",
@@ -243,6 +250,7 @@ class Dispatcher:
                     )
                 await anyio.sleep(delay)
                 delay = min(2 * delay, longest)
+            self.states[channel.name] = "ended"
             log.info("a channel has ended", action="channel.ended", channel=channel.name)
         self._listening.discard(scope)
 

@@ -39,7 +39,13 @@ class DispatchedChats:
         message, key, approvals = user_message(request), request.idempotency_key, request.approvals
         given = None if isinstance(approvals, UnsetType) else approvals
         incoming = Incoming(
-            chat.chat_id, message, message_id=key, channel=chat.channel, approvals=given, obeys=request.commands
+            chat.chat_id,
+            message,
+            message_id=key,
+            channel=chat.channel,
+            approvals=given,
+            author=request.author or None,
+            obeys=request.commands,
         )
         asked = self._dispatcher.ask(incoming)
         try:

@@ -11,7 +11,7 @@ import errno
 import gc
 import os
 import sys
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from importlib.util import find_spec
@@ -26,7 +26,7 @@ from miniclaw_sessions.agent.summarizing import summarizer_of
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.registry import make_channels
 from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.config import ListenSettings, LoadedSettings, socket_path
+from miniclaw_sessions.config import ListenSettings, LoadedSettings, Settings, socket_path
 from miniclaw_sessions.encryption import load_keys
 from miniclaw_sessions.gateway.admission import access_policy, make_token, print_address
 from miniclaw_sessions.gateway.exit_status import ExitStatus
@@ -45,6 +45,7 @@ from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.persistence.recovery import Progress
 from miniclaw_sessions.providers.configured import open_agent
 from miniclaw_sessions.secret import read_secret
+from miniclaw_sessions.statistics import ChannelState
 
 log = get_logger(__name__)
 
@@ -126,6 +127,7 @@ async def _live(
                 app = make_app(manager, dispatcher, settings, policy, summarizer, telemetry)
                 app.audit = sockets.enter_context(AuditLog(settings.log, SystemClock()))
                 manager.on_expired = app.expired
+                app.context.channels = partial(_states, settings, dispatcher)
                 app.webhooks = {one.name: one.webhook for one in channels if hasattr(one, "webhook")}
                 telemetry.knows([channel.name for channel in channels], [tool.name for tool in agent.tools])
                 async with dispatcher:
@@ -171,6 +173,12 @@ async def _serve(
             listener.unlink()
         await _drain(server, dispatcher, life.signals, life.limits.graceful_timeout_s)
         tasks.cancel_scope.cancel()
+
+
+def _states(settings: Settings, dispatcher: Dispatcher) -> Mapping[str, ChannelState]:
+    """How all channels are that the settings turn on."""
+    wanted = settings.plugins.get("channels", {})
+    return {name: dispatcher.states.get(name, "not loaded") for name in wanted}
 
 
 async def _drain(server: EmbeddedServer, dispatcher: Dispatcher, signals: Signals, graceful_timeout_s: float) -> None:

@@ -35,7 +35,8 @@ class Letterbox:
     async def receive(self) -> AsyncGenerator[Incoming, None]:
         for letter in sorted((self._directory / "in").iterdir()):
             yield Incoming(letter.name, Message.user(letter.read_text()), message_id=letter.name)
-        await anyio.sleep_forever()
+        if not (self._directory / "ends").exists():
+            await anyio.sleep_forever()
 
     async def send(self, chat_id: str, outgoing: Outgoing) -> None:
         if outgoing.text:

@@ -17,14 +17,17 @@ from miniclaw_sessions.agent.approving import MAX_ARGUMENTS, REFUSED
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.hooks import Generation, Hooks
 from miniclaw_sessions.agent.tools import Tool
-from miniclaw_sessions.api.chat import list_approvals
+from miniclaw_sessions.api.chat import Chat, chat, list_approvals
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.sessions import OneSession
+from miniclaw_sessions.api.shapes import ChatReply, ChatRequest
 from miniclaw_sessions.channels.base import Answered, Incoming, NotAnswered, Reason
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.documents import event_document
 from miniclaw_sessions.client.transport import LocalTransport
 from miniclaw_sessions.errors import NothingToResume
+from miniclaw_sessions.gateway.chat import DispatchedChats
+from miniclaw_sessions.protocol.entries import Custom
 from miniclaw_sessions.protocol.messages import ToolCall
 from miniclaw_sessions.testing.provider import ScriptedProvider
 from tests.channels.rooms import Room
@@ -220,6 +223,22 @@ async def test_the_question_shows_the_call_that_a_hook_has_chosen(tmp_path: Path
         assert document["pending"] == msgspec.to_builtins(listed.pending)
         assert (document["pending"][0]["name"], document["pending"][0]["arguments"]) == ("delete", '{"path": "SECRET"}')
         dispatcher.cut_off(anyio.current_time())
+
+
+@pytest.mark.parametrize(("named", "author"), [("", "owner"), ("ada", "ada")])
+async def test_an_approval_over_http_is_kept_with_who_gave_it(
+    serving: Serving, room: Room, *, named: str, author: str
+) -> None:
+    async with serving(room, CALL, "It is gone.") as dispatcher:
+        await answer(room, "delete x")
+        context = Context(dispatcher._manager, chats=DispatchedChats(dispatcher, 1.0))
+        transport = LocalTransport(context)
+        (pending,) = (await transport.call(list_approvals, OneSession("room_1"))).pending
+        wanted = ChatRequest(channel="room", chat_id="1", approvals={pending.id: True}, author=named)
+        assert isinstance(await transport.call(chat, Chat(wanted)), ChatReply)
+        entries = (await (await dispatcher._manager.find("room_1")).tree.get_transcript()).entries
+        answers = [one.data["answer"] for one in entries if isinstance(one, Custom) and "answer" in (one.data or {})]
+        assert [one["author"] for one in answers] == [author]
 
 
 async def test_an_answer_to_nothing_is_told_so(serving: Serving, room: Room) -> None:

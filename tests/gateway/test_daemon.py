@@ -292,6 +292,12 @@ async def test_a_channel_of_another_package_needs_nothing_but_its_name(short_pat
     root = str(Path(__file__).parents[2])
     settings: Any = {"MINICLAW_CHANNELS_LETTER_TYPE": "tests.channels.letterbox:Letterbox", "PYTHONPATH": root}
     settings |= {"MINICLAW_CHANNELS_BROKEN_TYPE": "tests.channels.letterbox:Nothing"}
+    gone = short_path / "gone"
+    (gone / "in").mkdir(parents=True)
+    (gone / "ends").touch()
+    settings |= {"MINICLAW_CHANNELS_GONE_TYPE": "tests.channels.letterbox:Letterbox"}
+    settings |= {"MINICLAW_CHANNELS_GONE_DIRECTORY": str(gone)}
+    settings |= {"MINICLAW_CHANNELS_MISSING_TYPE": "tests.channels.letterbox:Letterbox"}
     async with Here(short_path, MINICLAW_CHANNELS_LETTER_DIRECTORY=str(box), **settings) as daemon:
         await daemon.logged("plugin.failed")  # and stops nothing else
         await daemon.notice("READY=1")
@@ -301,6 +307,12 @@ async def test_a_channel_of_another_package_needs_nothing_but_its_name(short_pat
         assert "Nice to meet you, Ada" in (box / "out" / "ada").read_text()
         async with daemon.client() as client:
             assert (await texts(client, "letter_ada"))[0] == "My name is Ada."
+            await daemon.logged("channel.ended")
+            health = (await client.get("/health")).json()
+        assert (health["status"], health["channels"]) == (
+            "ok",
+            {"broken": "not loaded", "gone": "ended", "letter": "listening", "missing": "failed"},
+        )
         assert await daemon.stopped() == ExitStatus.OK
 
 
