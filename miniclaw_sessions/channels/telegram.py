@@ -66,6 +66,8 @@ _EDIT_EVERY_S_IN_GROUPS = 3.0  # a group takes 20 messages a minute
 _DOWNLOAD_S = 30.0  # then the others' messages have waited long enough
 _TYPING_EVERY_S = 4.0  # it is shown for five seconds
 _BACKOFF_S = (1.0, 60.0)
+_CROWDED_S = 10.0  # nobody is heard for so long because of a message that waits for its turn
+_MAY_BE_FORGOTTEN = "I am busy. If I do not answer this in a while, please send it again."
 _KINDS = ["message", "edited_message"]
 
 Fields = dict[str, Any]
@@ -113,7 +115,7 @@ class State(IntEnum):
 
     HEARD = 0
     KEPT = 1
-    """The store has the message."""
+    """The store has the message, or its sender was told that it may be forgotten."""
     OVER = 2
     """The person was told what there is to tell, or nothing is to be told."""
 
@@ -129,6 +131,7 @@ class Exchange:
         is_verbatim: whether its answer is not the model's, and is shown to the letter, as what a person is to agree to.
         shown: the messages that show the answer, each with its part of the text.
         shown_at: when that was brought up to date, or the answer begun.
+        heard_at: when it was handed over.
     """
 
     def __init__(self) -> None:
@@ -143,6 +146,7 @@ class Exchange:
         self.is_verbatim = False
         self.shown: list[tuple[int, str]] = []
         self.shown_at = 0.0
+        self.heard_at = 0.0
 
 
 class TelegramChannel:
@@ -239,12 +243,35 @@ class TelegramChannel:
                 yield fields
             for update_id in confirmed:
                 del self._exchanges[update_id]
+            await self._make_room()
             if self._exchanges:
                 await sleep_unless(self._clock, _LOOK_AGAIN_S, self._changed)
 
     def _is_confirmed(self, update_id: int) -> bool:
-        is_crowded = len(self._exchanges) >= MAX_UPDATES  # a slow answer must not keep all others from being heard
-        return self._exchanges[update_id].state >= (State.KEPT if is_crowded else State.OVER)
+        # a slow answer must not keep all others from being heard
+        return self._exchanges[update_id].state >= (State.KEPT if self._is_crowded else State.OVER)
+
+    @property
+    def _is_crowded(self) -> bool:
+        """Whether Telegram hands over nothing more before something is confirmed."""
+        return len(self._exchanges) >= MAX_UPDATES
+
+    async def _make_room(self) -> None:
+        """Where what waits behind a slow answer keeps all others from being heard: let Telegram forget the first of it.
+
+        It is answered in its turn all the same, but for a crash until then, and its sender is told so.
+        """
+        from telegram.error import BadRequest, Forbidden  # noqa: PLC0415 - an extra
+
+        first = next(iter(self._exchanges.values()), None)
+        if not self._is_crowded or first is None or first.state is not State.HEARD or first.message is None:
+            return
+        if self._clock.monotonic() - first.heard_at < _CROWDED_S:
+            return
+        with suppress(BadRequest, Forbidden):  # nobody can be told
+            await self._asked(partial(first.message.reply_text, _MAY_BE_FORGOTTEN))
+        if first.state is State.HEARD:
+            self._settle(first, State.KEPT)
 
     async def _posts(self) -> AsyncGenerator[Fields, None]:
         """Have updates posted to `webhook`."""
@@ -301,7 +328,7 @@ class TelegramChannel:
         if incoming is None:
             self._settle(exchange, State.OVER)
         else:
-            exchange.message = message
+            exchange.message, exchange.heard_at = message, self._clock.monotonic()
             self._of[incoming] = exchange
         return incoming
 

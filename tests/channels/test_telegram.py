@@ -194,6 +194,26 @@ async def test_a_slow_answer_does_not_keep_all_others_from_being_heard(
         await server.until(lambda: not server.updates)
 
 
+async def test_what_waits_behind_a_slow_answer_does_not_keep_all_others_from_being_heard(
+    bots: Bots, server: BotServer, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telegram, "MAX_UPDATES", 5)
+    model.close("slow")
+    async with bots.serving():
+        server.say("slow")
+        server.say("waits")
+        people = [{**BOB, "id": 100 + number} for number in range(12)]
+        for one in people:
+            server.say("quick", sender=one)
+        await server.until(lambda: sum(bool(server.texts(one["id"])) for one in people) == 3)
+        bots.clock.time = 60.0
+        await server.until(lambda: all(server.texts(one["id"]) for one in people))
+        assert server.texts() == [telegram._MAY_BE_FORGOTTEN]
+        server.say("/stop")
+        await server.until(lambda: not server.updates)
+    assert model.asked.count("waits") == 0
+
+
 async def test_the_newest_message_can_be_edited_and_is_answered_anew(
     bots: Bots, server: BotServer, model: Doors
 ) -> None:
