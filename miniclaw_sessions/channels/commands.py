@@ -21,11 +21,12 @@ from miniclaw_sessions.channels.approvals import Question, approval
 from miniclaw_sessions.channels.base import Incoming
 from miniclaw_sessions.channels.spending import choose_model, tell_usage
 from miniclaw_sessions.errors import DuplicateMessage, LeafMoved, TranscriptNotKept
-from miniclaw_sessions.protocol.entries import COMMAND, LeafMove
+from miniclaw_sessions.protocol.entries import COMMAND, Custom, LeafMove
 from miniclaw_sessions.protocol.messages import Message, TextPart
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import Opening
 
+_BEGUN_ANEW = "We begin anew."
 _FORM = re.compile(r"\s*(/[a-z]+)(?:\s+(.*?))?\s*", re.IGNORECASE | re.DOTALL)
 
 
@@ -84,10 +85,23 @@ async def begin_anew(said: Said) -> str | TurnEnd:
             unit = session.unit()
             unit.add(LeafMove, target_id=None)
             with suppress(TranscriptNotKept):  # then nobody would find it again
-                unit.add_custom(COMMAND, {"word": "/new"}, idempotency_key=key)
+                unit.add_custom(COMMAND, {"word": "/new", "told": _BEGUN_ANEW}, idempotency_key=key)
             with suppress(LeafMoved):  # what was said meanwhile may be this very message, brought to another gateway
                 await unit.save(if_leaf=session.leaf_id or "")
-                return "We begin anew."
+                return _BEGUN_ANEW
+
+
+async def told_before(session: Session, entry_id: str) -> str | None:
+    """What a person was told of a command that was obeyed; None: the entry is no command's, or he was told nothing.
+
+    Raises:
+        StoreUnavailable: the store cannot be read.
+    """
+    entry = await session.tree.get_entry(entry_id)
+    if not isinstance(entry, Custom) or entry.custom_type != COMMAND:
+        return None
+    told = (entry.data or {}).get("told")
+    return told if isinstance(told, str) else None
 
 
 def _behind_the_word(said: Said) -> Message | None:

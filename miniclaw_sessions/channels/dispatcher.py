@@ -42,7 +42,7 @@ from miniclaw_sessions.channels.base import (
     Progress,
     Reason,
 )
-from miniclaw_sessions.channels.commands import COMMANDS, Said, command_in
+from miniclaw_sessions.channels.commands import COMMANDS, Said, command_in, told_before
 from miniclaw_sessions.channels.documents import Overheard
 from miniclaw_sessions.channels.watch import Watch
 from miniclaw_sessions.config import ChannelSettings
@@ -401,9 +401,12 @@ class Dispatcher:
         is_redelivered = error.key == incoming.message_id  # else it is a new wording of what was said long ago
         if incoming.answer_again and is_redelivered and session is not None:
             try:
+                told = await told_before(session, error.entry_id)
                 end = await end_of_turn(session, error.entry_id)
             except SessionsError as failure:
                 return NotAnswered(incoming, Reason.FAILED, failure)
+            if told is not None:
+                return Obeyed(incoming, told)
             if end is not None:
                 return Answered(incoming, end)
         return NotAnswered(incoming, Reason.DUPLICATE, error)

@@ -13,6 +13,7 @@ from miniclaw_sessions.api.chat import user_message
 from miniclaw_sessions.api.shapes import ChatEvent, ChatRequest
 from miniclaw_sessions.channels.asked import Asked
 from miniclaw_sessions.channels.base import Incoming, NotAnswered, Obeyed
+from miniclaw_sessions.channels.commands import told_before
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.documents import event_document
 from miniclaw_sessions.errors import DuplicateMessage
@@ -94,6 +95,8 @@ class _Events:
 
     async def _answered_before(self, error: DuplicateMessage) -> ChatEvent:
         session = self._asked.session
+        if session is not None and (told := await told_before(session, error.entry_id)) is not None:
+            return ChatEvent("obeyed", {"told": told, "stopped": False})
         end = None if session is None else await end_of_turn(session, error.entry_id)
         if end is None:
             raise error

@@ -235,7 +235,8 @@ async def test_an_approval_over_http_is_kept_with_who_gave_it(
         transport = LocalTransport(context)
         (pending,) = (await transport.call(list_approvals, OneSession("room_1"))).pending
         wanted = ChatRequest(channel="room", chat_id="1", approvals={pending.id: True}, author=named)
-        assert isinstance(await transport.call(chat, Chat(wanted)), ChatReply)
+        reply: ChatReply = await transport.call(chat, Chat(wanted))
+        assert reply.suspended is msgspec.UNSET
         entries = (await (await dispatcher._manager.find("room_1")).tree.get_transcript()).entries
         answers = [one.data["answer"] for one in entries if isinstance(one, Custom) and "answer" in (one.data or {})]
         assert [one["author"] for one in answers] == [author]

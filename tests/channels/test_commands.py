@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -174,6 +175,15 @@ async def test_new_empties_the_chat_where_no_transcript_is_kept(tmp_path: Path, 
         assert [one.text for one in ended] == ["echo: one", "We begin anew.", "echo: two"]
         assert await said_in(manager) == ["two", "echo: two"]
         dispatcher.cut_off(anyio.current_time())
+
+
+async def test_who_may_not_have_been_told_that_it_begins_anew_is_told_again(dispatcher: Dispatcher, room: Room) -> None:
+    new = Incoming("1", Message.user("/new"), message_id="7", answer_again=True)
+    for _ in range(2):
+        (obeyed,) = await room.ended(room.hear(new := msgspec.structs.replace(new)))
+        assert isinstance(obeyed, Obeyed)
+        assert obeyed.text == "We begin anew."
+        await dispatcher.finished()
 
 
 # --- /retry ----------------------------------------------------------------------------------------------------------

@@ -305,7 +305,7 @@ async def test_the_words_that_people_say_to_a_bot_are_obeyed_where_that_is_asked
     assert obeyed == {"session_id": "telegram_1", "told": "We begin anew.", "stopped": False}
     assert (await served.tcp.get("/v1/sessions/telegram_1/context")).json()["messages"] == []
     again = await served.tcp.post("/v1/chat", json=wanted)
-    assert (again.status_code, again.json()["error"]["type"]) == (409, "duplicate_message")
+    assert (again.status_code, again.json()) == (200, obeyed)
     streamed = await served.tcp.post("/v1/chat", json={**chat("/help"), "commands": True, "stream": True})
     assert streamed.text.startswith('event: obeyed\ndata: {"told":"/stop - ')
     other = await served.tcp.post("/v1/chat", json={**chat("/etc/hosts"), "commands": True})
