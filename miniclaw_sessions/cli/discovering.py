@@ -16,6 +16,7 @@ from anyio import to_thread
 from miniclaw_sessions.cli.invocation import Invocation, write_bytes
 from miniclaw_sessions.cli.output import counted, local_time, one_line
 from miniclaw_sessions.clock import SystemClock
+from miniclaw_sessions.errors import SessionNotFound
 
 if TYPE_CHECKING:
     from miniclaw_sessions.discovery.discover import Overview
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 
-async def discover(
-    invocation: Invocation, names: Sequence[str], *, everything: bool, follow: bool, dry_run: bool
+async def discover(  # noqa: PLR0913 - one for each option
+    invocation: Invocation, names: Sequence[str], only: str | None, *, everything: bool, follow: bool, dry_run: bool
 ) -> None:
     """Show what there is, import what is chosen, and keep up with it where that is wanted.
+
+    With `only`, the session of this id is imported, also if it was deleted here, and nothing else is done.
 
     Raises:
         ConfigError: a program is not known.
@@ -35,8 +38,8 @@ async def discover(
     from miniclaw_sessions.discovery.programs import programs_named  # noqa: PLC0415 - help does not need it
 
     is_chosen = bool(names) or everything
-    if follow and is_chosen:  # nobody waits for the counting of gigabytes
-        await _import(invocation, [program.name for program in programs_named(names)], {}, follow=True)
+    if only is not None or (follow and is_chosen):  # nobody waits for the counting of gigabytes
+        await _import(invocation, [program.name for program in programs_named(names)], {}, follow=follow, only=only)
         return
     found = [one for one in await _overviews(invocation, names) if one.sessions or one.unread]
     is_asked = not is_chosen and not dry_run and not invocation.as_json and sys.stdin.isatty()
@@ -102,17 +105,23 @@ def _ask(invocation: Invocation, names: list[str]) -> list[str]:
         invocation.tell(f"{unknown[0]} is none of them", "red")
 
 
-async def _import(invocation: Invocation, names: Sequence[str], document: Document, *, follow: bool) -> None:
+async def _import(
+    invocation: Invocation, names: Sequence[str], document: Document, *, follow: bool, only: str | None = None
+) -> None:
     from miniclaw_sessions.discovery.following import Follower  # noqa: PLC0415 - help does not need it
     from miniclaw_sessions.discovery.programs import programs_named  # noqa: PLC0415 - same
 
     async with invocation.sessions(create=True) as client:
-        follower = Follower(client, programs_named(names), environ=os.environ, home=Path.home(), clock=SystemClock())
+        follower = Follower(
+            client, programs_named(names), environ=os.environ, home=Path.home(), clock=SystemClock(), only=only
+        )
 
         def on_progress(done: int, total: int) -> None:
             invocation.report("importing sessions", done, total)
 
         kept = [one async for one in follower.catch_up(on_progress)]
+        if only is not None and not follower.has_met(only):
+            raise SessionNotFound(only)
         _tell(invocation, kept, document)
         if follow:
             await _follow(invocation, follower)
@@ -128,10 +137,11 @@ def _tell(invocation: Invocation, kept: Sequence[Kept], document: Document) -> N
     new, more = sum(one.is_new for one in kept), sum(one.reply is not None and not one.is_new for one in kept)
     messages = sum(one.reply.messages for one in kept if one.reply is not None)
     told = f"{counted(new, 'session', 'sessions')} imported, {more:,} brought up to date: "
-    invocation.tell(told + counted(messages, "message", "messages"), "")
+    told += counted(messages, "message", "messages")
+    invocation.tell(told if new or more else "there is nothing new", "")
     if gone := sum(one.is_gone for one in kept):
         told = f"{counted(gone, 'session stays', 'sessions stay')} away, deleted here or expired: "
-        invocation.tell(told + "`import FILE`, or `restore ID`, brings it back")
+        invocation.tell(told + "`import --discover --as ID`, or `restore ID`, brings one back")
     for one in kept:
         if one.problem:
             _print(invocation, one)

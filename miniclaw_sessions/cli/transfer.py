@@ -80,7 +80,10 @@ async def import_files(  # noqa: PLR0913 - one for each option
     paths: Annotated[list[Path] | None, typer.Argument(metavar="PATH", help="Files, and directories of files.")] = None,
     form: Annotated[str | None, _one_of(IMPORTED, "What the files are; recognized otherwise.")] = None,
     session_id: Annotated[
-        str | None, typer.Option("--as", metavar="SESSION_ID", help="The new session's id; of one file only.")
+        str | None,
+        typer.Option(
+            "--as", metavar="SESSION_ID", help="The new session's id; of one file, or one that --discover finds."
+        ),
     ] = None,
     skip_existing: Annotated[
         bool, typer.Option("--skip-existing", help="Pass over files whose session is there already.")
@@ -97,12 +100,12 @@ async def import_files(  # noqa: PLR0913 - one for each option
 
     What is no session is refused, and the others go on; in a directory, where dot files are left out, it is skipped.
     """
-    if discover or programs or everything or follow:
-        if not discover or paths or form or session_id or skip_existing or recursive:
+    if discover or programs or everything or follow:  # with --as, only the session that is to have this id
+        if not discover or paths or form or skip_existing or recursive or (session_id and follow):
             raise typer.BadParameter(
                 "it finds the files itself: no PATH, only its own options", param_hint="'--discover'"
             )
-        await _discover(invocation, programs or [], everything=everything, follow=follow, dry_run=dry_run)
+        await _discover(invocation, programs or [], session_id, everything=everything, follow=follow, dry_run=dry_run)
         return
     if not paths:
         raise typer.BadParameter("name files, or give --discover", param_hint="'PATH'")
@@ -126,10 +129,10 @@ async def import_files(  # noqa: PLR0913 - one for each option
         raise typer.Exit(1)
 
 
-async def _discover(invocation: Invocation, programs: list[str], **wanted: bool) -> None:
+async def _discover(invocation: Invocation, programs: list[str], only: str | None, **wanted: bool) -> None:
     from miniclaw_sessions.cli.discovering import discover  # noqa: PLC0415 - help does not need it
 
-    await discover(invocation, programs, **wanted)
+    await discover(invocation, programs, only, **wanted)
 
 
 def _tell_imports(invocation: Invocation, document: dict[str, Any], *, verbose: bool) -> None:

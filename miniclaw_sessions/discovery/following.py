@@ -121,7 +121,7 @@ class Follower:
         problems: what could not be read as it is now, by its path.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whose sessions, where from, and where to
         self,
         client: Client,
         programs: Sequence[Program],
@@ -129,6 +129,7 @@ class Follower:
         environ: Mapping[str, str],
         home: Path,
         clock: Clock,
+        only: str | None = None,
     ) -> None:
         """Nothing is read yet.
 
@@ -138,7 +139,9 @@ class Follower:
             environ: the environment that says where they lie.
             home: the directory that they lie in otherwise.
             clock: time.
+            only: the id of the only session that is wanted, also if it was deleted here; None: all of them.
         """
+        self._only = only
         self.problems: dict[str, str] = {}
         self._client = client
         self._programs = {program.name: program for program in programs}
@@ -147,6 +150,10 @@ class Follower:
         self._clock = clock
         self._states: dict[tuple[Path, str], _State] = {}
         self._growing: OrderedDict[Path, Growing] = OrderedDict()
+
+    def has_met(self, session_id: str) -> bool:
+        """Whether one of the sessions that were looked at has, or would get, this id."""
+        return any(state.session_id == session_id for state in self._states.values())
 
     async def follow(self, on_kept: Callable[[Kept], None]) -> None:
         """Keep up until cancelled; `on_kept` is told what was new, and once of each problem."""
@@ -195,6 +202,8 @@ class Follower:
         state = self._states.get(key)
         if state is None:
             state = self._states[key] = _State(await to_thread.run_sync(self._session_id, source))
+        if self._only not in {None, state.session_id}:
+            return
         look = _Look(source, program, state, kept)
         try:
             if state.seen == source:
@@ -270,7 +279,7 @@ class Follower:
             session_id=look.state.session_id,
             form=form,
             update=True,
-            place=msgspec.json.encode(place).decode(),
+            place=None if self._only is not None else msgspec.json.encode(place).decode(),
         )
         look.kept.is_new = look.state.is_new
         look.kept.reply = reply if reply.entries or look.state.is_new else None

@@ -82,6 +82,19 @@ def test_what_was_imported_by_hand_is_kept_up_with(cli: Cli, home: Path) -> None
     assert (kept["session_id"], kept["messages"], kept["new"]) == (f"import_{file.stem}", 1, False)
 
 
+def test_one_that_was_deleted_is_brought_back_by_its_id(cli: Cli) -> None:
+    taken = cli("import", "--discover", "--program", "llm", "--json").document["imported"]
+    for one in taken:
+        assert cli("delete", one["session_id"], "--yes").status == 0
+    assert "2 sessions stay away" in cli("import", "--discover", "--program", "llm").err
+    (back,) = cli("import", "--discover", "--as", taken[0]["session_id"], "--json").document["imported"]
+    assert (back["session_id"], back["new"]) == (taken[0]["session_id"], True)
+    assert [one["session_id"] for one in cli("list", "--json").document["sessions"]] == [taken[0]["session_id"]]
+    nobody = cli("import", "--discover", "--as", "import_nobody")
+    assert nobody.status != 0
+    assert "import_nobody" in nobody.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -37,10 +37,10 @@ class Following:
         self.clock = clock
         self.begin()
 
-    def begin(self, *names: str) -> None:
+    def begin(self, *names: str, only: str | None = None) -> None:
         """Follow anew, as another process would."""
         programs = programs_named(names)
-        self.follower = Follower(self.client, programs, environ={}, home=self.home, clock=self.clock)
+        self.follower = Follower(self.client, programs, environ={}, home=self.home, clock=self.clock, only=only)
 
     async def look(self) -> list[Kept]:
         return [kept async for kept in self.follower.catch_up()]

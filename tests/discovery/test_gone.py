@@ -66,7 +66,12 @@ async def test_what_was_deleted_stays_away_whatever_its_program_says(
         assert await gone(ours) == 3
         assert await gone(ours) == 0
         assert await sessions(ours) == []
-        await ours.client.import_file(growing)
+        for session_id in ("import_s", "import_telegram_1"):
+            ours.begin(only=session_id)
+            (kept,) = await ours.look()
+            assert kept.is_new
+        ours.begin()
+        assert await gone(ours) == 1
         put(growing, [user("u4", "a1", "on")])
         assert await ours.taken() == 1
         assert (await ours.branch("import_s"))[-1] == "on"
