@@ -24,7 +24,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # would compile the whole packa
 
 TESTS = Path(__file__).parent
 
-PROOFS = ("adapters", "crash", "systemd")
+PROOFS = ("adapters", "container", "crash", "systemd")
 """Folders whose tests are proofs, all of them: they take long, or need root or what the round does not install."""
 
 _ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # how fast it is proves nothing

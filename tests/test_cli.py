@@ -105,6 +105,7 @@ def test_every_commands_help_has_examples_and_the_shared_options(cli: Cli, name:
     assert result.status == 0
     for expected in ("Examples", f"miniclaw-sessions {name}", "--workspace", "--config", "--json", "--debug"):
         assert expected in result.out
+    assert "bool" not in result.out  # a flag takes no value
 
 
 def test_the_version_is_shown(cli: Cli) -> None:

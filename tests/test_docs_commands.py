@@ -31,7 +31,7 @@ ELSEWHERE = {
 }
 """Beginnings of commands that are not run here, and where they are."""
 
-OTHERS = ("systemctl", "journalctl", "systemd-analyze", "claude", "codex", "rm", "python3")
+OTHERS = ("docker", "systemctl", "journalctl", "systemd-analyze", "claude", "codex", "rm", "python3")
 """Programs that are told of this one, and do not run it here."""
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.test_readme import in_first_column, section
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -64,3 +66,48 @@ def test_what_the_requirements_themselves_require_is_pinned_too() -> None:
     except PackageNotFoundError as error:
         pytest.skip(f"not everything is installed here: {error}")
     assert installed - {OWN} - PINS.keys() == set()
+
+
+# --- the page that says what each extra is, and under which licence ---------------------------------------------------
+
+INSTALLATION = ROOT / "docs/installation.md"
+OURS_ALONE = {"test", "dev", "benchmarks"}
+"""Extras for who works on it."""
+
+SAYS_NOTHING = {"imapclient"}
+"""Its metadata names no licence; its own file COPYING is that of BSD."""
+
+
+def licence(name: str) -> str:
+    """What a package's metadata says of its licence, in any of the three ways that there have been."""
+    said = metadata(name)
+    classifiers = [one for one in said.get_all("Classifier") or () if one.startswith("License ::")]
+    return " ".join([*(said.get_all("License-Expression") or ()), *(said.get_all("License") or ()), *classifiers])
+
+
+def test_the_page_has_every_extra_and_the_packages_that_it_asks_for() -> None:
+    text = INSTALLATION.read_text().partition("\n## ")[0]
+    extras = PROJECT["optional-dependencies"]
+    first = re.findall(r"^\| (`.*?`) +\|", text, re.MULTILINE)
+    assert {name for cell in first for name in re.findall(r"`([a-z-]+)`", cell)} == set(extras) - OURS_ALONE
+    asked = {Requirement(one).name for name in set(extras) - OURS_ALONE for one in extras[name]} - {OWN}
+    passed_over = {
+        "httpx2",
+        *(name for name in asked if name in extras),
+    }  # of the services; the frameworks are their extras
+    assert [name for name in asked - passed_over - {"langchain-core", "strands-agents"} if name not in text] == []
+
+
+def test_the_page_names_each_package_whose_licence_asks_for_more_than_a_notice() -> None:
+    ours = {name: texts for name, texts in PROJECT["optional-dependencies"].items() if name not in OURS_ALONE}
+    asked = [Requirement(text) for texts in (PROJECT["dependencies"], *ours.values()) for text in texts]
+    try:
+        names = set[str]().union(
+            *(needed(one) for one in asked if canonicalize_name(one.name) not in {OWN, *ELSEWHERE})
+        )
+    except PackageNotFoundError as error:
+        pytest.skip(f"not everything is installed here: {error}")
+    licences = {name: licence(name) for name in names}
+    assert {name for name, said in licences.items() if not said} <= SAYS_NOTHING
+    more = {name for name, said in licences.items() if re.search(r"\b(A?L?GPL|MPL|EUPL|CDDL)|Mozilla", said)}
+    assert more == in_first_column(section(INSTALLATION, "Licences"))

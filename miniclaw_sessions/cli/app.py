@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from miniclaw_sessions.cli import PROGRAM, print_version
 from miniclaw_sessions.cli.invocation import SHARED, merged, parameters_of
-from miniclaw_sessions.cli.parameters import lightened
+from miniclaw_sessions.cli.parameters import LightGroup
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("serve", "Run the daemon until SIGTERM or Ctrl-C."),
@@ -60,16 +60,12 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 """For every command: the module in `miniclaw_sessions.cli` whose `app` has it, and what the list of commands says."""
 
 
-class _Commands(TyperGroup):
+class _Commands(LightGroup):
     """The table as a group of commands; what is only listed is never loaded."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = {name: TyperCommand(name, help=summary) for name, (_, summary) in COMMANDS.items()}
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The options that may stand before the command's name."""
-        return lightened(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Load the command that the arguments begin with."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from miniclaw_sessions.cli.output import Report, aligned, one_line, plain_table, progress_on, unwatched
-from miniclaw_sessions.cli.parameters import LightCommand
+from miniclaw_sessions.cli.parameters import LightCommand, LightGroup
 from miniclaw_sessions.config import LoadedSettings, config_path, load_settings
 from miniclaw_sessions.log import configured_when_used
 from miniclaw_sessions.protocol.printable import printable_json
@@ -255,7 +255,7 @@ def command(
             ]
         )
         if group:
-            app.callback(invoke_without_command=True, epilog=_epilog(examples))(run)
+            app.callback(cls=LightGroup, invoke_without_command=True, epilog=_epilog(examples))(run)
         else:
             app.command(name, cls=LightCommand, epilog=_epilog(examples))(run)
         return function

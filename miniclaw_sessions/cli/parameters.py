@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from typer._coercion import RuntimeParam, build_runtime_param, resolve_type_descriptor
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 
 class _Plain(RuntimeParam):
@@ -26,8 +26,10 @@ class _Plain(RuntimeParam):
 
 
 def lightened(parameters: list[Any]) -> list[Any]:
-    """The same parameters, which load pydantic only for what must be converted."""
+    """The same parameters, which load pydantic only for what must be converted; the help of a flag has no `<bool>`."""
     for parameter in parameters:
+        if getattr(parameter, "is_bool_flag", False):
+            parameter.metavar = ""  # a flag takes no value
         kind = getattr(parameter, "type_descriptor", None)
         if kind is not None and not isinstance(parameter._runtime_param, _Plain):  # noqa: SLF001 - no other way in
             parameter._runtime_param = _Plain(kind.parameter_info, kind.annotation)  # noqa: SLF001 - same
@@ -39,4 +41,12 @@ class LightCommand(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its parameters, with the option for help."""
+        return lightened(super().get_params(ctx))
+
+
+class LightGroup(TyperGroup):
+    """A group of commands of this kind."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options that may stand before a command's name, with the option for help."""
         return lightened(super().get_params(ctx))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -41,7 +41,8 @@ def create(  # noqa: PLR0913 - one parameter per flag
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it is called, also in the audit log.")],
     *,
     scope: Annotated[
-        str, typer.Option(help="What it may do: read; write, which includes read; admin, also what is about all.")
+        Literal["read", "write", "admin"],
+        typer.Option(help="What it may do: write includes read, and admin is also for what is about all sessions."),
     ] = "write",
     channel: Annotated[
         list[str] | None, typer.Option(help="Only for sessions of this channel; may be repeated.", show_default="all")

@@ -70,7 +70,7 @@ async def bot(home: Path, server: BotServer, model: StrictServer, **more: str) -
         **more,
     }
     program, *arguments = words[len(settings) :]
-    assert program == "miniclaw-sessions"
+    assert program == ".venv/bin/miniclaw-sessions"
     log = (home / "log").open("ab")
     async with await anyio.open_process(
         [sys.executable, "-m", "miniclaw_sessions", *arguments], env=environ, cwd=home, stdout=log, stderr=log
@@ -89,7 +89,7 @@ async def test_two_commands_and_a_token_give_a_bot_that_remembers_uses_tools_ask
     tmp_path: Path,
 ) -> None:
     install, _ = commands()
-    assert install.startswith("pip install 'miniclaw-sessions[")
+    assert ".venv/bin/pip install '.[daemon,telegram]'" in install
     script = Model()
     async with BotServer() as server, StrictServer(script) as model:
         async with bot(tmp_path, server, model) as process:
