@@ -61,6 +61,8 @@ async def usage(  # noqa: PLR0913 - each can be left out
         invocation.print_json(report)
         return
     print_usage(invocation, by, report)
+    if days["since"] is not None:
+        invocation.tell(f"since {days['since']}; --since all: everything")
 
 
 def print_usage(invocation: Invocation, by: str, report: UsageReport) -> None:

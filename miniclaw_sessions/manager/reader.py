@@ -45,6 +45,7 @@ BEGINNING = 20
 _TOGETHER = 100  # sessions are loaded for a sum, before others run
 
 _NO_NAME = re.compile(r"[0-9a-f-]{32,}")  # a UUID, or as many digits as a new conversation has
+_NOT_BY_HAND = ("<", "# AGENTS.md", "/")  # what agents put before what was said; their commands
 _FIRST_WORDS: WeakKeyDictionary[Journal, str] = WeakKeyDictionary()  # they stay what they are
 
 log = get_logger(__name__)
@@ -361,7 +362,7 @@ async def _first_words(session: Session) -> str | None:
         said = [first_words(one) for one in beginning if isinstance(one, MessageEntry) and one.message.is_user]
         if not said:
             return None
-        by_hand = (words for words in said if not words.startswith(("<", "# AGENTS.md")))  # what agents put before it
+        by_hand = (words for words in said if not words.startswith(_NOT_BY_HAND))
         _FIRST_WORDS[journal] = next(by_hand, said[0])
     return _FIRST_WORDS[journal]
 

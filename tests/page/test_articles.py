@@ -210,7 +210,13 @@ async def test_the_list_says_how_the_newest_words_begin_where_that_is_asked_for(
 
 async def test_what_nobody_named_is_listed_by_its_first_words(manager: SessionManager) -> None:
     imported = await manager.get_or_create("codex", "019e742e-9d84-7578-9001-000000000001")
-    await said(imported, "<environment_context>\nlinux", "mend the\nclock", *(f"more {number}" for number in range(60)))
+    await said(
+        imported,
+        "<environment_context>\nlinux",
+        "/mode",
+        "mend the\nclock",
+        *(f"more {number}" for number in range(60)),
+    )
     named = await manager.get_or_create("codex", "019e742e-9d84-7578-9001-000000000002")
     await said(named, "something")
     await named.tree.append_session_info("its name")
