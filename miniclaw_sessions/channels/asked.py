@@ -10,7 +10,16 @@ import anyio
 
 from miniclaw_sessions.agent.provider import TextDelta
 from miniclaw_sessions.channels.approvals import Question
-from miniclaw_sessions.channels.base import Channel, Incoming, Last, NotAnswered, Outgoing, Progress, Reason
+from miniclaw_sessions.channels.base import (
+    Channel,
+    Incoming,
+    Last,
+    NotAnswered,
+    Outgoing,
+    Progress,
+    Reason,
+    comes_again,
+)
 from miniclaw_sessions.errors import named
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.session import Session
@@ -136,6 +145,8 @@ class Asked:
         facts = {"channel": self.channel_name, "session_id": self.session_id}
         if last.reason is Reason.CUT_OFF:
             log.warning("a turn was cut off", action="turn.cut_off", **facts)
+        elif comes_again(last):  # which may be each second; whoever cannot store has said so
+            log.debug("a message waits to be delivered again", action="turn.failed", **facts)
         elif last.reason is Reason.FAILED and (self._is_abandoned or self.channel is not None):
             kind, detail = type(last.error).__name__, named(last.error)
             log.error("a message was not answered", action="turn.failed", error_type=kind, detail=detail, **facts)

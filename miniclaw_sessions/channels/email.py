@@ -248,6 +248,11 @@ class EmailChannel:
                 if outgoing.text:
                     await self._answer(mail, outgoing)
                 self._answered.update({uid} - {0})
+        except Unreachable:
+            raise
+        except Exception:  # something is wrong with the answer itself, and would be each time
+            self._answered.update({uid} - {0})
+            raise
         finally:
             del self._in_hand[outgoing.incoming]
             self._settled.set()
@@ -261,10 +266,11 @@ class EmailChannel:
         from miniclaw_sessions.channels.markdown import model_message  # noqa: PLC0415 - same
 
         said = model_message(outgoing)
-        answer = answer_to(mail, self._settings.address, outgoing.text, self._clock.now(), said)
+        address, now = self._settings.address, self._clock.now()
+        answer = await to_thread.run_sync(answer_to, mail, address, outgoing.text, now, said)
         async with self._smtp() as smtp:
             try:
-                await smtp.sendmail(self._settings.address, mail.sender, answer.as_bytes())
+                await smtp.sendmail(address, mail.sender, answer.as_bytes())
             except (SMTPDataError, SMTPRecipientsRefused) as error:
                 codes = [
                     one.code for one in (error.recipients if isinstance(error, SMTPRecipientsRefused) else [error])

@@ -25,6 +25,7 @@ from miniclaw_sessions.protocol.messages import Message, TextPart
 
 MAX_HEADER_BYTES = 65_536
 _MAX_TEXT_BYTES = 262_144
+_MAX_HTML = 50_000  # characters of an answer that is HTML, too: to make that takes more than in proportion to them
 _MAX_REFERENCES = 800  # characters; with the oldest id and the newest ones, as RFC 5322 allows
 _MAX_ID = 250
 _NESTED_COMMENTS = 5
@@ -212,7 +213,8 @@ def answer_to(mail: Mail, address: str, text: str, now: datetime, said: Message 
         address: our own.
         text: what is told.
         now: when.
-        said: the model's message, if that is what is told: its text is HTML too, and its images are attached.
+        said: the model's message, if that is what is told: its text is HTML too, unless it is very long, and its images
+            are attached.
     """
     answer = EmailMessage(_FORMAT)
     answer["From"], answer["To"] = address, mail.sender
@@ -226,7 +228,7 @@ def answer_to(mail: Mail, address: str, text: str, now: datetime, said: Message 
     answer["References"] = " ".join(references)
     answer["Auto-Submitted"] = "auto-replied"
     answer.set_content(text)
-    if said is not None:
+    if said is not None and len(text) <= _MAX_HTML:
         answer.add_alternative(html_of(text), subtype="html")
     for number, image in enumerate(images_in(said), 1):
         kind = image.media_type.partition("/")[2] or "png"

@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 import anyio
 import msgspec
+from anyio import to_thread
 
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Incoming, Last, Outgoing, comes_again
@@ -330,7 +331,8 @@ class MatrixChannel:
     async def send(self, chat_id: str, outgoing: Outgoing) -> None:
         """Answer where it was said, in as many events as the text needs; then the message is done.
 
-        What is not told is handed over again with the next reply of `/sync`, which comes every 30 seconds.
+        What the homeserver does not take now is handed over again with the next reply of `/sync`, which comes every 30
+        seconds; what is wrong with an answer itself would fail each time.
 
         Raises:
             Unreachable: the homeserver refuses an event.
@@ -338,12 +340,19 @@ class MatrixChannel:
         del chat_id  # the place knows more
         if not isinstance(outgoing, Last):
             return
+        from aiohttp import ClientError  # noqa: PLC0415 - as above
+
         place = self._places[outgoing.incoming]
         is_done = False
         try:
             if not comes_again(outgoing):
                 await self._answer(place, outgoing)
                 is_done = True
+        except (Unreachable, OSError, ClientError):
+            raise
+        except Exception:
+            is_done = True
+            raise
         finally:
             del self._places[outgoing.incoming]
             if not is_done:
@@ -358,11 +367,16 @@ class MatrixChannel:
         said = model_message(outgoing)
         told = hashlib.sha256(outgoing.text.encode()).hexdigest()[:16]  # another answer to the same is not taken for it
         for number, piece in enumerate(split(outgoing.text, _MAX_TEXT_BYTES, size=lambda text: len(text.encode()))):
-            html = {"format": "org.matrix.custom.html", "formatted_body": html_of(piece)} if said else {}
-            await self._put(place, f"{told}.{number}", {"msgtype": "m.notice", "body": piece, **html})
+            content = {"msgtype": "m.notice", "body": piece}
+            if said is not None:  # in a thread: brackets by the thousand take it a second
+                content |= {
+                    "format": "org.matrix.custom.html",
+                    "formatted_body": await to_thread.run_sync(html_of, piece),
+                }
+            await self._put(place, f"{told}.{number}", content)
         for number, image in enumerate(images_in(said)):
-            if (content := await self._uploaded(image)) is not None:
-                await self._put(place, f"{told}.image{number}", content)
+            if (uploaded := await self._uploaded(image)) is not None:
+                await self._put(place, f"{told}.image{number}", uploaded)
 
     async def _put(self, place: _Place, part: str, content: dict[str, Any]) -> None:
         """Send an event, in the thread of what it answers; the homeserver takes each part of an answer once."""

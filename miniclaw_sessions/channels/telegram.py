@@ -60,6 +60,7 @@ MAX_UPDATES = 100
 
 _POLL_S = 50
 _LOOK_AGAIN_S = 1.0  # while something is unconfirmed, Telegram does not wait for what is new
+_OUTAGE_S = 10.0
 _WEBHOOK_PATIENCE_S = 25.0
 _EDIT_EVERY_S = 1.0
 _EDIT_EVERY_S_IN_GROUPS = 3.0  # a group takes 20 messages a minute
@@ -245,7 +246,8 @@ class TelegramChannel:
                 del self._exchanges[update_id]
             await self._make_room()
             if self._exchanges:
-                await sleep_unless(self._clock, _LOOK_AGAIN_S, self._changed)
+                fails = any(one.message is None for one in self._exchanges.values())  # what comes again, comes slowly
+                await sleep_unless(self._clock, _OUTAGE_S if fails else _LOOK_AGAIN_S, self._changed)
 
     def _is_confirmed(self, update_id: int) -> bool:
         # a slow answer must not keep all others from being heard

@@ -703,7 +703,7 @@ async def test_any_number_of_tasks_may_wait_for_the_end(dispatcher: Dispatcher, 
 # --- stopping --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["/stop", " /STOP\n", "/stop@the_bot"])
+@pytest.mark.parametrize("command", ["/stop", " /STOP\n"])
 @pytest.mark.usefixtures("dispatcher")
 async def test_stop_said_in_a_chat_ends_the_answer_and_what_waits_there(
     room: Room, model: Doors, manager: SessionManager, command: str

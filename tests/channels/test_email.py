@@ -220,6 +220,16 @@ async def test_an_answer_that_could_not_be_sent_is_sent_later_and_the_model_is_n
     assert (len(outbox.sent), model.asked) == (1, ["hello"])
 
 
+async def test_an_answer_that_can_never_be_made_is_not_tried_again(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    model.replies["paint"] = Message.assistant((TextPart("here"), ImagePart("image/png", "AAA")))
+    async with serving(manager, model, msgspec.structs.replace(settings, poll_s=0.01)):
+        await mailbox.deliver(mail("paint"))
+        await all_read(mailbox)
+    assert outbox.sent == []
+
+
 async def test_an_answer_that_is_refused_for_good_is_not_tried_again(
     manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
 ) -> None:

@@ -288,6 +288,12 @@ def sent(answer: EmailMessage) -> EmailMessage:
     return received
 
 
+def test_a_very_long_answer_is_sent_as_it_is() -> None:
+    said = Message.assistant("[" * 200_000)
+    answer = sent(answer_to(Mail(ALICE, "<1@x>"), BOT, said.text, NOW, said))
+    assert answer.get_content_type() == "text/plain"
+
+
 def test_an_answer_to_a_long_thread_keeps_its_oldest_and_newest_ids_whole() -> None:
     long = tuple(f"<{number}{'x' * 80}@eurprd04.prod.outlook.com>" for number in range(30))
     asked = Mail(ALICE, f"<{'y' * 90}@x>", "Grüße\tan alle " * 10, long)

@@ -18,7 +18,7 @@ from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.matrix import MatrixChannel, MatrixSettings
 from miniclaw_sessions.errors import ModelError
-from miniclaw_sessions.protocol.messages import ImagePart, Message, ToolCall
+from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall
 from tests.channels.homeserver import BOT, ROOM, Homeserver
 from tests.channels.rooms import PATIENCE_S, Doors
 from tests.channels.telegram_server import PNG
@@ -88,6 +88,19 @@ async def test_an_answer_that_the_homeserver_does_not_take_is_sent_later_and_hol
         await server.until_position(2)
     assert sorted(server.answers.values()) == ["echo: one", "echo: two"]
     assert sorted(model.asked) == ["one", "two"]
+
+
+async def test_an_answer_that_can_never_be_sent_holds_up_nothing(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Homeserver()
+    model.replies["paint"] = Message.assistant((TextPart("here"), ImagePart("image/png", "AAA")))
+    async with serving(manager, model, server, monkeypatch):
+        server.say("paint", ALICE)
+        await server.until(lambda: bool(server.answers))
+        server.say("hello", ALICE)
+        await server.until_position(2)
+    assert list(server.answers.values()) == ["here", "echo: hello"]
 
 
 async def test_a_flood_in_one_chat_keeps_nobody_else_from_being_heard(
