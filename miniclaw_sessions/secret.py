@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,6 +79,29 @@ def read_secret(
             raise ConfigError(f"the environment variable {variable}, which should hold a secret, is not set")
         return _checked_secret(value, f"the environment variable {variable}", lines=lines)
     return None
+
+
+def channel_secret(channel: str, kind: str, file: str, environ: Mapping[str, str], *, variable: str = "") -> Secret:
+    """The secret that a channel logs in with: in its file, a credential, or a variable of the channel's name.
+
+    Args:
+        channel: its name.
+        kind: `token` or `password`: the setting is `{kind}_file`, the credential `{channel}_{kind}`.
+        file: what is set.
+        environ: the environment.
+        variable: what the variable is called behind the channel's name; empty: as the kind is.
+
+    Raises:
+        ConfigError: none of them has it, or as for `read_secret`.
+    """
+    named = re.sub(r"\W", "_", f"{channel}_{variable or kind}").upper()
+    secret = read_secret(file, f"{channel}_{kind}", environ, variable=named if named in environ else "")
+    if secret is None:
+        raise ConfigError(
+            f"the channel {channel} needs a {kind}: in the file that channels.{channel}.{kind}_file names, in the "
+            f"credential {channel}_{kind}, or in the environment variable {named}"
+        )
+    return secret
 
 
 def _secret_from(path: Path, *, lines: bool) -> Secret:

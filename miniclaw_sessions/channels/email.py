@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -28,7 +27,7 @@ from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.config.settings import Bytes, Count, Seconds
 from miniclaw_sessions.errors import ConfigError, Unreachable
 from miniclaw_sessions.log import get_logger
-from miniclaw_sessions.secret import Secret, read_secret
+from miniclaw_sessions.secret import Secret, channel_secret
 from miniclaw_sessions.stores.thread import SerialThread
 
 if TYPE_CHECKING:
@@ -116,14 +115,10 @@ class EmailChannel:
         except ImportError as error:
             raise ConfigError("the channel `email` needs pip install 'miniclaw-sessions[email]'") from error
         _check(name, settings)
-        variable = re.sub(r"\W", "_", f"{name}_PASSWORD").upper()
-        secret = read_secret(settings.password_file, f"{name}_password", os.environ, variable=variable)
-        if secret is None:
-            raise ConfigError(f"channels.{name}.password_file is empty, and there is no credential {name}_password")
         logging.getLogger("imapclient").setLevel(logging.CRITICAL + 1)  # its records hold mails
         self.name = name
         self._settings = settings
-        self._password = secret
+        self._password = channel_secret(name, "password", settings.password_file, os.environ)
         self._clock = clock or SystemClock()
         self._allowed = Allowed(name, settings)
         self._mailbox: _Mailbox | None = None  # while `receive` runs

@@ -33,7 +33,7 @@ from miniclaw_sessions.errors import ConfigError, Unreachable
 from miniclaw_sessions.formats.images import image_of
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, TextPart
-from miniclaw_sessions.secret import read_secret
+from miniclaw_sessions.secret import channel_secret
 
 if TYPE_CHECKING:
     from nio import AsyncClient, Event, MatrixRoom, SyncResponse
@@ -120,14 +120,10 @@ class MatrixChannel:
             raise ConfigError(
                 f"channels.{name}.homeserver is {show_value(settings.homeserver)}; set it to an https:// address"
             )
-        variable = re.sub(r"\W", "_", f"{name}_TOKEN").upper()
-        token = read_secret(settings.token_file, f"{name}_token", os.environ, variable=variable)
-        if token is None:
-            raise ConfigError(f"channels.{name}.token_file is empty, and there is no credential {name}_token")
         logging.getLogger("nio").setLevel(logging.CRITICAL + 1)  # it quotes what people say, where it is malformed
         self.name = name
         self._settings = settings
-        self._token = token
+        self._token = channel_secret(name, "token", settings.token_file, os.environ)
         self._allowed = Allowed(name, settings)
         self._made: AsyncClient | None = None
         self._places: dict[Incoming, _Place] = {}

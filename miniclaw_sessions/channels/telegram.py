@@ -45,7 +45,7 @@ from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.formats.images import IMAGE_TYPES, image_of
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, Role, TextPart
-from miniclaw_sessions.secret import read_secret
+from miniclaw_sessions.secret import channel_secret
 
 if TYPE_CHECKING:
     import telegram
@@ -185,7 +185,8 @@ class TelegramChannel:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._allowed = Allowed(name, settings)
-        token = _token(name, settings, os.environ if environ is None else environ)
+        known = os.environ if environ is None else environ
+        token = channel_secret(name, "token", settings.token_file, known, variable="BOT_TOKEN").reveal()
         url = settings.api_url.rstrip("/")
         self._bot = telegram.Bot(token, base_url=f"{url}/bot", base_file_url=f"{url}/file/bot")
         self._webhook_secret = hmac.new(token.encode(), b"webhook", hashlib.sha256).hexdigest()
@@ -562,18 +563,6 @@ class TelegramChannel:
                     raise
                 pause, delay = delay, min(2 * delay, longest)
             await self._clock.sleep(pause)
-
-
-def _token(name: str, settings: TelegramSettings, environ: Mapping[str, str]) -> str:
-    variable = re.sub(r"\W", "_", f"{name}_BOT_TOKEN").upper()
-    used = variable if variable in environ else ""
-    secret = read_secret(settings.token_file, f"{name}_token", environ, variable=used)
-    if secret is None:
-        raise ConfigError(
-            f"the channel {name} needs the token that @BotFather gives: in the file channels.{name}.token_file, the "
-            f"credential {name}_token, or the environment variable {variable}"
-        )
-    return secret.reveal()
 
 
 def _images_of(message: telegram.Message) -> Sequence[telegram.PhotoSize | telegram.Document]:
