@@ -1,4 +1,4 @@
-"""One daemon, one model's service and one browser for a module; a new browser context, without cookies, for each test.
+"""One browser for all, one daemon and one model's service for a module; a new browser context for each test.
 
 Whatever a script of the page complains about in the console fails the test that it happened in.
 """
@@ -18,9 +18,18 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+_WITHOUT = (
+    # each context is a window, and its address bar loads pages of its own for a second and a half
+    *("WebUIOmniboxPopup", "WebUIOmniboxAimPopup"),
+    # what playwright's own list has, which this one replaces
+    *("AimEnabled", "DestroyProfileOnBrowserClose", "HttpsFirstBalancedModeAutoEnable", "HttpsUpgrades", "LensOverlay"),
+    *("MediaRouter", "NetworkTimeServiceQuerying", "OptimizationHints", "PaintHolding", "PreconnectToSearch"),
+    "ThirdPartyStoragePartitioning",
+)
 ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    f"--disable-features={','.join(_WITHOUT)}",
 )
 _NETWORK = ("Failed to load resource", "net::ERR_")
 """What the browser itself notes of a request that fails: a test that takes the daemon away expects it."""
@@ -42,7 +51,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, model: ModelService) -> Ite
     served.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("there is no chromium")
