@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from anyio import to_thread
@@ -92,10 +91,14 @@ class Kept(msgspec.Struct, kw_only=True):
     is_gone: bool = False
 
 
-class _State:
-    """What is known of one source: how it looked, which session it is, and how far it was read."""
+class _Followed:
+    """A source: which session it is, how it looks and what becomes of it in this look, and how far it was read."""
 
-    def __init__(self, session_id: str) -> None:
+    source: Source
+    kept: Kept
+
+    def __init__(self, program: Program, session_id: str) -> None:
+        self.program = program
         self.session_id = session_id
         self.is_looked_up = False
         self.is_new = True
@@ -103,15 +106,6 @@ class _State:
         self.seen_at = 0.0
         self.place: Place | None = None
         self.holds = False
-
-
-class _Look(NamedTuple):
-    """One look at a source, and what became of it."""
-
-    source: Source
-    program: Program
-    state: _State
-    kept: Kept
 
 
 class Follower:
@@ -148,12 +142,12 @@ class Follower:
         self._environ = environ
         self._home = home
         self._clock = clock
-        self._states: dict[tuple[Path, str], _State] = {}
+        self._followed: dict[tuple[Path, str], _Followed] = {}
         self._growing: OrderedDict[Path, Growing] = OrderedDict()
 
     def has_met(self, session_id: str) -> bool:
         """Whether one of the sessions that were looked at has, or would get, this id."""
-        return any(state.session_id == session_id for state in self._states.values())
+        return any(one.session_id == session_id for one in self._followed.values())
 
     async def follow(self, on_kept: Callable[[Kept], None]) -> None:
         """Keep up until cancelled; `on_kept` is told what was new, and once of each problem."""
@@ -198,40 +192,41 @@ class Follower:
     async def _keep_up(self, source: Source, kept: Kept) -> None:
         if source.problem:
             raise ImportRefused(source.problem)
-        program, key = self._programs[source.program], (source.path, source.inner)
-        state = self._states.get(key)
-        if state is None:
-            state = self._states[key] = _State(await to_thread.run_sync(self._session_id, source))
-        if self._only not in {None, state.session_id}:
+        one = self._followed.get((source.path, source.inner))
+        if one is None:
+            session_id = await to_thread.run_sync(self._session_id, source)
+            one = _Followed(self._programs[source.program], session_id)
+            self._followed[source.path, source.inner] = one
+        if self._only not in {None, one.session_id}:
             return
-        look = _Look(source, program, state, kept)
+        one.source, one.kept = source, kept
         try:
-            if state.seen == source:
-                await self._settle(look)
+            if one.seen == source:
+                await self._settle(one)
             else:
-                await self._read_on(look)
+                await self._read_on(one)
         except SessionNotFound:
             self._growing.pop(source.path, None)
-            kept.is_gone, state.place, state.is_looked_up = True, None, False  # somebody may bring it back
+            kept.is_gone, one.place, one.is_looked_up = True, None, False  # somebody may bring it back
         except BaseException as error:
             self._growing.pop(source.path, None)  # its reader is ahead of what was taken
             if not isinstance(error, ImportRefused | SessionExists):  # those stay until it changes
-                state.seen = None
+                one.seen = None
             raise
 
-    async def _read_on(self, look: _Look) -> None:
+    async def _read_on(self, one: _Followed) -> None:
         """Take what is new of a source that is new itself, or has changed."""
-        source, program, state = look.source, look.program, look.state
-        is_first = not state.is_looked_up
+        source = one.source
+        is_first = not one.is_looked_up
         if is_first:
-            await self._look_up(look)
-        state.seen, state.seen_at = source, self._clock.monotonic()
-        place = state.place
+            await self._look_up(one)
+        one.seen, one.seen_at = source, self._clock.monotonic()
+        place = one.place
         if is_first and place is not None and (place.modified, place.inode) == (source.modified, source.inode):
             return  # it is as it was when this was followed before
-        is_growing = place is not None and not program.is_rewritten and source.path.suffix == ".jsonl"
-        if not (is_growing and await self._grow(look)):
-            await self._take_whole(look)
+        is_growing = place is not None and not one.program.is_rewritten and source.path.suffix == ".jsonl"
+        if not (is_growing and await self._grow(one)):
+            await self._take_whole(one)
 
     def _session_id(self, source: Source) -> str:
         own_id = id_in(self._programs[source.program], source, self._environ, self._home)
@@ -240,29 +235,28 @@ class Follower:
         except InvalidKey as error:
             raise ImportRefused(f"it names no session that could be made: {error}") from None
 
-    async def _look_up(self, look: _Look) -> None:
+    async def _look_up(self, one: _Followed) -> None:
         """How far the file was read when this was followed the last time."""
-        state = look.state
         try:
-            info = await self._client.session(state.session_id).info()
+            info = await self._client.session(one.session_id).info()
         except SessionNotFound as error:
-            state.is_new = not isinstance(error, SessionExpired)
+            one.is_new = not isinstance(error, SessionExpired)
         else:
-            state.is_new = False
+            one.is_new = False
             try:
                 place = msgspec.convert(info.metadata.get(FOLLOWED), Place)
             except msgspec.ValidationError:
                 place = None
-            state.place = place if place is not None and place.path == look.source.shown else None
-        state.is_looked_up = True
+            one.place = place if place is not None and place.path == one.source.shown else None
+        one.is_looked_up = True
 
     # --- files and databases that are read whole ---------------------------------------------------------------------
 
-    async def _take_whole(self, look: _Look) -> None:
-        source, program = look.source, look.program
+    async def _take_whole(self, one: _Followed) -> None:
+        source, program = one.source, one.program
         place = Place(path=source.shown, modified=source.modified, inode=source.inode)
         if source.inner:
-            await self._send(look, lines_of(program.name, source.path, source.inner), place, program.form)
+            await self._send(one, lines_of(program.name, source.path, source.inner), place, program.form)
             return
         with opened(source.path) as fd:
             end = source.size
@@ -270,26 +264,26 @@ class Follower:
                 end = await to_thread.run_sync(partial(whole_lines, fd, after=0))
                 place = replace(place, bytes=end, tail=tail(fd, end), ends=(end,))
             if end:
-                await self._send(look, blocks(fd, 0, end), place, program.form)
+                await self._send(one, blocks(fd, 0, end), place, program.form)
 
-    async def _send(self, look: _Look, pieces: Iterator[bytes], place: Place, form: str | None) -> None:
+    async def _send(self, one: _Followed, pieces: Iterator[bytes], place: Place, form: str | None) -> None:
         reply = await self._client.import_stream(
             _in_threads(pieces),
-            name=look.source.path.stem,
-            session_id=look.state.session_id,
+            name=one.source.path.stem,
+            session_id=one.session_id,
             form=form,
             update=True,
             place=None if self._only is not None else msgspec.json.encode(place).decode(),
         )
-        look.kept.is_new = look.state.is_new
-        look.kept.reply = reply if reply.entries or look.state.is_new else None
-        look.state.place, look.state.is_new = place, False
+        one.kept.is_new = one.is_new
+        one.kept.reply = reply if reply.entries or one.is_new else None
+        one.place, one.is_new = place, False
 
     # --- files that grow ---------------------------------------------------------------------------------------------
 
-    async def _grow(self, look: _Look) -> bool:
+    async def _grow(self, one: _Followed) -> bool:
         """Read on where the file was left; False: it is another file now, or was cut short."""
-        source, place = look.source, look.state.place
+        source, place = one.source, one.place
         assert place is not None  # noqa: S101 - the caller looked
         with opened(source.path) as fd:
             if source.size < place.bytes or tail(fd, place.bytes) != place.tail:
@@ -297,18 +291,18 @@ class Follower:
                 return False
             growing = self._growing.get(source.path)
             if growing is None:
-                growing = await to_thread.run_sync(partial(self._read_again, fd, place, look.program.form))
+                growing = await to_thread.run_sync(partial(self._read_again, fd, place, one.program.form))
             end = await to_thread.run_sync(partial(whole_lines, fd, after=place.bytes))
             if end > place.bytes:
                 after = replace(place, bytes=end, modified=source.modified, inode=source.inode, tail=tail(fd, end))
                 lines = lines_in(blocks(fd, place.bytes, end), MAX_LINE_BYTES)
-                await self._send(look, _written(growing, map(growing.fed, lines)), after, ENTRY_LINE.name)
+                await self._send(one, _written(growing, map(growing.fed, lines)), after, ENTRY_LINE.name)
         growing.bytes = end
         self._growing[source.path] = growing
         self._growing.move_to_end(source.path)
-        while len(self._growing) > 1 and sum(one.bytes for one in self._growing.values()) > _HELD_BYTES:
+        while len(self._growing) > 1 and sum(held.bytes for held in self._growing.values()) > _HELD_BYTES:
             self._growing.popitem(last=False)
-        look.state.holds = True
+        one.holds = True
         return True
 
     def _read_again(self, fd: int, place: Place, named: str | None) -> Growing:
@@ -327,17 +321,17 @@ class Follower:
             start = end
         return growing
 
-    async def _settle(self, look: _Look) -> None:
+    async def _settle(self, one: _Followed) -> None:
         """Nothing came since the last look: what the reader held back is taken as it is."""
-        state, growing = look.state, self._growing.get(look.source.path)
-        if not state.holds or growing is None or state.place is None:
+        growing = self._growing.get(one.source.path)
+        if not one.holds or growing is None or one.place is None:
             return
-        if not growing.is_settled and self._clock.monotonic() < state.seen_at + _SETTLED_S:
+        if not growing.is_settled and self._clock.monotonic() < one.seen_at + _SETTLED_S:
             return
-        state.holds = False
+        one.holds = False
         if held := growing.pending():
-            after = replace(state.place, ends=(*state.place.ends, state.place.bytes)[-_MOST_ENDS:])
-            await self._send(look, _written(growing, iter([held])), after, ENTRY_LINE.name)
+            after = replace(one.place, ends=(*one.place.ends, one.place.bytes)[-_MOST_ENDS:])
+            await self._send(one, _written(growing, iter([held])), after, ENTRY_LINE.name)
 
 
 def _written(growing: Growing, batches: Iterator[list[Entry]]) -> Iterator[bytes]:
