@@ -49,6 +49,7 @@ _SHARE = 10  # a look takes about one part in so many of the time
 _LONGEST_S = 1.4
 _HELD_BYTES = 4_000_000_000  # of files that readers stay in memory for; they hold ids, about a fiftieth of it at most
 _MOST_ENDS = 32  # what hangs on a reply that was taken in parts so long ago, as after a rewind, hangs on its first part
+_RECENT_S = 3_600.0  # of files that have changed since then it is looked at a start whether something was held back
 _SETTLED_S = 10.0  # a reply that does not say that it is complete is taken when nothing came for so long
 
 
@@ -109,11 +110,7 @@ class _Followed:
 
 
 class Follower:
-    """Keeps up with the sessions of some programs.
-
-    Attributes:
-        problems: what could not be read as it is now, by its path.
-    """
+    """Keeps up with the sessions of some programs."""
 
     def __init__(  # noqa: PLR0913 - whose sessions, where from, and where to
         self,
@@ -136,7 +133,7 @@ class Follower:
             only: the id of the only session that is wanted, also if it was deleted here; None: all of them.
         """
         self._only = only
-        self.problems: dict[str, str] = {}
+        self._problems: dict[str, str] = {}  # what could not be read as it is now, by its path
         self._client = client
         self._programs = {program.name: program for program in programs}
         self._environ = environ
@@ -156,15 +153,15 @@ class Follower:
             try:
                 async for kept in self.catch_up():
                     self._tell(kept, on_kept)
-                self.problems.pop("", None)
+                self._problems.pop("", None)
             except Unreachable as error:  # whoever keeps the sessions may come back
                 self._tell(Kept(program="", path="", problem=str(error)), on_kept)
             await self._clock.sleep(min(max(POLL_S, _SHARE * (self._clock.monotonic() - began)), _LONGEST_S))
 
     def _tell(self, kept: Kept, on_kept: Callable[[Kept], None]) -> None:
-        if kept.reply is not None or (kept.problem and self.problems.get(kept.path) != kept.problem):
+        if kept.reply is not None or (kept.problem and self._problems.get(kept.path) != kept.problem):
             on_kept(kept)
-        self.problems[kept.path] = kept.problem
+        self._problems[kept.path] = kept.problem
 
     async def catch_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> AsyncIterator[Kept]:  # noqa: ARG005
         """Read everything that has changed since the last time; gives what was new, and what could not be read.
@@ -222,11 +219,17 @@ class Follower:
             await self._look_up(one)
         one.seen, one.seen_at = source, self._clock.monotonic()
         place = one.place
-        if is_first and place is not None and (place.modified, place.inode) == (source.modified, source.inode):
-            return  # it is as it was when this was followed before
+        is_as_before = place is not None and (place.modified, place.inode) == (source.modified, source.inode)
+        if is_first and is_as_before and not self._may_hold(one):
+            return
         is_growing = place is not None and not one.program.is_rewritten and source.path.suffix == ".jsonl"
         if not (is_growing and await self._grow(one)):
             await self._take_whole(one)
+
+    def _may_hold(self, one: _Followed) -> bool:
+        """Whether this ended, before it began anew, while something of the file was held back."""
+        place, age_s = one.place, self._clock.now().timestamp() - one.source.modified / 1e9
+        return place is not None and place.bytes > 0 and place.bytes not in place.ends and age_s < _RECENT_S
 
     def _session_id(self, source: Source) -> str:
         own_id = id_in(self._programs[source.program], source, self._environ, self._home)

@@ -236,6 +236,19 @@ async def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
         assert await ours.branch("import_s") == ["one", "1", "two", "2", "three"]
 
 
+async def test_what_was_held_back_when_it_ended_is_taken_after_a_restart(tmp_path: Path) -> None:
+    async with following(tmp_path) as ours:
+        file = put(claude_file(ours.home), TALK)
+        await ours.taken()
+        put(file, [user("u2", "a1", "two"), block("a2", "u2", "2", stop="end_turn")])
+        assert await ours.taken() == 1
+        ours.begin()
+        assert (await ours.taken(), await ours.taken()) == (0, 1)
+        assert await ours.branch("import_s") == ["one", "1", "two", "2"]
+        ours.begin()
+        assert (await ours.taken(), await ours.taken()) == (0, 0)
+
+
 async def test_a_last_line_that_is_half_written_is_waited_for(tmp_path: Path) -> None:
     async with following(tmp_path) as ours:
         file = put(claude_file(ours.home), TALK)
