@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from miniclaw_sessions.discovery.growing import Growing
+from miniclaw_sessions.formats.codec import Chain
+from miniclaw_sessions.formats.registry import format_named
+from miniclaw_sessions.persistence.recovery import ids_for
+from miniclaw_sessions.protocol.entries import MessageEntry
+from tests.agents import file_of
 from tests.discovery.test_following import Following, block, claude_file, following, line, put, user
 
 pytestmark = pytest.mark.anyio
@@ -170,3 +178,45 @@ async def test_a_reply_of_gemini_cli_that_comes_in_parts_is_there_once(tmp_path:
         assert await ours.said("import_s") == await ours.branch("import_s")
         assert await found(ours, "volcanoes") == 1
         assert await cost(ours) == (1000, 50)
+
+
+def read_in(lines: list[bytes], form: str, pauses: set[int]) -> list[MessageEntry]:
+    """The messages of a file that is read with pauses behind some of its lines."""
+    make = format_named(form).reader
+    assert make is not None
+    growing = Growing(make(Chain(new_id=ids_for(lines[0]), now=datetime(2026, 1, 1, tzinfo=UTC))))
+    entries = []
+    for number, one in enumerate(lines):
+        entries += growing.fed([one])
+        entries += growing.pending() if number in pauses else []
+    entries += growing.pending()
+    known: set[str | None] = {None}
+    for entry in entries:
+        assert entry.parent_id in known, "it hangs on what was not stored"
+        assert entry.id not in known, "it is there already"
+        known.add(entry.id)
+    return [entry for entry in entries if isinstance(entry, MessageEntry)]
+
+
+def told(messages: list[MessageEntry]) -> tuple[str, list[str], int, int]:
+    """What is said, called and paid in all."""
+    said = "".join(one.message.text for one in messages)
+    calls = [call.id for one in messages for call in one.message.tool_calls or ()]
+    usages = [one.message.usage for one in messages if one.message.usage is not None]
+    return said, calls, sum(one.input_tokens for one in usages), sum(one.output_tokens for one in usages)
+
+
+@pytest.mark.parametrize(
+    ("directory", "form"), [(".claude", "claude-code"), (".codex", "codex"), (".gemini", "gemini-cli")]
+)
+def test_wherever_a_program_pauses_its_file_says_and_costs_the_same(directory: str, form: str) -> None:
+    lines = file_of(directory).read_bytes().splitlines()
+    whole = told(read_in(lines, form, set()))
+    assert whole[0]
+    chosen = Random(7)
+    places = range(len(lines))
+    for pauses in ({place} for place in places):
+        assert told(read_in(lines, form, pauses)) == whole
+    for _ in range(15):
+        assert told(read_in(lines, form, set(chosen.sample(places, chosen.randrange(len(lines)))))) == whole
+    assert told(read_in(lines, form, set(places))) == whole
