@@ -329,19 +329,22 @@ async def append_entries(context: Context, request: AppendEntries) -> EntriesApp
             await session.tree.get_entry(label.target_id)
     made = [_made(one) for one in wanted]
     if key is not None and (known := await session.journal.find_by_key(key)) is not None:
-        await session.saved()
-        first = await session.tree.get_entry(known.id)
-        before = await session.tree.read_after(first.sequence - 1, len(wanted))
-        return _entries_appended(session, [(one.entry_id, one.sequence) for one in before], duplicate=True)
+        return await _appended_before(session, known.id, len(wanted))
     unit = session.unit()
     for kind, fields in made:
-        if key is not None and kind in (MessageEntry, Custom):  # it stands with the first that can bear it
-            unit.add(kind, **fields, idempotency_key=key)
-            key = None
-        else:
-            unit.add(kind, **fields)
+        unit.add(kind, **fields, idempotency_key=None if unit.entries else key)
     await unit.save(**request.of(session))
+    stored = None if key is None else await session.journal.find_by_key(key)
+    if stored is not None and stored.id != unit.entries[0].id:  # the request came to another process, too, before
+        return await _appended_before(session, stored.id, len(wanted))
     return _entries_appended(session, [(one.id, one.sequence) for one in unit.entries], duplicate=False)
+
+
+async def _appended_before(session: Session, first_id: str, count: int) -> EntriesAppendedReply:
+    await session.saved()
+    first = await session.tree.get_entry(first_id)
+    before = await session.tree.read_after(first.sequence - 1, count)
+    return _entries_appended(session, [(one.entry_id, one.sequence) for one in before], duplicate=True)
 
 
 def _entries_appended(session: Session, places: Sequence[tuple[str, int]], *, duplicate: bool) -> EntriesAppendedReply:

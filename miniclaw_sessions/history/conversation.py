@@ -129,6 +129,8 @@ class Conversation:
             state.updated_at = entry.timestamp
         if entry.timestamp > state.last_accessed:  # noqa: PLR1730 - same
             state.last_accessed = entry.timestamp
+        if entry.idempotency_key is not None:
+            self._remember(entry.idempotency_key, entry.id)
         if entry.parent_id != state.leaf_id and moves_leaf(entry) and not isinstance(entry, LeafMove):
             self._change_branch(entry)
         if isinstance(entry, MessageEntry):
@@ -140,8 +142,6 @@ class Conversation:
                 totals.events += 1
             if message.usage is not None:
                 totals.add_usage(message.usage, said_at(entry), message.model, is_copy=self._is_copying)
-            if entry.idempotency_key is not None:
-                self._remember(entry.idempotency_key, entry.id)
             if message.model is not None and message.role is Role.ASSISTANT:
                 self._note_model(entry)
             return self.window.push(entry, encoded)
@@ -150,8 +150,6 @@ class Conversation:
     def _apply_event(self, entry: Entry, encoded: bytes | None) -> int:
         """Fold in an entry that is not a message."""
         self.state_sequence = entry.sequence
-        if isinstance(entry, Custom) and entry.idempotency_key is not None:
-            self._remember(entry.idempotency_key, entry.id)
         if isinstance(entry, LeafMove):
             self._move_leaf(entry)
             return 0

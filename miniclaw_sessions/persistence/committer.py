@@ -82,6 +82,7 @@ class SessionLog:
         held: how many of them were there before, but are not acknowledged yet, because others before them wait.
         rebase: what to do when others were first; None: they never are.
         fixed: the ids of entries that were accepted for their very place, and are not moved.
+        units: the ids of entries that were accepted together, one of them with an idempotency key, to that one's id.
         overtaken: the ids of those that were given up because others were first; whoever waits for them is told so.
         claim: the turn that is open, or asked for; None: none, or nobody else could have it.
         fence: the highest number of a turn that is known.
@@ -90,7 +91,7 @@ class SessionLog:
 
     __slots__ = (
         *("_sent_turn", "_waiting", "accepted", "claim", "committed", "failure", "fence", "fixed", "head", "held"),
-        *("must_exist", "overtaken", "rebase", "rejected", "sending", "settled"),
+        *("must_exist", "overtaken", "rebase", "rejected", "sending", "settled", "units"),
     )
 
     def __init__(self, head: SessionHead, committed: int = 0) -> None:
@@ -99,6 +100,7 @@ class SessionLog:
         self.accepted = self.settled = self.held = 0
         self.rebase: Rebase | None = None
         self.fixed: frozenset[str] = frozenset()
+        self.units: dict[str, str] = {}
         self.overtaken: frozenset[str] = frozenset()
         self.claim: Claim | None = None
         self.fence = 0
@@ -150,6 +152,9 @@ class SessionLog:
                 self.claim = None
         if self.fixed:
             self.fixed -= {entry.entry_id for entry in sent}
+        if self.units:
+            for entry in sent:
+                self.units.pop(entry.entry_id, None)
 
     def number_of(self, sequence: int) -> int:
         """The how manieth of all that was accepted the entry at a place is; of one that was refused, the next one."""

@@ -59,7 +59,8 @@ class EntryBase(Value, frozen=True, gc=False, kw_only=True):
     """What every entry has.
 
     `parent_sequence` is where the parent stands, unless that is right before this entry: whoever follows the tree
-    upwards finds every parent by its place, without an index of ids.
+    upwards finds every parent by its place, without an index of ids. `idempotency_key` is the sender's own id for it,
+    or for all that was accepted together and begins with it, where one was given.
     """
 
     id: str
@@ -68,17 +69,16 @@ class EntryBase(Value, frozen=True, gc=False, kw_only=True):
     sequence: int = 0
     parent_sequence: int | None = None
     extra: dict[str, Any] | None = msgspec.field(default=None, name=EXTRA)
+    idempotency_key: str | None = None
 
 
 class MessageEntry(EntryBase, frozen=True, gc=False, kw_only=True, tag="message", tag_field="type"):
     """A message was said.
 
-    `idempotency_key` is the sender's own id for it, where one was given. `continues` says that it was saved as part of
-    the same turn as the message before it. The message comes last, so that its JSON can be cut out of the entry's
-    (`encoding.message_within`).
+    `continues` says that it was saved as part of the same turn as the message before it. The message comes last, so
+    that its JSON can be cut out of the entry's (`encoding.message_within`).
     """
 
-    idempotency_key: str | None = None
     continues: bool = False
     message: Message
 
@@ -147,7 +147,6 @@ class Custom(EntryBase, frozen=True, gc=False, kw_only=True, tag="custom", tag_f
 
     custom_type: str
     data: dict[str, Any] = msgspec.field(default_factory=dict)
-    idempotency_key: str | None = None
 
 
 class OtherEntry(EntryBase, frozen=True, gc=False, kw_only=True, tag=OTHER, tag_field="type"):

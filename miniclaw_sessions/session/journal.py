@@ -327,6 +327,9 @@ class Journal:
         self.home.committer.check_room(sum(len(encoded) for _, encoded in entries))
         if is_fixed and self.log.rebase is not None:
             self.log.fixed |= {entry.id for entry, _ in entries}
+        keyed = [entry.id for entry, _ in entries if entry.idempotency_key is not None]
+        if len(keyed) == 1 and len(entries) > 1 and self.log.rebase is not None:
+            self.log.units |= dict.fromkeys((entry.id for entry, _ in entries), keyed[0])
         for entry, encoded in entries:
             self._accept(entry, encoded)
             if self.conversation.lacks_branch and branch is not None:

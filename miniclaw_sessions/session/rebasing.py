@@ -18,7 +18,6 @@ from miniclaw_sessions.persistence.recovery import catch_up
 from miniclaw_sessions.protocol.encoding import encode_entry
 from miniclaw_sessions.protocol.entries import (
     Compaction,
-    Custom,
     Entry,
     LeafMove,
     MessageEntry,
@@ -68,7 +67,7 @@ async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
             raise StoreConflict(f"session {journal.session_id} was deleted by another process") from conflict
         pending = log.pending
         entries = [decode_stored(one) for one in pending]
-        known = await _known(store, journal.session_id, entries, after=log.committed)
+        known = await _known(store, log, entries)
         is_mine = _may_have_turn(log, stored.turn)
         lost: set[str] = set()
         if not is_mine and log.claim is not None:
@@ -93,6 +92,7 @@ async def rebase(journal: Journal, conflict: StoreConflict) -> Rebased:
             journal.go_on_with(conversation, moved)
             _settle_turn(log, is_mine=is_mine, lost=lost)
             log.fixed, log.overtaken = log.fixed - overtaken, log.overtaken | overtaken
+            log.units = {id_: keyed for id_, keyed in log.units.items() if id_ not in known}
             return log.replace(stored.head, waiting, committed=committed)
 
 
@@ -204,17 +204,17 @@ async def _stored_head(store: Store, log: SessionLog) -> StoredHead | None:
     return stored if stored is not None and stored.head.incarnation == log.head.incarnation else None
 
 
-async def _known(store: Store, session_id: str, entries: Sequence[Entry], *, after: int) -> set[str]:
+async def _known(store: Store, log: SessionLog, entries: Sequence[Entry]) -> set[str]:
     """The ids of those that are stored, or of whose unit another one is, with the same idempotency key."""
-    ids = {entry.id for entry in entries}
-    known = {one.entry_id async for one in read_all(store, session_id, after=after) if one.entry_id in ids}
-    by_key: set[str | None] = set()
+    session_id, ids = log.head.session_id, {entry.id for entry in entries}
+    known = {one.entry_id async for one in read_all(store, session_id, after=log.committed) if one.entry_id in ids}
+    keyed = {entry.id: entry.idempotency_key for entry in entries if entry.id not in known and entry.idempotency_key}
+    by_key: set[str | None] = {
+        id_ for id_, key in keyed.items() if await store.find_by_idempotency_key(session_id, key) is not None
+    }
     for entry in entries:
-        if entry.id in known or not isinstance(entry, MessageEntry | Custom):
-            continue
-        key, continues = entry.idempotency_key, isinstance(entry, MessageEntry) and entry.continues
-        belongs_to_known = key is None and continues and entry.parent_id in by_key
-        if belongs_to_known or (key and await store.find_by_idempotency_key(session_id, key) is not None):
+        goes_on = isinstance(entry, MessageEntry) and entry.continues and entry.parent_id in by_key
+        if entry.id not in keyed and (goes_on or log.units.get(entry.id) in by_key):
             by_key.add(entry.id)
     return known | {id_ for id_ in by_key if id_ is not None}
 
@@ -222,8 +222,7 @@ async def _known(store: Store, session_id: str, entries: Sequence[Entry], *, aft
 def _doubles(conversation: Conversation, entries: Iterable[Entry], known: Collection[str]) -> bool:
     """Whether an entry is to be made whose idempotency key the session has already."""
     keys = conversation.state.idempotency_keys
-    keyed = (entry for entry in entries if isinstance(entry, MessageEntry | Custom) and entry.id not in known)
-    return any(entry.idempotency_key in keys for entry in keyed)
+    return any(entry.idempotency_key in keys for entry in entries if entry.id not in known)
 
 
 async def _as_stored(journal: Journal, stored: StoredHead) -> Conversation:

@@ -98,7 +98,7 @@ def stored_entry(entry: Entry, encoded: bytes | None = None) -> StoredEntry:
         InvalidMessage: it holds something that JSON cannot.
     """
     encoded = encode_entry(entry) if encoded is None else encoded
-    return StoredEntry(entry.sequence, entry.id, encoded, getattr(entry, "idempotency_key", None))
+    return StoredEntry(entry.sequence, entry.id, encoded, entry.idempotency_key)
 
 
 def idempotency_key_in(encoded: bytes) -> str | None:
