@@ -184,6 +184,26 @@ async def test_a_repeated_idempotency_key_appends_nothing(served: Any) -> None:
     assert len((await served.unix.get(path)).json()["messages"]) == 4
 
 
+@pytest.mark.parametrize(
+    "last", [{"type": "message", "message": user("x")}, {"type": "model_change", "provider": "p", "model_id": "m"}]
+)
+async def test_repeated_entries_of_any_kind_are_appended_once_and_named_again(
+    served: Any, last: dict[str, Any]
+) -> None:
+    path = "/v1/sessions/a_1"
+    said = (await served.unix.post(f"{path}/messages", json=user("1"))).json()["entries"][0]["id"]
+    entries = [{"type": "label", "target_id": said, "label": "here"}, {"type": "session_info", "name": "x"}, last]
+    replies = []
+    for _ in range(2):
+        reply = await served.unix.post(f"{path}/entries", json={"entries": entries}, headers={"Idempotency-Key": "k"})
+        replies.append(reply.json())
+        await served.unix.post(f"{path}/messages", json={"messages": [user("2"), user("3")]})
+    assert [entry.pop("duplicate") for reply in replies for entry in reply["entries"]] == [False] * 3 + [True] * 3
+    assert (replies[0]["id"], replies[0]["entries"]) == (replies[1]["id"], replies[1]["entries"])
+    kinds = [entry["type"] for entry in (await served.unix.get(f"{path}/entries")).json()["entries"]]
+    assert kinds == ["message", "label", "session_info", last["type"], *["message"] * 4]
+
+
 async def test_the_limit_cuts_from_the_old_end(served: Any) -> None:
     path = "/v1/sessions/a_1/messages"
     await served.unix.post(path, json={"messages": [user(str(n)) for n in range(60)]})

@@ -26,7 +26,7 @@ from miniclaw_sessions.errors import (
     StoreUnavailable,
     TurnTaken,
 )
-from miniclaw_sessions.protocol.entries import Custom, MessageEntry
+from miniclaw_sessions.protocol.entries import Custom, LeafMove, MessageEntry, SessionInfo
 from miniclaw_sessions.stores.base import Append, StoredHead, TurnClaim
 from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
 from miniclaw_sessions.testing import FaultyStore
@@ -453,6 +453,23 @@ async def test_a_command_with_the_same_key_at_two_gateways_is_stored_once(databa
             await session.add_message(Message.user("hello"), idempotency_key="m1")
         stored = await (await other.get("telegram", 1)).tree.get_branch()
         assert [entry.idempotency_key for entry in stored if isinstance(entry, Custom | MessageEntry)] == ["key", "m1"]
+
+
+async def test_what_was_accepted_with_an_entry_whose_key_is_stored_is_not_stored_either(
+    database: str, tmp_path: Path
+) -> None:
+    async with gateways(database, tmp_path) as (one, other):
+        mine, theirs = await one.get_or_create("telegram", 1), await other.get_or_create("telegram", 1)
+        for session in mine, theirs:
+            unit = session.unit()
+            unit.add(LeafMove, target_id=None)
+            unit.add_custom("command", idempotency_key="key")
+            unit.add(SessionInfo, name="anew")
+            await unit.save()
+            await session.add_message(Message.user(session.title or ""))
+        entries = [entry async for entry in (await one.get("telegram", 1)).tree.read_entries()]
+        assert [type(entry) for entry in entries] == [LeafMove, Custom, SessionInfo, MessageEntry, MessageEntry]
+        assert texts((await other.get("telegram", 1)).messages()) == ["anew", "anew"]
 
 
 async def test_a_turn_that_is_saved_with_the_same_key_at_two_gateways_is_there_once_and_whole(
