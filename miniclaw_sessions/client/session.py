@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from miniclaw_sessions.api import chat, forgetting, live, messages, sessions, transfer, tree
 from miniclaw_sessions.api.events import PendingCallRow
@@ -63,7 +64,6 @@ Said = Message | Mapping[str, Any]
 
 PAGE = 256
 _FIRST_PAGE = 16
-_UNSET: Any = msgspec.UNSET
 T = TypeVar("T")
 
 
@@ -425,9 +425,9 @@ class ClientSession:
         wanted = ChatRequest(
             channel=key.channel,
             chat_id=key.chat_id,
-            message=_UNSET if said is None else said,
+            message=UNSET if said is None else said,
             resume=said is None and approvals is None,
-            approvals=_UNSET if approvals is None else dict(approvals),
+            approvals=UNSET if approvals is None else dict(approvals),
             idempotency_key=idempotency_key or new_key(),
             stream=True,
         )

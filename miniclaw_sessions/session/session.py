@@ -15,6 +15,7 @@ from typing import Any
 from weakref import ref
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.clock import Clock, SystemClock
 from miniclaw_sessions.errors import InvalidMessage, TurnTaken
@@ -33,7 +34,7 @@ from miniclaw_sessions.session.memory import MemoryHome
 from miniclaw_sessions.session.searching import Branch, Order, search_session
 from miniclaw_sessions.session.tree import SessionTree
 from miniclaw_sessions.session.turn import Opening, Turn
-from miniclaw_sessions.session.unit import UNSET, Unit
+from miniclaw_sessions.session.unit import Unit
 
 
 class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -450,10 +451,10 @@ class Session:
     def update(
         self,
         *,
-        title: str | None = UNSET,
-        model: str | None = UNSET,
-        provider: str | None = UNSET,
-        thinking_level: str | None = UNSET,
+        title: str | UnsetType | None = UNSET,
+        model: str | UnsetType | None = UNSET,
+        provider: str | UnsetType | None = UNSET,
+        thinking_level: str | UnsetType | None = UNSET,
         **metadata: Any,
     ) -> None:
         """Set metadata, each change an entry of the transcript; None removes. Accepted like a message, all or nothing.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from miniclaw_sessions.errors import InvalidMessage, LeafMoved
 from miniclaw_sessions.history.branch import Branch
@@ -32,8 +33,6 @@ from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.journal import Journal
 
 E = TypeVar("E", bound=EntryBase)
-
-UNSET: Any = object()
 
 
 _IN_TRANSCRIPTS: Mapping[type[EntryBase], str] = {
@@ -188,10 +187,10 @@ class Unit:
     def add_metadata(
         self,
         *,
-        title: str | None = UNSET,
-        model: str | None = UNSET,
-        provider: str | None = UNSET,
-        thinking_level: str | None = UNSET,
+        title: str | UnsetType | None = UNSET,
+        model: str | UnsetType | None = UNSET,
+        provider: str | UnsetType | None = UNSET,
+        thinking_level: str | UnsetType | None = UNSET,
         **metadata: Any,
     ) -> None:
         """Changes of metadata; see `Session.update`."""
