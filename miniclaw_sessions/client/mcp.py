@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 import mcp.types as protocol
@@ -60,14 +60,18 @@ _FIELDS = {
     "new_session_id": "The new session's id; made by the server if none is named.",
     "leaf_id": "Copy only the branch that ends at this entry.",
 }
-_MESSAGES = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "properties": {"role": {"type": "string", "enum": ["user", "assistant"]}, "content": {"type": "string"}},
-        "required": ["role", "content"],
-    },
-}
+
+
+class Said(msgspec.Struct, forbid_unknown_fields=True):
+    """What a user or an assistant said; no system message, which would give orders to another chat's model."""
+
+    role: Literal["user", "assistant"]
+    content: str
+
+
+_MESSAGES = {"type": "array", "items": msgspec.json.schema_components([Said])[1][Said.__name__]}
+_OF_MESSAGES = ("messages", "then")
+"""The arguments that are lists of messages."""
 
 
 class Access(Protocol):
@@ -172,7 +176,7 @@ def _schema(operation: Operation[Any, Any]) -> dict[str, Any]:
     for argument, field in _arguments(operation).items():
         if field.in_body:
             known = next(one for one in msgspec.structs.fields(operation.fields[BODY]) if one.name == field.name)
-            kind = _MESSAGES if argument in ("messages", "then") else msgspec.json.schema(known.type)
+            kind = _MESSAGES if argument in _OF_MESSAGES else msgspec.json.schema(known.type)
             properties[argument] = {**kind, "description": _FIELDS[argument]}
             required += [argument] if known.required else []
         elif argument == IDEMPOTENCY_KEY:
@@ -206,7 +210,9 @@ def _request(operation: Operation[Any, Any], given: Mapping[str, Any]) -> Any:
         if name not in known:
             raise invalid(f"{name[:100]!r} is no argument of {operation.name}; there are: {', '.join(known)}")
         field = known[name]
-        if field.in_body:
+        if name in _OF_MESSAGES:
+            body[field.name] = msgspec.to_builtins(shaped(value, list[Said], name=name))
+        elif field.in_body:
             body[field.name] = value
         else:
             values[name] = shaped(value, operation.fields[name], name=name)
