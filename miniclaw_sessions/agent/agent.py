@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from copy import copy
 from functools import partial
 
 import anyio
@@ -157,20 +158,11 @@ class Agent:
 
     def in_place(self, *, provider: Provider, tools: Iterable[Tool], system_prompt: str) -> Agent:
         """An agent like this one, with its hooks and limits, that works with another provider, tools and prompt."""
-        return Agent(
-            provider,
-            tools=tools,
-            system_prompt=system_prompt,
-            hooks=self._hooks,
-            max_iterations=self.max_iterations,
-            tool_timeout_s=self._tools.timeout_s,
-            history_limit=self._context.limit,
-            max_context_tokens=self._context.max_tokens,
-            limits=self.limits,
-            clock=self._clock,
-            observer=self.observer,
-            budgets=self.budgets,
-        )
+        other = copy(self)
+        other.provider, other.choices, other.session = provider, {}, None
+        other.system_prompt = system_prompt
+        other._tools = ToolRunner(tools, timeout_s=self._tools.timeout_s, hooks=self._hooks)  # noqa: SLF001 - its own class
+        return other
 
     def run(
         self,

@@ -31,7 +31,7 @@ async def tell_usage(said: Said) -> str:
     for name, (since, until) in spans.items():
         rows = list(spent_in(session, since, until))
         used, estimated = sum((one.usage for one in rows), Usage()), sum(one.estimated for one in rows)
-        guess = f" ({estimated} estimated, of what broke off)" if estimated else ""
+        guess = f" (with an estimate for {estimated} that broke off)" if estimated else ""
         cost = "" if used.cost is None else f", {used.cost:,.4f} {'' if budgets is None else budgets.currency}".rstrip()
         lines.append(f"{name}: {used.total:,} tokens{cost}{guess}")
     if budgets is not None:

@@ -18,12 +18,11 @@ from miniclaw_sessions.formats.codec import Foreseeing, Format, PageWriter, Sess
 from miniclaw_sessions.history.branch import told
 from miniclaw_sessions.history.context import ContextInParts, is_told_as_user
 from miniclaw_sessions.protocol.entries import (
-    METADATA,
     OWN_METADATA,
     SOURCE,
-    Custom,
     Entry,
     LeafMove,
+    is_bookkeeping,
     moves_leaf,
     place_of_parent,
 )
@@ -209,10 +208,3 @@ def session_facts(session: Session, form: Format) -> SessionFacts:
         chat_id=session.key.chat_id,
         leaf_id=session.leaf_id,
     )
-
-
-def is_bookkeeping(entry: Entry) -> bool:
-    """Whether an entry only says where the session came from: another import will say it again."""
-    if not isinstance(entry, Custom) or entry.custom_type != METADATA or not entry.data:
-        return False
-    return all(name.startswith(OWN_METADATA) for name in entry.data)
