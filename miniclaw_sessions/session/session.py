@@ -24,7 +24,7 @@ from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.history.search import SearchPage
 from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.encoding import as_message
-from miniclaw_sessions.protocol.entries import FORK, LeafMove, MessageEntry
+from miniclaw_sessions.protocol.entries import FORK, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.session.compacting import SUMMARY_TIMEOUT_S, CompactionOutcome, Summarizer, compact
@@ -311,7 +311,7 @@ class Session:
     def clear(self) -> None:
         """Start over with an empty window; accepted like a message. The transcript and the metadata stay."""
         unit = self.unit()
-        unit.add(LeafMove, target_id=None)
+        unit.add_move(None)
         unit.accept()
 
     async def saved(self) -> None:

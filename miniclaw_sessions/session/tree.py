@@ -19,7 +19,6 @@ from miniclaw_sessions.protocol.entries import (
     Entry,
     EntryBase,
     Label,
-    LeafMove,
     MessageEntry,
     ModelChange,
     SessionInfo,
@@ -252,7 +251,7 @@ class SessionTree:
         found = await journal.reader.window_at(target, left=left_behind)
         unit = Unit(journal)  # nothing is waited for from here on
         left = journal.conversation.state.leaf_id
-        unit.add(LeafMove, target_id=entry_id, target_sequence=None if target is None else target.sequence)
+        unit.add_move(target)
         if summary is not None:
             unit.add(BranchSummary, summary=summary, from_id=left or "root")
         for place, message in enumerate(then):

@@ -12,6 +12,7 @@ from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.budgets import Budgets
 from miniclaw_sessions.agent.provider import ModelEvent, Reply
 from miniclaw_sessions.agent.tools import Tool
+from miniclaw_sessions.channels.base import Incoming, Obeyed
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.config import BudgetSettings
 from miniclaw_sessions.manager import SessionManager
@@ -76,3 +77,19 @@ async def test_a_chat_is_told_what_it_has_used_and_when_nothing_is_left(room: Ro
     ]
     assert spent.text.startswith("The budget of this chat for today is spent, 0.5000 EUR of 0.5000 EUR; it goes on at ")
     assert spent.text.endswith(" Your message is kept.")
+
+
+async def test_the_model_that_a_person_has_chosen_stays_chosen_wherever_the_chat_goes(
+    room: Room, manager: SessionManager
+) -> None:
+    """Behind `/new` too, on whatever branch: what was for one service must not go to another one."""
+    models = {name: Speaker(name) for name in ("small", "large")}
+    async with Dispatcher(manager, Assistant(Agent(models["small"], choices=models))) as dispatcher:
+        dispatcher.serve(room)
+        answers = []
+        for number, text in enumerate(("/model large", "hello", "/new", "one", "two")):
+            answers += await room.ended(room.say(text, message_id=str(number)))
+        answers += await room.ended(room.hear(Incoming("1", Message.user("two!"), message_id="5", replaces="4")))
+        answers += await room.ended(*map(room.say, ("three", "/new", "four", "/retry", "five")))
+        dispatcher.cut_off(anyio.current_time())
+    assert [one.text for one in answers if not isinstance(one, Obeyed)] == ["I am large"] * 8
