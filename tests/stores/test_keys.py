@@ -148,6 +148,7 @@ async def test_a_filter_that_is_full_is_made_anew_and_few_sessions_are_remembere
         used.note(appended(f"k{number}"))
         assert await used.may_have(SESSION, f"k{number}")
     assert not await used.may_have(SESSION, "another")
+    stored.clear()
     for number in range(MAX_SESSIONS + 10):
         await used.may_have(f"s{number}", "k")
     assert len(used._known) <= MAX_SESSIONS
