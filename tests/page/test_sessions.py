@@ -196,6 +196,37 @@ def test_keys_go_through_the_sessions_one_after_the_other_and_a_draft_outlives_a
     assert box.input_value() == ""
 
 
+def test_keys_mark_a_message_and_unfold_it_and_its_link_and_the_colours_stay(
+    open_page: OpenPage, daemon: PageDaemon
+) -> None:
+    folded = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "two"}]}
+    messages = [{"role": "user", "content": "one"}, folded, {"role": "user", "content": "three"}]
+    daemon.ask("POST", "/v1/sessions/keys_marks/messages", {"messages": messages})
+    page = open_page("#/session/keys_marks", color_scheme="light", permissions=["clipboard-read", "clipboard-write"])
+    page.locator("article").get_by_text("three").wait_for()
+    page.get_by_role("textbox", name="Write a message").press("Escape")
+    marked = page.locator("article.chosen")
+    for key, text in (("j", "one"), ("j", "two"), ("j", "three"), ("j", "three"), ("k", "two")):
+        page.keyboard.press(key)
+        marked.filter(has_text=text).wait_for()
+        assert marked.count() == 1
+    page.keyboard.press("o")
+    marked.get_by_text("hm", exact=True).wait_for()
+    page.keyboard.press("o")
+    marked.get_by_text("hm", exact=True).wait_for(state="hidden")
+    page.keyboard.press("?")
+    page.locator("dialog").get_by_text("next message").wait_for()
+    page.keyboard.press("Escape")
+    menu(page, "two", "Copy a link")
+    page.get_by_text("Copied.").wait_for()
+    link = page.evaluate("navigator.clipboard.readText()")
+    page.get_by_role("button", name="Dark or light").click()
+    page.goto(link)
+    page.reload()
+    marked.filter(has_text="two").wait_for()
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+
+
 def test_a_token_with_bounds_is_shown_its_own_and_nothing_as_broken(
     open_page: OpenPage, daemon: PageDaemon, complaints: list[str]
 ) -> None:
