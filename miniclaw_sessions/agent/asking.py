@@ -14,6 +14,7 @@ from miniclaw_sessions.agent.tool_runner import MALFORMED
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.clock import Clock
 from miniclaw_sessions.errors import InvalidMessage, ModelError
+from miniclaw_sessions.history.compaction import TokenCounter, count_by_characters
 from miniclaw_sessions.protocol.encoding import parse_json
 from miniclaw_sessions.protocol.messages import ImagePart, Message, ToolCall, Usage
 
@@ -30,12 +31,14 @@ class ReplyLimits(msgspec.Struct, frozen=True):
     timeout_s: float = 600.0
 
 
-async def ask(
+async def ask(  # noqa: PLR0913 - options, each with a name and a default
     provider: Provider,
     context: Sequence[Message],
     tools: Sequence[Tool],
     limits: ReplyLimits,
     on_text: Callable[[TextDelta], None] = lambda _: None,
+    *,
+    count: TokenCounter = count_by_characters,
 ) -> Message:
     """One whole reply, not looked at any further.
 
@@ -45,6 +48,7 @@ async def ask(
         tools: what it may call.
         limits: beyond these it is cut off.
         on_text: called with each piece of text as it arrives.
+        count: counts tokens, where the model does not end its reply and tell.
 
     Raises:
         ModelError: the model failed, gave no reply, or went beyond the limits. Its `usage` is what that has cost,
@@ -66,7 +70,7 @@ async def ask(
                         case Reply(message=reply):
                             pass
         except Exception as error:
-            cost = estimate(provider, context, said) if said else None
+            cost = estimate(provider, context, said, count) if said else None
             if isinstance(error, ModelError):
                 raise _costly(error, cost)  # noqa: B904 - it is that one
             raise _costly(ModelError(f"the model {name} failed with {type(error).__name__}"), cost) from error
@@ -74,7 +78,7 @@ async def ask(
         return reply
     too_long = f"was cut off: its reply took longer than model.reply_timeout_s, {limits.timeout_s:g} s"
     failure = ModelError(f"the model {name} {too_long if scope.cancelled_caught else 'ended without a reply'}")
-    raise _costly(failure, estimate(provider, context, said))
+    raise _costly(failure, estimate(provider, context, said, count))
 
 
 def _costly(error: ModelError, usage: Usage | None) -> ModelError:

@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 
 def estimate(
-    provider: Provider, sent: Sequence[Message], said: Sequence[str] = (), *, count: TokenCounter = count_by_characters
+    provider: Provider, sent: Sequence[Message], said: Sequence[str] = (), count: TokenCounter = count_by_characters
 ) -> Usage:
     """What a request that broke off has cost, about.
 
@@ -74,13 +74,20 @@ class Bill:
         self.owed = usage
 
     @contextmanager
-    def asking(self, provider: Provider, sent: Sequence[Message], said: Sequence[str] = ()) -> Iterator[None]:
+    def asking(
+        self,
+        provider: Provider,
+        sent: Sequence[Message],
+        said: Sequence[str] = (),
+        count: TokenCounter = count_by_characters,
+    ) -> Iterator[None]:
         """Ask a model in this block: what an error says that it cost is added, and an estimate where it is given up.
 
         Args:
             provider: the model.
             sent: what it is sent.
             said: grows while it answers.
+            count: counts tokens.
         """
         try:
             yield
@@ -88,7 +95,7 @@ class Bill:
             self.add(error.usage)
             raise
         except anyio.get_cancelled_exc_class():
-            self.add(estimate(provider, sent, said))
+            self.add(estimate(provider, sent, said, count))
             raise
 
     def paid(self) -> None:

@@ -47,7 +47,7 @@ class ContextBuilder:
             raise ConfigError(f"a context has at least 0 messages or tokens, not {min(limit, max_tokens or 0)}")
         self.limit = limit
         self.max_tokens = max_tokens
-        self._count = count
+        self.count = count
         self._newest = newest
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class ContextBuilder:
     async def _read(self, turn: Turn, max_tokens: int) -> list[Message]:
         """The newest part of the transcript, and the whole turn, its own messages as the same objects."""
         if self._newest is None:
-            branch = await turn.tree.read_branch(max_tokens=max_tokens, count=self._count)
+            branch = await turn.tree.read_branch(max_tokens=max_tokens, count=self.count)
         else:
             branch = await self._newest.read(max_tokens)
         entries: dict[str, Entry] = {entry.id: entry for entry in (*branch.entries, *turn.entries())}

@@ -266,8 +266,8 @@ class _Running:
         self._draft.clear()
         self.bill.settle()  # of a request that was refused in the middle
         try:
-            with self.bill.asking(job.provider, context, self._draft):
-                reply = await ask(job.provider, context, job.tools.tools, job.limits, on_text)
+            with self.bill.asking(job.provider, context, self._draft, builder.count):
+                reply = await ask(job.provider, context, job.tools.tools, job.limits, on_text, count=builder.count)
             self.bill.add(reply.usage)
         finally:
             self.generation.usage += self.bill.owed or Usage()

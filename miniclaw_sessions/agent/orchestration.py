@@ -181,7 +181,7 @@ class AgentSession:
         """A summary, if something may still be spent."""
         if self.agent.budgets is not None:
             await self.agent.budgets.check(self.session)
-        with self._bill.asking(self.agent.provider, messages):
+        with self._bill.asking(self.agent.provider, messages, count=self._count):
             summary = await self._summarizer(messages)
         for one in [summary] if isinstance(summary, str | Message) else summary:
             if isinstance(one, Message):

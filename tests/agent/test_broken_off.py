@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -143,6 +144,26 @@ async def test_a_turn_that_is_cancelled_has_cost_what_was_sent(tmp_path: Path) -
             tasks.cancel_scope.cancel()
         row = await used(manager)
         assert (row.estimated, row.input_tokens, row.output_tokens) == (1, 100, 0)
+
+
+@pytest.mark.parametrize("then", [None, ModelError("broken off")], ids=["stopped", "failed"])
+async def test_an_estimate_is_made_by_the_counter_of_contexts(tmp_path: Path, then: Exception | None) -> None:
+    model = Breaking(then)
+    async with SessionManager(tmp_path) as manager:
+        session = await manager.get_or_create("telegram", 1)
+        agent_session = AgentSession(Agent(model), session, context_window=100_000, count=lambda _: 7)
+        async with anyio.create_task_group() as tasks:
+
+            async def stop_it() -> None:
+                await model.heard.wait()
+                session.stop_turn()
+
+            tasks.start_soon(stop_it)
+            with suppress(ModelError):
+                async with agent_session.run(ASKED) as events:
+                    [_ async for _ in events]
+        row = await used(manager)
+        assert (row.estimated, row.input_tokens, row.output_tokens) == (1, 7, 7)
 
 
 async def test_what_is_refused_before_a_word_was_said_costs_nothing(tmp_path: Path) -> None:
