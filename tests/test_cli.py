@@ -108,6 +108,12 @@ def test_every_commands_help_has_examples_and_the_shared_options(cli: Cli, name:
     assert "bool" not in result.out  # a flag takes no value
 
 
+def test_a_paragraph_of_help_is_wrapped_by_the_terminal_alone(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    said = next(line for line in cli("migrate", "--help").out.splitlines() if "A daemon may go on" in line)
+    assert "what is said afterwards by running this again" in said
+
+
 def test_the_version_is_shown(cli: Cli) -> None:
     assert re.fullmatch(r"miniclaw-sessions \d+\.\d+\.\d+\S*\n", cli("--version").out)
 

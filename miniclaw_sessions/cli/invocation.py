@@ -237,6 +237,7 @@ def command(
     shared = SHARED if talks else {**_IN_FILES, **_EVERYWHERE}
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        text, epilog = _in_paragraphs(inspect.getdoc(function) or ""), _epilog(examples)
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         for parameter in own:
             _hide_nothing(parameter)
@@ -255,12 +256,17 @@ def command(
             ]
         )
         if group:
-            app.callback(cls=LightGroup, invoke_without_command=True, epilog=_epilog(examples))(run)
+            app.callback(cls=LightGroup, invoke_without_command=True, help=text, epilog=epilog)(run)
         else:
-            app.command(name, cls=LightCommand, epilog=_epilog(examples))(run)
+            app.command(name, cls=LightCommand, help=text, epilog=epilog)(run)
         return function
 
     return register
+
+
+def _in_paragraphs(text: str) -> str:
+    """The same with each paragraph on one line: a terminal wraps it by its own width."""
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in text.split("\n\n"))
 
 
 def _hide_nothing(parameter: inspect.Parameter) -> None:

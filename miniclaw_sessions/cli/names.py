@@ -73,5 +73,7 @@ OneOrAll = Annotated[
 ]
 """The argument of what is about one session or about all."""
 
-AnySessionId = Annotated[str | None, _argument("Which session, likewise.")]
+AnySessionId = Annotated[
+    str | None, _argument("Which session: its id, or a unique beginning or part of its id or title.")
+]
 """The same where it can be left out."""

@@ -54,9 +54,8 @@ def _one_of(ours: Sequence[str], text: str) -> Any:
             return name
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, ours))}.")
 
-    return typer.Option(
-        "--format", help=text, callback=named, metavar=f"[{'|'.join(ours)}]", autocompletion=[*ours].copy
-    )
+    listed = f"{text} ({', '.join(ours)})"
+    return typer.Option("--format", help=listed, callback=named, metavar="FORMAT", autocompletion=[*ours].copy)
 
 
 # --- in --------------------------------------------------------------------------------------------------------------
