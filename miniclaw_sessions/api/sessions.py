@@ -23,6 +23,7 @@ from miniclaw_sessions.api.shapes import (
     UsageReply,
 )
 from miniclaw_sessions.errors import AmbiguousName, LeafMoved, SessionNotFound
+from miniclaw_sessions.protocol.entries import LeafMove
 from miniclaw_sessions.protocol.keys import SessionKey, is_session_id
 from miniclaw_sessions.protocol.messages import Usage
 from miniclaw_sessions.statistics import SessionSummary
@@ -221,7 +222,7 @@ async def clear_session(context: Context, request: ClearSession) -> SessionReply
     """Empty the window; the transcript stays."""
     session = await context.find(request.session_id)
     unit = session.unit()
-    unit.add_move(None)
+    unit.add(LeafMove, target_id=None)
     await unit.save(if_sequence=demanded_sequence(session, request.if_match))
     return session_reply(session)
 

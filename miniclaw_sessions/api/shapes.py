@@ -191,7 +191,7 @@ class SessionReply(Reply, kw_only=True):
         message_count, event_count: messages, and events, of the whole transcript.
         entries: the sequence number of the newest entry.
         leaf_id: where the conversation goes on; null at the root.
-        chosen_model: the model that was chosen on this branch, whichever has answered since.
+        chosen_model: the model that was chosen last, whichever has answered since, and on whatever branch.
         committed_sequence: up to which entry the store has acknowledged it.
         dirty: whether its file lacks something.
         incarnation: what a deleted and recreated session does not share with its predecessor.

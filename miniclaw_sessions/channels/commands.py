@@ -21,7 +21,7 @@ from miniclaw_sessions.channels.approvals import Question, approval
 from miniclaw_sessions.channels.base import Incoming
 from miniclaw_sessions.channels.spending import choose_model, tell_usage
 from miniclaw_sessions.errors import DuplicateMessage, LeafMoved, TranscriptNotKept
-from miniclaw_sessions.protocol.entries import COMMAND, Custom
+from miniclaw_sessions.protocol.entries import COMMAND, Custom, LeafMove
 from miniclaw_sessions.protocol.messages import Message, TextPart
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import Opening
@@ -83,7 +83,7 @@ async def begin_anew(said: Said) -> str | TurnEnd:
             if key is not None and (known := await session.journal.find_by_key(key)) is not None:
                 raise DuplicateMessage(session.session_id, key, known.id)
             unit = session.unit()
-            unit.add_move(None)
+            unit.add(LeafMove, target_id=None)
             with suppress(TranscriptNotKept):  # then nobody would find it again
                 unit.add_custom(COMMAND, {"word": "/new", "told": _BEGUN_ANEW}, idempotency_key=key)
             with suppress(LeafMoved):  # what was said meanwhile may be this very message, brought to another gateway

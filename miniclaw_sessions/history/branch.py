@@ -32,7 +32,6 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
         compaction: the newest compaction; None when there is none.
         is_whole: whether the entries are all that a model is told of the branch, and not only the newest.
         provider, model, thinking_level: what was in force at the leaf, as far as these entries tell.
-        chosen_model: the model of the newest `ModelChange`, whichever has answered since.
         problems: what is wrong with the branch, one sentence each.
     """
 
@@ -41,7 +40,6 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     is_whole: bool = True
     provider: str | None = None
     model: str | None = None
-    chosen_model: str | None = None
     thinking_level: str | None = None
     problems: tuple[str, ...] = ()
 
@@ -167,14 +165,13 @@ class BranchCollector:
         self._left_out = False
         self._provider: str | None = None
         self._model: str | None = None
-        self._chosen: str | None = None
         self._thinking_level: str | None = None
 
     @property
     def has_enough(self) -> bool:
         """Whether the rest of the branch would change nothing."""
         has_compaction = self._compaction is not None or not self._needs_compaction
-        has_state = None not in (self._provider, self._chosen, self._thinking_level) or not self._needs_state
+        has_state = None not in (self._provider, self._model, self._thinking_level) or not self._needs_state
         return self._has_messages and has_compaction and has_state
 
     @property
@@ -216,7 +213,6 @@ class BranchCollector:
             is_whole=not self._left_out and (self._is_complete or not self.has_enough),
             provider=self._provider or None,
             model=self._model or None,
-            chosen_model=self._chosen or None,
             thinking_level=self._thinking_level or None,
             problems=tuple(found),
         )
@@ -229,7 +225,6 @@ class BranchCollector:
         match entry:
             case ModelChange():
                 self._note_model(entry.provider, entry.model_id)
-                self._chosen = entry.model_id if self._chosen is None else self._chosen
             case ThinkingLevelChange() if self._thinking_level is None:
                 self._thinking_level = entry.thinking_level
             case MessageEntry(message=message) if message.model is not None and message.is_assistant:

@@ -229,7 +229,6 @@ class Conversation:
             self.window.newest_evicted = max(self.window.newest_evicted, branch.entries[0].sequence - 1)
         if self.lacks_branch:
             self.state.compaction = branch.compaction
-            self.state.chosen_model = branch.chosen_model
             self._set_metadata(
                 {"provider": branch.provider, "model": branch.model, "thinking_level": branch.thinking_level}
             )

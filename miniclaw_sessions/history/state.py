@@ -149,7 +149,7 @@ class State(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, forbid_u
     Those stand in `messages`, `sequences`, `ids` and `parents` (where a parent is not the message before) only in a
     file: `formats.snapshot` puts them there, and takes them out.
 
-    `chosen_model` is the one of the branch's newest `ModelChange`; the metadata say which model answered last.
+    `chosen_model` is the one of the newest `ModelChange` of all; the metadata say which model answered the branch last.
     `leaf_sequence` is 0 where there is no leaf, or its place is not known. `complete` is False when accepted entries
     were left out because the store has not committed them yet, or messages because the file would be too large: then
     the window may be short, and the store has the rest.

@@ -24,7 +24,7 @@ from miniclaw_sessions.history.context import build_context
 from miniclaw_sessions.history.search import SearchPage
 from miniclaw_sessions.history.window import MAX_MESSAGES
 from miniclaw_sessions.protocol.encoding import as_message
-from miniclaw_sessions.protocol.entries import FORK, MessageEntry
+from miniclaw_sessions.protocol.entries import FORK, LeafMove, MessageEntry
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.session.compacting import SUMMARY_TIMEOUT_S, CompactionOutcome, Summarizer, compact
@@ -311,7 +311,7 @@ class Session:
     def clear(self) -> None:
         """Start over with an empty window; accepted like a message. The transcript and the metadata stay."""
         unit = self.unit()
-        unit.add_move(None)
+        unit.add(LeafMove, target_id=None)
         unit.accept()
 
     async def saved(self) -> None:
@@ -435,7 +435,10 @@ class Session:
 
     @property
     def chosen_model(self) -> str | None:
-        """The model that was chosen for it on this branch (`update(model=...)`), whichever has answered since."""
+        """The model that was chosen last (`update(model=...)`), whichever has answered since, and on whatever branch.
+
+        Going back keeps it: what was meant for one service must not go to another one without a word.
+        """
         return self.journal.conversation.state.chosen_model
 
     @property

@@ -19,6 +19,7 @@ from miniclaw_sessions.protocol.entries import (
     Entry,
     EntryBase,
     Label,
+    LeafMove,
     MessageEntry,
     ModelChange,
     SessionInfo,
@@ -251,7 +252,7 @@ class SessionTree:
         found = await journal.reader.window_at(target, left=left_behind)
         unit = Unit(journal)  # nothing is waited for from here on
         left = journal.conversation.state.leaf_id
-        unit.add_move(target)
+        unit.add(LeafMove, target_id=entry_id, target_sequence=None if target is None else target.sequence)
         if summary is not None:
             unit.add(BranchSummary, summary=summary, from_id=left or "root")
         for place, message in enumerate(then):

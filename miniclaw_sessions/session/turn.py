@@ -31,7 +31,7 @@ from miniclaw_sessions.history.branch import Branch
 from miniclaw_sessions.history.pairing import open_calls, with_answers
 from miniclaw_sessions.persistence.committer import Claim
 from miniclaw_sessions.protocol.encoding import as_message
-from miniclaw_sessions.protocol.entries import BranchSummary, Entry, MessageEntry
+from miniclaw_sessions.protocol.entries import BranchSummary, Entry, LeafMove, MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session.journal import Journal
 from miniclaw_sessions.session.rebasing import refresh
@@ -363,7 +363,8 @@ class Turn:
         said = opening.messages([*before, *closing], waiting)
         unit = Unit(journal)  # nothing is waited for from here on, until it is accepted
         if moves:
-            unit.add_move(target)
+            target_id, place = (None, None) if target is None else (target.id, target.sequence)
+            unit.add(LeafMove, target_id=target_id, target_sequence=place)
             if opening.summary:
                 unit.add(BranchSummary, summary=opening.summary, from_id=journal.conversation.state.leaf_id or "root")
         for message in closing:

@@ -89,22 +89,6 @@ class Unit:
             self.journal.require_transcript(_IN_TRANSCRIPTS[kind])
         return self._add(kind, **fields)
 
-    def add_move(self, target: Entry | None) -> None:
-        """A move of the leaf to an entry, or to the root; there what a person has chosen stays chosen.
-
-        At the root it is said anew, for whoever goes back later takes what is in force from the branch alone.
-        """
-        if target is not None:
-            self.add(LeafMove, target_id=target.id, target_sequence=target.sequence)
-            return
-        known = self.journal.conversation.state
-        self.add(LeafMove, target_id=None)
-        if (chosen := known.chosen_model) is not None:
-            provider = known.metadata.get("provider") if known.metadata.get("model") == chosen else None
-            self.add(ModelChange, provider=provider or "", model_id=chosen)
-        if (level := known.metadata.get("thinking_level")) is not None:
-            self.add(ThinkingLevelChange, thinking_level=level)
-
     def add_own_metadata(self, own: Mapping[str, Any]) -> None:
         """What the session knows of itself (`OWN_METADATA`); never what somebody else says of it.
 

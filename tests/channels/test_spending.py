@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from pathlib import Path
 
 import anyio
 import pytest
@@ -93,3 +94,18 @@ async def test_the_model_that_a_person_has_chosen_stays_chosen_wherever_the_chat
         answers += await room.ended(*map(room.say, ("three", "/new", "four", "/retry", "five")))
         dispatcher.cut_off(anyio.current_time())
     assert [one.text for one in answers if not isinstance(one, Obeyed)] == ["I am large"] * 8
+
+
+async def test_the_model_that_was_chosen_is_known_after_a_restart_without_the_sessions_file(tmp_path: Path) -> None:
+    async with SessionManager(tmp_path) as manager:
+        session = await manager.get_or_create("room", 1)
+        await session.add_message(Message.user("one"))
+        before = session.leaf_id
+        session.update(model="large")
+        session.clear()
+        await session.add_message(Message.user("two"))
+        await session.tree.branch(before)
+    (file,) = [one async for one in anyio.Path(tmp_path).rglob("room_1.json")]
+    await file.unlink()
+    async with SessionManager(tmp_path) as manager:
+        assert (await manager.get_or_create("room", 1)).chosen_model == "large"

@@ -11,6 +11,7 @@ from openai.types.completion_usage import CompletionUsage
 from miniclaw_sessions.config import PriceSettings, load_settings
 from miniclaw_sessions.errors import BudgetSpent, ConfigError, ModelError, ModelOverloaded
 from miniclaw_sessions.manager import SessionManager
+from miniclaw_sessions.protocol.entries import ModelChange
 from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.providers.anthropic import AnthropicProvider
 from miniclaw_sessions.providers.around import priced
@@ -135,8 +136,12 @@ async def test_a_chosen_model_answers_and_the_choice_is_in_the_tree(
         session.update(model="tiny")
         assert (first.text, (await agent.reply(HELLO, session=session)).text) == ("from large", "from tiny")
         await session.tree.branch(before)
-        assert session.chosen_model is None
-        assert (await agent.reply(HELLO, session=session)).text == "from large"
+        assert session.chosen_model == "tiny"  # going back sends nothing to a service that was not chosen
+        assert (await agent.reply(HELLO, session=session)).text == "from tiny"
+        changes = [
+            one.model_id for one in (await session.tree.get_transcript()).entries if isinstance(one, ModelChange)
+        ]
+        assert changes == ["tiny"]
         session.update(model="nobody allows this")
         assert (await agent.reply(HELLO, session=session)).text == "from large"
         session.update(model="tiny")

@@ -28,11 +28,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from miniclaw_sessions.errors import StoreError, UnsafeCompaction
 from miniclaw_sessions.history.branch import resolve
 from miniclaw_sessions.history.context import is_legal
-from miniclaw_sessions.protocol.entries import INCOMPLETE, Compaction, Entry, ModelChange, ThinkingLevelChange
+from miniclaw_sessions.protocol.entries import INCOMPLETE, Compaction
 from miniclaw_sessions.protocol.messages import Message, Role, ToolCall, Usage
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.compacting import CompactionStatus
-from miniclaw_sessions.stores.base import decode_stored
 from tests.session.bench import Bench, Kind
 from tests.session.tree_model import (
     Compacted,
@@ -52,21 +51,6 @@ WINDOW = 5
 MOST_SESSIONS = 3
 PLACES = st.integers(min_value=0, max_value=30)
 WORDS = st.sampled_from(["", "a", "b"])
-
-
-def _chosen(session: Session) -> list[Operation]:
-    """What stays chosen at the root, where it is said anew."""
-    known, chosen = session.metadata, session.chosen_model
-    provider = known.get("provider") if known.get("model") == chosen else None
-    models = [] if chosen is None else [Model(provider or "", chosen)]
-    return [*models, *([Thinking(known["thinking_level"])] if "thinking_level" in known else [])]
-
-
-def _chosen_anew(entry: Entry) -> Operation:
-    if isinstance(entry, ModelChange):
-        return Model(entry.provider, entry.model_id)
-    assert isinstance(entry, ThinkingLevelChange)
-    return Thinking(entry.thinking_level)
 
 
 class Forest(RuleBasedStateMachine):
@@ -239,7 +223,6 @@ class Forest(RuleBasedStateMachine):
         target = None if to_root or not model.tree else sorted(model.tree)[place % len(model.tree)]
         text, left = self.text(), model.leaf
         told = Said(Message(Role.BRANCH_SUMMARY, text), is_message=False)
-        again = _chosen(session)
         before = session.last_sequence
         try:
             entry_id = self.call(session.tree.branch_with_summary, target, text)
@@ -247,27 +230,15 @@ class Forest(RuleBasedStateMachine):
             assert self.failing
             assert session.last_sequence == before
             return
-        *chosen, entry = self.call(session.tree.get_branch, entry_id)
-        parent_id = target
+        entry = self.call(session.tree.get_entry, entry_id)
+        assert (entry.summary, entry.from_id, entry.parent_id) == (text, left or "root", target)
         model.add(before + 1, "", Moved(target))
-        if target is None:
-            assert [_chosen_anew(one) for one in chosen] == again
-            parent_id = chosen[-1].id if chosen else None
-            for one, operation in zip(chosen, again, strict=True):
-                model.add(one.sequence, one.id, operation)
-        assert (entry.summary, entry.from_id, entry.parent_id) == (text, left or "root", parent_id)
-        model.add(entry.sequence, entry_id, told, entry.timestamp)
+        model.add(before + 2, entry_id, told, entry.timestamp)
         model.acknowledged = model.last_sequence
 
     @rule(which=PLACES)
     def clear(self, which: int) -> None:
-        again = _chosen(self.pick(which)[0])
-
-        def clear(session: Session) -> list[Entry | None]:
-            session.clear()
-            return [None, *map(decode_stored, session.journal.log.pending[-len(again) :] if again else ())]
-
-        self.accept(which, clear, Moved(None), *again)
+        self.accept(which, Session.clear, Moved(None))
 
     # --- compaction --------------------------------------------------------------------------------------------------
 
