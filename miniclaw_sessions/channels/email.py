@@ -40,7 +40,7 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 _TIMEOUT_S = 20.0
-_IN_HAND = 100  # mails that wait for their answers in memory, of several senders; the others wait in the mailbox
+_IN_HAND = 32  # mails that wait for their answers in memory; the others wait in the mailbox
 _AN_HOUR_S = 3600.0
 _SENDERS = 10_000  # whose answers are counted
 _PERMANENT = 500  # an SMTP server's code for what fails however often it is tried

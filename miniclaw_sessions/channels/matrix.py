@@ -45,7 +45,7 @@ _WAIT_MS = 30_000
 _TYPING_S = 20.0
 _MAX_TEXT_BYTES = 16_000  # an event has at most 65,536 bytes, with the text once as it is and once as HTML
 _PEOPLE_OF_A_GROUP = 3
-_IN_HAND = 100  # messages that are handed over before their answers; more than may wait in one chat, which is told so
+_IN_HAND = 16  # messages that are handed over before their answers; the others wait here
 _REFUSED_FOR_GOOD = {"M_FORBIDDEN", "M_TOO_LARGE", "M_NOT_FOUND", "M_BAD_JSON", "M_INVALID_PARAM"}
 _FILTER = {
     "presence": {"types": []},

@@ -374,7 +374,7 @@ async def test_an_encrypted_room_is_said_to_be_one(
 
 async def test_wrong_settings_and_a_wrong_token_are_clear_errors(settings: MatrixSettings) -> None:
     with pytest.raises(
-        ConfigError, match=r"homeserver is 'http://matrix\.example\.org'; set it to an https:// address"
+        ConfigError, match=r'homeserver is "http://matrix\.example\.org"; set it to an https:// address'
     ):
         MatrixChannel("matrix", msgspec.structs.replace(settings, homeserver="http://matrix.example.org"))
     Path(settings.token_file).write_text("wrong")  # noqa: ASYNC240 - a few bytes

@@ -103,19 +103,6 @@ async def test_an_answer_that_can_never_be_sent_holds_up_nothing(
     assert list(server.answers.values()) == ["here", "echo: hello"]
 
 
-async def test_a_flood_in_one_chat_keeps_nobody_else_from_being_heard(
-    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = Homeserver()
-    model.close("slow")
-    async with serving(manager, model, server, monkeypatch):
-        for text in ("slow", *map(str, range(30))):
-            server.say(text, ALICE)
-        server.say("quick", BOB, **{"m.relates_to": {"rel_type": "m.thread", "event_id": "$9"}})
-        await server.until(lambda: "echo: quick" in server.answers.values())
-    assert sum("too many messages" in text for text in server.answers.values()) == 10
-
-
 async def test_an_answer_is_not_taken_for_what_was_told_of_the_same_message_before(
     manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
