@@ -102,6 +102,7 @@ ACTIONS = {
     "turn.failed": "an agent's turn failed after its client had gone",
     "turn.lost": "this process stood still so long that another one has taken a chat's turn over",
     "turn.not_prolonged": "the store did not prolong the turns that run; they run out if that lasts",
+    "usage.not_noted": "what a request has cost could not be kept with its session, and is in no account",
     "watchdog.silent": "nothing makes progress; systemd is not told that all is well",
 }
 """Every value that the key `action` takes, and what it means. Alerts may rely on these names."""
