@@ -9,10 +9,13 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from miniclaw_sessions.errors import DuplicateMessage, NothingToResume
-from miniclaw_sessions.protocol.entries import COMMAND, MessageEntry
+from miniclaw_sessions.protocol.entries import COMMAND, Custom, MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
 from miniclaw_sessions.session.turn import Opening, Place, begins_turn
+
+REWORDED = "reworded"
+"""The type of the entry that says, before a message, of which other one it is another wording."""
 
 
 def once_more(session: Session) -> Opening:
@@ -58,12 +61,19 @@ def reworded(session: Session, message: Message, replaced: str) -> Opening:
     async def place() -> Place:
         if (known := await session.journal.find_by_key(replaced)) is None:
             return UNSET
-        at, newest = (await session.tree.get_entry(known.id)).parent_id, await _newest(session)
-        if newest is None or newest.parent_id != at or newest.message.content == message.content:
+        newest = await _newest(session)
+        if newest is None or newest.message.content == message.content:
             raise DuplicateMessage(session.session_id, replaced, known.id)
-        return at  # that of any wording of it
+        opening.mark = (REWORDED, {"replaces": replaced})
+        if newest.id == known.id:
+            return newest.parent_id
+        above = None if newest.parent_id is None else await session.tree.get_entry(newest.parent_id)
+        if not isinstance(above, Custom) or (above.custom_type, above.data) != opening.mark:
+            raise DuplicateMessage(session.session_id, replaced, known.id)
+        return above.parent_id  # it is another wording already
 
-    return Opening(lambda _, __: [message], at=place)
+    opening = Opening(lambda _, __: [message], at=place)
+    return opening
 
 
 async def _newest(session: Session) -> MessageEntry | None:

@@ -231,6 +231,39 @@ async def test_retry_says_so_where_nothing_was_said(room: Room) -> None:
     assert failed.text
 
 
+# --- edits -----------------------------------------------------------------------------------------------------------
+
+
+def edit(room: Room, text: str, number: int) -> Incoming:
+    return room.hear(Incoming("1", Message.user(text), message_id=f"1.{number}", replaces="1"))
+
+
+async def test_the_first_message_is_edited_as_often_as_its_author_likes_whichever_model_was_chosen(
+    dispatcher: Dispatcher, room: Room, manager: SessionManager
+) -> None:
+    await room.ended(room.say("hello", message_id="1"))
+    await (await manager.get_or_create("room", 1)).tree.append_model_change("test", "doors")
+    for number in range(3):
+        (answered,) = await room.ended(edit(room, f"hello {number}", number))
+        assert answered.text == f"echo: hello {number}"
+        await dispatcher.finished()
+    assert await said_in(manager) == ["hello 2", "echo: hello 2"]
+
+
+async def test_an_edit_of_what_is_past_leaves_what_was_said_since(
+    dispatcher: Dispatcher, room: Room, manager: SessionManager
+) -> None:
+    await room.ended(room.say("hello", message_id="1"), room.say("/new"), room.say("important", message_id="2"))
+    await dispatcher.finished()
+    (duplicate,) = await room.ended(edit(room, "hello!", 0))
+    assert isinstance(duplicate, NotAnswered)
+    assert duplicate.reason is Reason.DUPLICATE
+    await (await manager.get_or_create("room", 1)).tree.branch(None, then=[Message.user("anew")])
+    (duplicate,) = await room.ended(edit(room, "hello!!", 1))
+    assert isinstance(duplicate, NotAnswered)
+    assert await said_in(manager) == ["anew"]
+
+
 # --- the others ------------------------------------------------------------------------------------------------------
 
 
