@@ -1,4 +1,6 @@
-"""One browser for all, one daemon and one model's service for a module; a new browser context for each test.
+"""One daemon, one model's service and one browser for a module; a new browser context for each test.
+
+Not one browser for all: playwright keeps the thread's event loop for as long as it is open, and other tests need it.
 
 Whatever a script of the page complains about in the console fails the test that it happened in.
 """
@@ -51,7 +53,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, model: ModelService) -> Ite
     served.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("there is no chromium")
