@@ -47,7 +47,13 @@ class _Chats:
         assistant = await self._opened()
         session = await self._context.manager.get_or_create(request.channel, request.chat_id)
         given = None if isinstance(request.approvals, UnsetType) else request.approvals
-        incoming = Incoming(session.key.chat_id, user_message(request), approvals=given, author=request.author or None)
+        incoming = Incoming(
+            session.key.chat_id,
+            user_message(request),
+            approvals=given,
+            author=request.author or None,
+            is_addressed=request.commands,
+        )
         said = await what_is_said(session, incoming, await standing_question(session))
         async with assistant.run(session, said) as events:
             yield (ChatEvent(*event_document(event)) async for event in events)

@@ -272,6 +272,7 @@ class Conversation:
         from miniclaw_sessions.cli.keyboard import stop_presses  # noqa: PLC0415 - only answers need it
 
         answer = Answer(self._invocation)
+        is_said = text is not None and not text.startswith("/")  # what begins so is a command of ours, or words
         with answer, stop_presses(None if self._keyboard is None else self._keyboard.input) as presses:
             async with create_task_group() as tasks:
 
@@ -283,7 +284,7 @@ class Conversation:
                     tasks.cancel_scope.cancel()
 
                 tasks.start_soon(stop_when_asked, name="stop")
-                async with self._session.chat(text, approvals=approvals) as events:
+                async with self._session.chat(text, approvals=approvals, commands=is_said) as events:
                     async for event in events:
                         answer.show(event)
                 tasks.cancel_scope.cancel()

@@ -411,6 +411,7 @@ class ClientSession:
         message: Said | str | None,
         *,
         approvals: Mapping[str, bool] | None = None,
+        commands: bool = False,
         idempotency_key: str | None = None,
     ) -> AbstractAsyncContextManager[AsyncIterator[ChatEvent]]:
         """Say something and follow the answer: `async with session.chat("hello") as events`; None resumes a turn.
@@ -418,6 +419,7 @@ class ClientSession:
         Args:
             message: what is said.
             approvals: a person's yes or no to calls that wait for it, by their ids; then there is no message.
+            commands: whether a person talks to the bot here, and `/new`, or a yes to a call that waits, is obeyed.
             idempotency_key: the sender's own id of it, where it may be sent again.
         """
         said = message if isinstance(message, str) or message is None else as_dict(message)
@@ -430,6 +432,7 @@ class ClientSession:
             approvals=UNSET if approvals is None else dict(approvals),
             idempotency_key=idempotency_key or new_key(),
             stream=True,
+            commands=commands,
         )
         return self._transport.chat(wanted)
 

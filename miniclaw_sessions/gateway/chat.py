@@ -46,6 +46,7 @@ class DispatchedChats:
             channel=chat.channel,
             approvals=given,
             author=request.author or None,
+            is_addressed=request.commands,
             obeys=request.commands,
         )
         asked = self._dispatcher.ask(incoming)

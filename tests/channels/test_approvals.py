@@ -242,6 +242,18 @@ async def test_an_approval_over_http_is_kept_with_who_gave_it(
         assert [one["author"] for one in answers] == [author]
 
 
+async def test_over_http_a_bare_yes_agrees_only_where_a_person_talks_to_the_bot(serving: Serving, room: Room) -> None:
+    """Who relays what people say to each other asks for no words; then an "ok" among them is said to the model."""
+    async with serving(room, CALL, "Yes what?", CALL, "It is gone.") as dispatcher:
+        transport = LocalTransport(Context(dispatcher._manager, chats=DispatchedChats(dispatcher, 1.0)))
+        for commands, told in ((False, "Yes what?"), (True, "It is gone.")):
+            await answer(room, "delete x")
+            wanted = ChatRequest(channel="room", chat_id="1", message="ok", commands=commands)
+            reply: ChatReply = await transport.call(chat, Chat(wanted))
+            assert isinstance(reply.reply, dict)
+            assert reply.reply["content"] == told
+
+
 async def test_an_answer_to_nothing_is_told_so(serving: Serving, room: Room) -> None:
     async with serving(room) as dispatcher:
         assert await answer(room, "/deny") == "There is nothing that waits for an answer."

@@ -182,7 +182,7 @@ async def test_an_approval_is_asked_for_in_the_chat_and_given_after_a_kill(
             nothing = await client.post("/v1/chat", json={**chat, "approvals": {waiting["id"]: True}})
             assert (nothing.status_code, nothing.json()["error"]["type"]) == (409, "nothing_to_resume")
             await client.post("/v1/chat", json={**chat, "message": "bad_delete"})
-            no = await client.post("/v1/chat", json={**chat, "message": "no"})
+            no = await client.post("/v1/chat", json={**chat, "message": "no", "commands": True})
             assert "did not agree" in no.json()["reply"]["content"]
             assert (await client.get("/v1/sessions/web_1/approvals")).json() == {"pending": []}
         assert await daemon.stopped() == 0
