@@ -33,6 +33,7 @@ def test_every_public_coroutine_of_a_manager_is_cancelled() -> None:
         "fork_from": "is import_stream",
         "import_stream": "is called import here",
         "get_session_history": "is called history here",
+        "used_since": "is what usage goes through",
         "follow": "never ends by itself: tests/manager/test_following.py leaves it",
         "watch": "as follow: tests/manager/test_live.py",
         "watch_all": "as follow: tests/manager/test_live.py",
