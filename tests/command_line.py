@@ -147,8 +147,10 @@ def running_daemon(workspace: Path, *flags: str) -> Iterator[int]:
                 break
         else:
             pytest.fail(f"the daemon ended with status {process.wait()}: {said}")
-        yield process.pid
-        process.terminate()
+        try:
+            yield process.pid
+        finally:  # or a test that fails waits for it for ever
+            process.terminate()
         assert process.wait(START_LIMIT_S) == 0
 
 

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -44,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("round" if is_round else "proof")
     if is_round and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > _ROOM_BYTES:
         os.environ["TMPDIR"] = tempfile.tempdir = str(IN_MEMORY)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of what runs in the background; the programs that the tests
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # start, and end with it, would inherit that
     gc.disable()  # what is imported stays
 
 
