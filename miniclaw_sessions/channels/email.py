@@ -40,7 +40,7 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 _TIMEOUT_S = 20.0
-_IN_HAND = 32  # mails that wait for their answers in memory; the others wait in the mailbox
+_IN_HAND = 32  # threads that are answered at the same time; mail waits in the mailbox until one of them is done
 _AN_HOUR_S = 3600.0
 _SENDERS = 10_000  # whose answers are counted
 _PERMANENT = 500  # an SMTP server's code for what fails however often it is tried
@@ -161,7 +161,7 @@ class EmailChannel:
 
         if uid in self._left | self._answered | {known for known, _ in self._in_hand.values()}:
             return None
-        while len(self._in_hand) >= _IN_HAND:
+        while len({mail.chat_id for _, mail in self._in_hand.values()}) >= _IN_HAND:
             await self._settled.wait()
         settings = self._settings
         try:

@@ -8,13 +8,14 @@ once.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
 import logging
 import os
 import re
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from anyio import to_thread
 
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
 from miniclaw_sessions.channels.base import Incoming, Last, Outgoing, comes_again
+from miniclaw_sessions.channels.commands import command_in
 from miniclaw_sessions.channels.markdown import html_of, images_in, model_message
 from miniclaw_sessions.channels.splitting import split
 from miniclaw_sessions.config.settings import Bytes, show_value
@@ -45,7 +47,8 @@ _WAIT_MS = 30_000
 _TYPING_S = 20.0
 _MAX_TEXT_BYTES = 16_000  # an event has at most 65,536 bytes, with the text once as it is and once as HTML
 _PEOPLE_OF_A_GROUP = 3
-_IN_HAND = 16  # messages that are handed over before their answers; the others wait here
+_IN_HAND = 16  # messages of a chat that are handed over before their answers; the others wait here
+_HELD = 1000  # messages that wait here; of more the oldest are handed over, to be told that too much waits
 _REFUSED_FOR_GOOD = {"M_FORBIDDEN", "M_TOO_LARGE", "M_NOT_FOUND", "M_BAD_JSON", "M_INVALID_PARAM"}
 _FILTER = {
     "presence": {"types": []},
@@ -90,9 +93,9 @@ class _Place(msgspec.Struct, frozen=True):
 class _Batch:
     """The events of one reply of `/sync`, until all are done; then its position is the one to go on from."""
 
-    def __init__(self, position: str) -> None:
+    def __init__(self, position: str, waiting: set[str]) -> None:
         self.position = position
-        self.waiting: set[str] = set()
+        self.waiting = waiting
 
 
 class MatrixChannel:
@@ -127,9 +130,10 @@ class MatrixChannel:
         self._allowed = Allowed(name, settings)
         self._made: AsyncClient | None = None
         self._places: dict[Incoming, _Place] = {}
-        self._untold: dict[Incoming, _Place] = {}  # handed over again with what comes next
-        self._batches: deque[_Batch] = deque()
-        self._settled = anyio.Event()
+        self._held: dict[str, tuple[Incoming, _Place]] = {}  # by their event ids, until there is room in their chats
+        self._untold: dict[str, tuple[Incoming, _Place]] = {}  # handed over again with what comes next
+        self._batches: list[_Batch] = []
+        self._changed = anyio.Event()
 
     @property
     def _client(self) -> AsyncClient:
@@ -153,29 +157,69 @@ class MatrixChannel:
         """
         await self._log_in()
         self._batches.clear()
+        self._held.clear()
         self._untold.clear()
         reply = await self._synced(None)  # all rooms and invitations, and what was said before
         if (position := await self._stored_position()) is None:
             position = reply.next_batch
             await self._keep(position)  # before any invitation is accepted: from then on, nothing is passed over
         await self._accept_invitations(reply)
-        while True:
-            reply = await self._synced(position)
-            batch = _Batch(reply.next_batch)
-            self._batches.append(batch)
-            await self._accept_invitations(reply)
-            said = {one: place async for one, place in self._said(reply, position)}
-            batch.waiting.update(place.event_id for place in said.values())
-            untold, self._untold = self._untold, {}
-            for incoming, place in {**untold, **said}.items():
-                while len(self._places) >= _IN_HAND:
-                    await self._settled.wait()
-                is_in_hand = place.event_id in {one.event_id for one in self._places.values()}  # since before a failure
-                if not is_in_hand and any(place.event_id in one.waiting for one in self._batches):
-                    self._places[incoming] = place
+        listening = self._listen(position)
+        try:
+            while True:
+                self._changed = anyio.Event()
+                if listening.done():
+                    reply = listening.result()
+                    await self._hold(reply, position)
+                    position = reply.next_batch
+                    listening = self._listen(position)
+                while (incoming := self._next()) is not None:
                     yield incoming
-            await self._advance()
-            position = reply.next_batch
+                await self._changed.wait()
+        finally:
+            listening.cancel()
+
+    def _listen(self, position: str) -> asyncio.Task[SyncResponse]:
+        """Ask what is said from there on; in a task of its own, because a chat may have room again before that."""
+
+        def end(listening: asyncio.Task[SyncResponse]) -> None:
+            if not listening.cancelled():
+                listening.exception()  # else asyncio logs it, where nobody asks for it any more
+            self._changed.set()
+
+        listening = asyncio.create_task(self._synced(position))
+        listening.add_done_callback(end)
+        return listening
+
+    async def _hold(self, reply: SyncResponse, position: str) -> None:
+        """Take what was said, to be handed over when its chat has room."""
+        await self._accept_invitations(reply)
+        said = {place.event_id: (incoming, place) async for incoming, place in self._said(reply, position)}
+        self._batches.append(_Batch(reply.next_batch, set(said)))  # not before all of it is known to wait
+        in_hand = {place.event_id for place in self._places.values()}  # since before a failure
+        waiting = {**self._untold, **self._held, **said}
+        self._held = {event_id: one for event_id, one in waiting.items() if event_id not in in_hand}
+        self._untold.clear()
+        await self._advance()
+
+    def _next(self) -> Incoming | None:
+        """The first message whose chat has room; `/stop` needs none, and what waits before it is not answered."""
+        in_hand = Counter(place.chat_id for place in self._places.values())
+        earlier: list[_Place] = []
+        for incoming, place in self._held.values():
+            is_stop = command_in(incoming.message) == ("/stop", "")
+            if is_stop or in_hand[place.chat_id] < _IN_HAND or len(self._held) > _HELD:
+                break
+            earlier.append(place)
+        else:
+            return None
+        for one in earlier if is_stop else ():
+            if one.chat_id == place.chat_id:
+                del self._held[one.event_id]
+                self._end(one.event_id)
+        del self._held[place.event_id]
+        self._places[incoming] = place
+        return incoming
 
     async def _log_in(self) -> None:
         from nio import AsyncClient, WhoamiResponse  # noqa: PLC0415 - the settings alone need none of it
@@ -351,12 +395,11 @@ class MatrixChannel:
             raise
         finally:
             del self._places[outgoing.incoming]
-            if not is_done:
-                self._untold[msgspec.structs.replace(outgoing.incoming)] = place
-            for batch in self._batches if is_done else ():
-                batch.waiting.discard(place.event_id)
-            self._settled.set()
-            self._settled = anyio.Event()
+            if is_done:
+                self._end(place.event_id)
+            else:
+                self._untold[place.event_id] = (msgspec.structs.replace(outgoing.incoming), place)
+            self._changed.set()
         await self._advance()
 
     async def _answer(self, place: _Place, outgoing: Last) -> None:
@@ -426,11 +469,20 @@ class MatrixChannel:
 
     # --- how far it is -----------------------------------------------------------------------------------------------
 
+    def _end(self, event_id: str) -> None:
+        for batch in self._batches:
+            batch.waiting.discard(event_id)
+
     async def _advance(self) -> None:
         """Keep the newest position before which everything is done."""
-        done = None
-        while self._batches and not self._batches[0].waiting:
-            done = self._batches.popleft().position
+        batches: list[_Batch] = []
+        for batch in self._batches:
+            if batches and not batch.waiting:
+                batches[-1].position = batch.position  # so that no more are kept than wait
+            else:
+                batches.append(batch)
+        done = batches.pop(0).position if batches and not batches[0].waiting else None
+        self._batches = batches
         if done is not None:
             await self._keep(done)
 

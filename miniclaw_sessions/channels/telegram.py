@@ -19,6 +19,7 @@ from enum import IntEnum
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -41,7 +42,7 @@ from miniclaw_sessions.channels.commands import COMMANDS
 from miniclaw_sessions.channels.splitting import split, utf16_units
 from miniclaw_sessions.channels.telegram_html import telegram_html
 from miniclaw_sessions.clock import Clock, SystemClock, sleep_unless
-from miniclaw_sessions.errors import ConfigError
+from miniclaw_sessions.errors import ConfigError, Unreachable
 from miniclaw_sessions.formats.images import IMAGE_TYPES, image_of
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.protocol.messages import ImagePart, Message, Part, Role, TextPart
@@ -209,6 +210,7 @@ class TelegramChannel:
 
         Raises:
             ConfigError: the token is none, or another program listens to the same bot.
+            Unreachable: Telegram is not there, or breaks off.
         """
         from telegram import error  # noqa: PLC0415 - an extra
 
@@ -228,6 +230,13 @@ class TelegramChannel:
                 f"another program asks for the messages of the bot @{self._bot.username}, and Telegram lets only one; "
                 f"stop that one, or give the channel {self.name} a bot of its own"
             ) from None
+        except error.BadRequest:  # which is a NetworkError to the library
+            raise
+        except error.NetworkError as failure:
+            host, cause = urlsplit(self._settings.api_url).hostname, failure.__cause__
+            is_refused = cause is None or isinstance(cause, error.TelegramError)
+            why = failure.message.partition(". ")[0] if is_refused else type(cause).__name__  # more may show anything
+            raise Unreachable(f"Telegram cannot be reached at {host}: {why}") from None
 
     async def _polls(self) -> AsyncGenerator[Fields, None]:
         """Ask for updates, and by that confirm the first ones, as far as each of them is over."""

@@ -352,6 +352,24 @@ async def test_more_mails_than_fit_into_memory_wait_in_the_mailbox(
     assert len({str(one["in-reply-to"]) for one in outbox.sent}) == len(outbox.sent) == 5
 
 
+async def test_what_waits_in_one_thread_keeps_nobody_else_from_being_heard(
+    manager: SessionManager, model: Doors, settings: EmailSettings, mailbox: LocalMailbox, outbox: Outbox
+) -> None:
+    model.close("slow")
+    await mailbox.deliver(mail("slow", "0@alice"))
+    for number in range(1, 5):
+        await mailbox.deliver(mail(f"and {number}", f"{number}@alice", references="<0@alice>"))
+    await mailbox.deliver(mail("another subject", "5@alice"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("miniclaw_sessions.channels.email._IN_HAND", 2)
+        async with serving(manager, model, settings):
+            (answer,) = await outbox.answers(1)
+            assert body(answer) == "echo: another subject"
+            model.open("slow")
+            await all_read(mailbox)
+    assert len(outbox.sent) == 6
+
+
 # --- who is answered -------------------------------------------------------------------------------------------------
 
 

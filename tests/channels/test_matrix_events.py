@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from aiohttp import web
 from structlog.testing import capture_logs
 
 from miniclaw_sessions import SessionManager
@@ -26,6 +27,7 @@ from tests.channels.telegram_server import PNG
 pytestmark = pytest.mark.anyio
 
 ALICE, BOB = "@alice:example.org", "@bob:elsewhere.org"
+ASIDE = {"m.relates_to": {"rel_type": "m.thread", "event_id": "$9"}}
 
 
 @asynccontextmanager
@@ -64,10 +66,9 @@ async def test_what_waits_when_the_connection_breaks_off_is_done_only_when_it_is
             server.change()
             while not [one for one in logs if one["action"] == "channel.failed"]:  # noqa: ASYNC110 - there is no event
                 await anyio.sleep(0.01)
-        aside = {"m.relates_to": {"rel_type": "m.thread", "event_id": "$0"}}
-        server.say("/help", ALICE, **aside)
+        server.say("/help", ALICE, **ASIDE)
         await server.until(lambda: len(server.answers) == 1)
-        server.say("/help", ALICE, **aside)  # its answer comes behind all that was handed over again
+        server.say("/help", ALICE, **ASIDE)  # its answer comes behind all that was handed over again
         await server.until(lambda: len(server.answers) == 2)
         assert server.position == "0", "two messages are in memory only"
         model.open("slow")
@@ -103,6 +104,105 @@ async def test_an_answer_that_can_never_be_sent_holds_up_nothing(
     assert list(server.answers.values()) == ["here", "echo: hello"]
 
 
+async def test_what_waits_in_one_room_keeps_nobody_else_from_being_heard_and_is_answered_through_a_restart(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Homeserver()
+    model.close("slow")
+    texts = ["slow", *map(str, range(40))]
+    async with serving(manager, model, server, monkeypatch):
+        for text in texts:
+            server.say(text, ALICE)
+        server.say("quick", BOB, **ASIDE)
+        await server.until(lambda: "echo: quick" in server.answers.values())
+        assert server.position == "0", "what waits is in memory only"
+    model.open("slow")
+    async with serving(manager, model, server, monkeypatch):
+        await server.until_position(42)
+    assert list(server.answers.values()) == ["echo: quick", *(f"echo: {text}" for text in texts)]
+
+
+async def test_what_waits_is_answered_when_there_is_room_though_nobody_says_anything_more(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Homeserver()
+    model.close("slow")
+    texts = ["slow", *map(str, range(40))]
+    async with serving(manager, model, server, monkeypatch):
+        for text in texts:
+            server.say(text, ALICE)
+        server.say("quick", BOB, **ASIDE)
+        await server.until(lambda: "echo: quick" in server.answers.values())
+        model.open("slow")
+        await server.until_position(42)
+    assert list(server.answers.values())[1:] == [f"echo: {text}" for text in texts]
+
+
+async def test_stop_is_heard_whatever_waits_and_nothing_before_it_is_answered(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Homeserver()
+    model.close("slow", "aside")
+    async with serving(manager, model, server, monkeypatch):
+        server.say("slow", ALICE)
+        server.say("aside", ALICE, **ASIDE)
+        await model.was_asked("slow", "aside")
+        for number in range(40):
+            server.say(str(number), ALICE)
+        server.say("another", ALICE, **ASIDE)
+        server.say("/stop", ALICE)
+        server.say("after", ALICE)
+        await server.until(lambda: "echo: after" in server.answers.values())
+        model.open("aside")
+        await server.until_position(45)
+    assert model.asked[2:] == ["after", "another"]
+    assert list(server.answers.values()) == ["echo:  (stopped)", "echo: after", "echo: aside", "echo: another"]
+
+
+async def test_of_more_than_can_be_held_the_oldest_are_told_that_too_much_waits(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miniclaw_sessions.channels.matrix._HELD", 10)
+    server = Homeserver()
+    model.close("slow")
+    async with serving(manager, model, server, monkeypatch):
+        for text in ("slow", *map(str, range(50))):
+            server.say(text, ALICE)
+        await server.until(lambda: len(server.answers) == 51 - 21 - 10)
+        assert all("too many messages" in text for text in server.answers.values())
+        model.open("slow")
+        await server.until_position(51)
+    assert model.asked == ["slow", *map(str, range(20)), *map(str, range(40, 50))]
+
+
+async def test_what_is_still_being_read_is_not_taken_for_done(
+    manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SlowHomeserver(Homeserver):
+        def __init__(self) -> None:
+            super().__init__()
+            self.was_asked, self.door = anyio.Event(), anyio.Event()
+
+        async def _media(self, request: web.Request) -> web.Response:
+            self.was_asked.set()
+            await self.door.wait()
+            return await super()._media(request)
+
+    server = SlowHomeserver()
+    server.media = PNG
+    model.close("slow")
+    async with serving(manager, model, server, monkeypatch):
+        server.say("slow", ALICE)
+        await model.was_asked("slow")
+        server.say("p.png", ALICE, msgtype="m.image", url="mxc://example.org/1")
+        await server.was_asked.wait()
+        model.open("slow")
+        await server.until(lambda: server.position != "0")
+        assert server.position == "1"
+        server.door.set()
+        await server.until_position(2)
+
+
 async def test_an_answer_is_not_taken_for_what_was_told_of_the_same_message_before(
     manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +212,7 @@ async def test_an_answer_is_not_taken_for_what_was_told_of_the_same_message_befo
     server = Homeserver()
     model.close("slow")
     async with serving(manager, model, server, monkeypatch):
-        server.say("slow", ALICE, **{"m.relates_to": {"rel_type": "m.thread", "event_id": "$9"}})
+        server.say("slow", ALICE, **ASIDE)
         await model.was_asked("slow")
         model.on_asked = fails
         server.say("question", ALICE)

@@ -26,7 +26,7 @@ from miniclaw_sessions.channels.splitting import utf16_units
 from miniclaw_sessions.channels.telegram import TelegramChannel, TelegramSettings
 from miniclaw_sessions.channels.telegram_html import telegram_html
 from miniclaw_sessions.clock import SystemClock
-from miniclaw_sessions.errors import ConfigError, StoreFull
+from miniclaw_sessions.errors import ConfigError, StoreFull, Unreachable
 from miniclaw_sessions.manager.forgetting import Which, meant
 from miniclaw_sessions.protocol.messages import ImagePart, TextPart, ToolCall
 from miniclaw_sessions.stores.memory import MemoryStore
@@ -602,6 +602,20 @@ async def test_a_wrong_token_is_said_in_a_sentence_that_does_not_show_it(bots: B
 async def test_a_second_program_with_the_same_bot_is_named(bots: Bots, server: BotServer) -> None:
     server.fail("getUpdates", CONFLICT)
     assert "another program asks for the messages of the bot @claw_bot" in await bots.refused(bots.channel())
+
+
+@pytest.mark.parametrize(
+    ("failure", "why"), [(CUT, "RemoteProtocolError"), (BAD_GATEWAY, "Bad Gateway"), (None, "ConnectError")]
+)
+async def test_that_telegram_cannot_be_reached_is_said_in_a_sentence(
+    bots: Bots, server: BotServer, failure: Refused | None, why: str
+) -> None:
+    if failure is not None:
+        server.fail("getMe", failure)
+    channel = bots.channel(**({} if failure else {"api_url": "http://127.0.0.1:1"}))
+    with pytest.raises(Unreachable, match=f"Telegram cannot be reached at 127.0.0.1: {why}$"):
+        await anext(channel.receive())
+    await channel.aclose()
 
 
 def test_a_token_is_needed() -> None:
