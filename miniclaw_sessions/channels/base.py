@@ -182,7 +182,7 @@ _NOT_DONE = (errors.TurnCutOff, errors.MessageUnderWay, errors.StoreUnavailable,
 
 
 def comes_again(last: Last) -> bool:
-    """Whether a network that keeps its messages is to deliver this one again, and nobody is told anything.
+    """Whether a network that keeps its messages is to deliver this one again; people are told `meanwhile` at most.
 
     Otherwise the person is told `text`, and when he was, the message is done and the network forgets it. It is one of
     the two, never both: who reads "please send it again" would be answered twice. It comes again where that helps:
@@ -197,6 +197,13 @@ def comes_again(last: Last) -> bool:
     again, and cost as much; the message is in the session, for `/retry`.
     """
     return isinstance(last, NotAnswered) and isinstance(last.error, _NOT_DONE)
+
+
+def meanwhile(last: Last) -> str:
+    """What a person is told, once, of a message that comes again because the store cannot be written or read now."""
+    if isinstance(last, NotAnswered) and isinstance(last.error, errors.StoreUnavailable):
+        return "I cannot save anything just now. Your message waits, and is answered when I can."
+    return ""
 
 
 _SENTENCES = {

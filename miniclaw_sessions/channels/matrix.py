@@ -26,7 +26,7 @@ import msgspec
 from anyio import to_thread
 
 from miniclaw_sessions.channels.allowed import Allowed, AllowSettings
-from miniclaw_sessions.channels.base import Incoming, Last, Outgoing, comes_again
+from miniclaw_sessions.channels.base import Incoming, Last, Outgoing, comes_again, meanwhile
 from miniclaw_sessions.channels.commands import command_in
 from miniclaw_sessions.channels.markdown import html_of, images_in, model_message
 from miniclaw_sessions.channels.splitting import split
@@ -388,6 +388,8 @@ class MatrixChannel:
             if not comes_again(outgoing):
                 await self._answer(place, outgoing)
                 is_done = True
+            elif text := meanwhile(outgoing):
+                await self._put(place, "meanwhile", {"msgtype": "m.notice", "body": text})  # however often, once
         except (Unreachable, OSError, ClientError):
             raise
         except Exception:

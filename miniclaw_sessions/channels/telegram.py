@@ -37,6 +37,7 @@ from miniclaw_sessions.channels.base import (
     WebhookReply,
     WebhookRequest,
     comes_again,
+    meanwhile,
 )
 from miniclaw_sessions.channels.commands import COMMANDS
 from miniclaw_sessions.channels.splitting import split, utf16_units
@@ -134,9 +135,11 @@ class Exchange:
         shown: the messages that show the answer, each with its part of the text.
         shown_at: when that was brought up to date, or the answer begun.
         heard_at: when it was handed over.
+        is_patient: whether its sender was told that it waits until something can be saved.
     """
 
     def __init__(self) -> None:
+        self.is_patient = False
         self.begin()
 
     def begin(self) -> None:
@@ -460,7 +463,7 @@ class TelegramChannel:
 
     async def _end(self, place: Place, exchange: Exchange, last: Last) -> None:
         """Tell the last; what is interrupted or not told is to come again, if it still can."""
-        from telegram.error import BadRequest, Forbidden  # noqa: PLC0415 - an extra
+        from telegram.error import BadRequest, Forbidden, TelegramError  # noqa: PLC0415 - an extra
 
         is_kept = not self._settings.webhook_url and exchange in self._exchanges.values()  # by Telegram
         again = exchange.state is State.HEARD or is_kept
@@ -471,6 +474,10 @@ class TelegramChannel:
                 if isinstance(last, Answered) and isinstance(last.event, TurnFinished):
                     await self._send_images(place, exchange, last.event.message)
                 again = False
+            elif (text := meanwhile(last)) and not exchange.is_patient:
+                exchange.is_patient = True
+                with suppress(TelegramError):
+                    await self._asked(partial(self._bot.send_message, text=text, **self._to(place, exchange)))
         except Exception as error:  # not when it is cut off, waiting for Telegram
             is_read = not isinstance(error, BadRequest | Forbidden)  # else the bot was blocked, the chat is gone
             again = is_read and exchange.state is State.HEARD  # what is kept may fail so each time

@@ -56,6 +56,10 @@ class Homeserver:
         """Wait until so many events are done."""
         await self.until(lambda: self.position == str(position))
 
+    async def until_answers(self, count: int) -> None:
+        """Wait until the bot has sent so many events, or more."""
+        await self.until(lambda: len(self.answers) >= count)
+
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
         app = web.Application()

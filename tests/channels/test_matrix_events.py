@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -18,8 +19,10 @@ from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.channels.dispatcher import Dispatcher
 from miniclaw_sessions.channels.matrix import MatrixChannel, MatrixSettings
-from miniclaw_sessions.errors import ModelError
+from miniclaw_sessions.errors import ModelError, StoreFull
 from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, ToolCall
+from miniclaw_sessions.stores.memory import MemoryStore
+from miniclaw_sessions.testing import FaultyStore
 from tests.channels.homeserver import BOT, ROOM, Homeserver
 from tests.channels.rooms import PATIENCE_S, Doors
 from tests.channels.telegram_server import PNG
@@ -89,6 +92,26 @@ async def test_an_answer_that_the_homeserver_does_not_take_is_sent_later_and_hol
         await server.until_position(2)
     assert sorted(server.answers.values()) == ["echo: one", "echo: two"]
     assert sorted(model.asked) == ["one", "two"]
+
+
+async def test_while_nothing_can_be_saved_a_person_is_told_so_once_and_answered_afterwards(
+    tmp_path: Path, model: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, store = Homeserver(), FaultyStore(MemoryStore())
+    async with SessionManager(tmp_path / "full", store=store) as manager, serving(manager, model, server, monkeypatch):
+        store.fail(StoreFull("no space left"))
+        for number in range(1, 4):
+            server.say(f"message {number}", ALICE)
+            await server.until_answers(number)
+        assert all(text.startswith("I cannot save anything just now") for text in server.answers.values())
+        store.heal()
+        while sum("echo" in text for text in server.answers.values()) < 3:
+            known = len(server.answers)
+            server.say("/help", BOB, **ASIDE)  # with what is said next, the others come again
+            await server.until_answers(known + 1)
+    assert sorted(text for text in server.answers.values() if "echo" in text) == [
+        f"echo: message {number}" for number in range(1, 4)
+    ]
 
 
 async def test_an_answer_that_can_never_be_sent_holds_up_nothing(

@@ -464,10 +464,11 @@ async def test_what_cannot_be_saved_now_is_answered_when_it_can_be_and_the_model
         server.say("hi", sender=BOB)
         update_id = server.updates[-1]["update_id"]
         await server.until(lambda: server.deliveries[update_id] > 3)
-        assert (server.texts(), server.texts(43), len(server.updates)) == ([], [], 2)
+        sentence = "I cannot save anything just now. Your message waits, and is answered when I can."
+        assert (server.texts(), server.texts(43), len(server.updates)) == ([sentence], [sentence], 2)
         store.heal()
         await server.until(lambda: not server.updates)
-    assert (server.texts(), server.texts(43)) == (["echo: hello"], ["echo: hi"])
+    assert (server.texts(), server.texts(43)) == ([sentence, "echo: hello"], [sentence, "echo: hi"])
     assert model.asked == ["hello", "hi"]
 
 
