@@ -141,7 +141,7 @@ def _tell(invocation: Invocation, kept: Sequence[Kept], document: Document) -> N
     invocation.tell(told if new or more else "there is nothing new", "")
     if gone := sum(one.is_gone for one in kept):
         told = f"{counted(gone, 'session stays', 'sessions stay')} away, deleted here or expired: "
-        invocation.tell(told + "`import --discover --as ID`, or `restore ID`, brings one back")
+        invocation.tell(told + "`import --discover --as ID` brings one back, `unarchive ID` one that has expired")
     for one in kept:
         if one.problem:
             _print(invocation, one)

@@ -100,10 +100,12 @@ async def import_files(  # noqa: PLR0913 - one for each option
     What is no session is refused, and the others go on; in a directory, where dot files are left out, it is skipped.
     """
     if discover or programs or everything or follow:  # with --as, only the session that is to have this id
-        if not discover or paths or form or skip_existing or recursive or (session_id and follow):
+        if not discover or paths or form or skip_existing or recursive:
             raise typer.BadParameter(
                 "it finds the files itself: no PATH, only its own options", param_hint="'--discover'"
             )
+        if (session_id is not None) + follow + dry_run > 1:
+            raise typer.BadParameter("it is one of --as, --follow and --dry-run", param_hint="'--discover'")
         await _discover(invocation, programs or [], session_id, everything=everything, follow=follow, dry_run=dry_run)
         return
     if not paths:

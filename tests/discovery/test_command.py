@@ -86,7 +86,9 @@ def test_one_that_was_deleted_is_brought_back_by_its_id(cli: Cli) -> None:
     taken = cli("import", "--discover", "--program", "llm", "--json").document["imported"]
     for one in taken:
         assert cli("delete", one["session_id"], "--yes").status == 0
-    assert "2 sessions stay away" in cli("import", "--discover", "--program", "llm").err
+    told = cli("import", "--discover", "--program", "llm").err
+    assert "2 sessions stay away" in told
+    assert "`unarchive ID` one that has expired" in told
     (back,) = cli("import", "--discover", "--as", taken[0]["session_id"], "--json").document["imported"]
     assert (back["session_id"], back["new"]) == (taken[0]["session_id"], True)
     assert [one["session_id"] for one in cli("list", "--json").document["sessions"]] == [taken[0]["session_id"]]
@@ -101,6 +103,8 @@ def test_one_that_was_deleted_is_brought_back_by_its_id(cli: Cli) -> None:
         (["--discover", "--program", "clippy"], "there are pi, claude-code"),
         (["--discover", "a.jsonl"], "it finds the files itself"),
         (["--follow"], "it finds the files itself"),
+        (["--discover", "--dry-run", "--as", "import_1"], "one of --as, --follow and --dry-run"),
+        (["--discover", "--dry-run", "--all", "--follow"], "one of --as, --follow and --dry-run"),
         ([], "name files, or give --discover"),
     ],
 )
