@@ -30,7 +30,7 @@ from miniclaw_sessions.persistence.own_task import in_own_task
 from miniclaw_sessions.persistence.recognition import is_ours, recognize
 from miniclaw_sessions.persistence.snapshots import largest_snapshot
 from miniclaw_sessions.persistence.workspace import open_snapshots
-from miniclaw_sessions.stores import open_store, refuse_another_store, store_place, stores_in
+from miniclaw_sessions.stores import STORE_URLS, open_store, refuse_another_store, store_place, stores_in
 from miniclaw_sessions.stores.base import Store, StorePlace
 from miniclaw_sessions.stores.copying import Copied, Source, compare_stores, copy_store
 from miniclaw_sessions.stores.encrypted import encrypted
@@ -57,7 +57,7 @@ class House(msgspec.Struct, frozen=True):
     """Where sessions live.
 
     Attributes:
-        url: as it was said.
+        url: as it was said; a directory's path is absolute.
         place: the store.
         workspace: the directory with what is kept beside the store; None: there is none.
     """
@@ -98,13 +98,19 @@ def house(text: str, workspace: Path, store: str = "") -> House:
         store: the URL of that workspace's store, where that may lie elsewhere.
 
     Raises:
-        ConfigError: it is none, or the directory has more than one store.
+        ConfigError: it is none, or the directory has more than one store. A mere word is no directory unless there is
+            one of this name: it may be a store's that lacks its colon.
     """
     if ":" not in text.partition("/")[0]:
         directory = Path(text).expanduser().absolute()
+        if "/" not in text and not text.startswith("~") and not directory.exists():
+            raise ConfigError(
+                f"{text!r} is neither a store's URL ({', '.join(STORE_URLS)}) nor a directory; "
+                f"for a new one say './{text}'"
+            )
         if store and directory == workspace and not stores_in(directory):
-            return House(text, store_place(store, workspace), workspace)
-        return _house_in(directory, text)
+            return House(str(directory), store_place(store, workspace), workspace)
+        return _house_in(directory)
     place = store_place(text, workspace)
     if place.url is not None:
         return House(text, place)
@@ -116,13 +122,13 @@ def house(text: str, workspace: Path, store: str = "") -> House:
     return House(text, place, parent if is_a_workspace else None)
 
 
-def _house_in(directory: Path, text: str) -> House:
+def _house_in(directory: Path) -> House:
     found = stores_in(directory)
     if len(found) > 1:
         urls = " or ".join(f"{place.kind}://{place.path}" for place in found)
-        raise ConfigError(f"{text} has more than one store; say which one: {urls}")
+        raise ConfigError(f"{directory} has more than one store; say which one: {urls}")
     kind = found[0].kind if found else "none" if files_in(directory / SESSIONS) else "sqlite"
-    return House(text, store_place(f"{kind}:", directory), directory)
+    return House(str(directory), store_place(f"{kind}:", directory), directory)
 
 
 @in_own_task

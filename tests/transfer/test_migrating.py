@@ -455,16 +455,28 @@ async def test_a_store_that_lies_elsewhere_belongs_to_its_workspace(tmp_path: Pa
         ("none:", "keeps no transcripts"),
         ("memory:", "keeps no transcripts"),
         ("nosuch:", "is no store"),
+        ("nonsense", "for a new one say './nonsense'"),
     ],
 )
-async def test_a_move_that_makes_no_sense_is_refused(to: str, why: str, home: Home) -> None:
+async def test_a_move_that_makes_no_sense_is_refused(
+    to: str, why: str, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await home.fill(None)
+    monkeypatch.chdir(home.workspace)
     before = home.contents()
     with pytest.raises(ConfigError, match=why):
         await migrate(house("sqlite:", home.workspace), house(to, home.workspace))
     with pytest.raises(ConfigError, match="there is no"):
         await migrate(house(f"sqlite://{home.workspace}/nothing.db", home.workspace), house("jsonl:", home.workspace))
     assert home.contents() == before
+
+
+def test_a_directory_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    for text, name in (("./new", "new"), ("there", "there"), ("a/b", "a/b")):
+        named = house(text, tmp_path / "w")
+        assert (named.url, named.workspace) == (str(tmp_path / name), tmp_path / name)
 
 
 async def test_a_workspace_with_two_stores_is_asked_for_one(home: Home, tmp_path: Path) -> None:
