@@ -394,7 +394,7 @@ class Directory:
         if status.st_uid != os.geteuid():
             raise PermissionError(
                 errno.EPERM,
-                f"{self.path} belongs to user {status.st_uid}, not to {os.geteuid()}; chown it or choose another",
+                f"{self.path} belongs to user {status.st_uid}, not to {os.geteuid()}, who runs this",
             )
         if stat.S_IMODE(status.st_mode) & 0o077:
             os.fchmod(self.fd, DIRECTORY_MODE)

@@ -34,6 +34,17 @@ async def test_somebody_elses_directory_is_refused_and_left_alone(tmp_path: Path
     assert home.stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a directory away")
+async def test_a_workspace_of_another_user_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    os.chown(foreign, 12345, 12345)
+    with pytest.raises(ConfigError, match="belongs to user 12345") as caught:
+        await SessionManager(foreign, store="none:").__aenter__()
+    assert str(caught.value).endswith("who runs this; mend it or choose another one")
+    assert str(caught.value).count("choose another") == 1
+
+
 @pytest.mark.parametrize("made", [[], ["sessions"], ["sessions", "memory"]])
 async def test_an_empty_directory_and_an_agents_workspace_are_taken_and_made_private(
     tmp_path: Path, made: list[str]
