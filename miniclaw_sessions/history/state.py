@@ -39,7 +39,7 @@ LONGEST_MODEL = 200
 
 
 class Spent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What one model's replies of one day (UTC) cost; of `unpriced` of them nobody said a price.
+    """What one model's replies of one day (UTC) cost; of `unpriced` of them, which used tokens, nobody said a price.
 
     Of `estimated` of them nobody said anything: they broke off.
 
@@ -107,7 +107,7 @@ class Totals(msgspec.Struct, gc=False):
                 self._join_oldest()
             place = len(self.spent)
             self.spent.append(Spent(day, model, 0, Usage()))
-        unpriced, estimated = sign * (usage.cost is None), sign * is_estimated
+        unpriced, estimated = sign * (usage.cost is None and usage.total > 0), sign * is_estimated
         change = usage if sign > 0 else Usage() - usage
         both = self.spent[place] + Spent(day, model, sign, change, unpriced, estimated)
         self.spent[place : place + 1] = [both] if both.replies else []

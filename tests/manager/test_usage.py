@@ -239,6 +239,8 @@ def test_the_command_shows_a_table_or_a_document(
         talked = cli("chat", "--channel", "telegram", "--chat-id", "1", stdin="/model\n/usage\n")
         assert "offline answers here; there is no other one to choose" in talked.err
         assert "1,011" in talked.out
+        assert cli("chat", "--message", "My name is Ada.").out.startswith("(offline)")
+        assert "of 1 reply no price is known" in cli("usage", "--since", "all").err, "what used no tokens has no price"
         assert "--by week is none of" in cli("usage", "--by", "week").err
         document = cli("usage", "--since", "all", "--by", "model", "--json").document
     assert document["total"]["total_tokens"] == 1_011
