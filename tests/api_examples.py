@@ -197,7 +197,7 @@ async def _sessions(recorder: Recorder) -> None:
         await recorder.reached.wait()
         await recorder.client.delete("/v1/sessions/matrix_ben")
     await _everything_live(recorder)
-    shown = await ask("show_session", "one session", session_id=ann)
+    shown = await ask("show_session", "one session", session_id=ann, last_words="true")
     await ask("show_session", "nothing is new", session_id=ann, headers={"If-None-Match": shown["etag"]})
     await ask("show_session", "no such session", session_id="matrix_none")
     await ask("update_session", "a new title", session_id=ann, body={"title": "Ann", "metadata": {"seen": True}})

@@ -19,6 +19,7 @@ from miniclaw_sessions.api.shapes import (
     ResolvedReply,
     SessionReply,
     SessionsReply,
+    ShownReply,
     UpdateSession,
     UsageReply,
 )
@@ -149,10 +150,27 @@ def _id_part(text: str, *, at_beginning: bool) -> IdPart:
     return IdPart(text, at_beginning)
 
 
-@operation("GET", ONE, OneSession, SessionReply)
-async def show_session(context: Context, request: OneSession) -> SessionReply:
+class ShowSession(OneSession, frozen=True):
+    """Which session.
+
+    Attributes:
+        session_id: its id.
+        last_words: tell how its newest words begin, and its first ones where nobody gave it a name, as in the list.
+    """
+
+    last_words: bool = False
+
+
+@operation("GET", ONE, ShowSession, ShownReply)
+async def show_session(context: Context, request: ShowSession) -> ShownReply:
     """One session; its time to live is not renewed."""
-    return session_reply(await context.find(request.session_id))
+    session = await context.find(request.session_id)
+    reply = ShownReply(**msgspec.structs.asdict(session_reply(session)))
+    if request.last_words:
+        from miniclaw_sessions.manager.reader import words_of  # noqa: PLC0415 - a client has these shapes, and no manager
+
+        reply.last_words, reply.first_words = await words_of(session)
+    return reply
 
 
 # --- making and changing ---------------------------------------------------------------------------------------------

@@ -221,6 +221,13 @@ class SessionReply(Reply, kw_only=True):
     metadata: dict[str, Any]
 
 
+class ShownReply(SessionReply, kw_only=True):
+    """A session, and its words as in a row of the list (`SessionSummary`), where they were asked for."""
+
+    last_words: str | None = None
+    first_words: str | None = None
+
+
 class OpenedReply(SessionReply, kw_only=True):
     """A session, and whether it was made just now."""
 

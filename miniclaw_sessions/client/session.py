@@ -39,6 +39,7 @@ from miniclaw_sessions.api.shapes import (
     SaveTurn,
     SessionReply,
     SetLabel,
+    ShownReply,
     TreeReply,
     TurnReply,
     UpdateSession,
@@ -123,13 +124,13 @@ class ClientSession:
         """When it began, UTC; None while nothing was asked about it."""
         return None if self._info is None else self._info.created_at
 
-    async def info(self) -> SessionReply:
-        """Everything about it but its messages, as it is now.
+    async def info(self, *, last_words: bool = False) -> ShownReply:
+        """Everything about it but its messages, as it is now; with `last_words`, its words as in the list.
 
         Raises:
             SessionNotFound: there is no such session.
         """
-        info = await self._transport.call(sessions.show_session, sessions.OneSession(self.session_id))
+        info = await self._transport.call(sessions.show_session, sessions.ShowSession(self.session_id, last_words))
         self._info = info
         return info
 

@@ -151,17 +151,14 @@ class SessionReader(ABC):
         limit = None if limit is None else max(limit, 0)
         chosen = await self._newest(channel=channel, only=only, behind=after, limit=limit, offset=max(offset, 0))
         sessions = await self._load_listed([one.session_id for one in chosen])
-        return [
-            # it stands where it was found: a page goes on behind that place
-            msgspec.structs.replace(
-                summarize(session, self.losses.get(session_id)),
-                last_accessed=used_at,
-                last_words=_last_words(session) if last_words else None,
-                first_words=await _first_words(session) if last_words else None,
-            )
-            for used_at, session_id in chosen
-            if (session := sessions.get(session_id)) is not None and channel in (None, session.key.channel)
-        ]
+        rows = []
+        for used_at, session_id in chosen:
+            if (session := sessions.get(session_id)) is not None and channel in (None, session.key.channel):
+                row = summarize(session, self.losses.get(session_id))
+                newest, first = await words_of(session) if last_words else (None, None)
+                # it stands where it was found: a page goes on behind that place
+                rows.append(msgspec.structs.replace(row, last_accessed=used_at, last_words=newest, first_words=first))
+        return rows
 
     async def _newest(self, **part: Any) -> builtins.list[ListPosition]:
         """A part of all sessions, the most recently used first: `Listing.newest`."""
@@ -338,6 +335,11 @@ def summarize(session: Session, loss: Loss | None) -> SessionSummary:
         dirty=session.journal.is_dirty,
         lost=0 if loss is None else loss.messages,
     )
+
+
+async def words_of(session: Session) -> tuple[str | None, str | None]:
+    """A session's `last_words` and `first_words`, as a row of a list has them; at most `BEGINNING` entries are read."""
+    return _last_words(session), await _first_words(session)
 
 
 def _last_words(session: Session) -> str | None:

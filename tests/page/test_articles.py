@@ -19,7 +19,7 @@ from miniclaw_sessions.api.fragments import (
     show_articles,
     show_outline,
 )
-from miniclaw_sessions.api.sessions import ListSessions, list_sessions
+from miniclaw_sessions.api.sessions import ListSessions, ShowSession, etag_of, list_sessions, show_session
 from miniclaw_sessions.config import SessionSettings
 from miniclaw_sessions.errors import EntryNotFound
 from miniclaw_sessions.manager import SessionManager
@@ -224,6 +224,10 @@ async def test_what_nobody_named_is_listed_by_its_first_words(manager: SessionMa
     rows = {row.chat_id[-1]: row.first_words for row in await manager.list(last_words=True)}
     assert rows == {"1": "mend the clock", "2": None, "d": None}
     assert [row.first_words for row in await manager.list()] == [None] * 3
+    alone: Any = await show_session.handler(Context(manager), ShowSession(imported.session_id, last_words=True))
+    assert (alone.first_words, alone.last_words, alone.etag) == ("mend the clock", "more 59", etag_of(imported))
+    unasked: Any = await show_session.handler(Context(manager), ShowSession(imported.session_id))
+    assert (unasked.first_words, unasked.last_words) == (None, None)
 
 
 async def test_a_session_is_found_by_any_part_of_its_id(manager: SessionManager) -> None:

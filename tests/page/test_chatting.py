@@ -64,7 +64,7 @@ def test_what_the_address_names_is_asked_for_first_and_before_the_script_is_ther
     page.goto(f"{daemon.address}/?#/session/demo_first")
     see(page, "what is named")
     page.locator("#list li").first.wait_for()
-    first = ["v1/access", "v1/sessions/demo_first", "v1/sessions/demo_first/articles?limit=12"]
+    first = ["v1/access", "v1/sessions/demo_first?last_words=true", "v1/sessions/demo_first/articles?limit=12"]
     assert [path for path in asked if path.startswith("v1/")][:3] == first
     assert [asked.count(path) for path in first] == [1, 1, 1]
     assert asked.index("v1/sessions?limit=60&last_words=true") > asked.index(first[-1])
@@ -77,6 +77,17 @@ def test_what_the_address_names_is_asked_for_first_and_before_the_script_is_ther
     with page.expect_response("**/v1/sessions/demo_first/articles?*") as answered:
         page.reload(wait_until="commit")
     assert answered.value.ok
+
+
+def test_what_is_opened_directly_is_headed_by_its_first_words_before_the_list_has_it(
+    open_page: OpenPage, daemon: PageDaemon
+) -> None:
+    unnamed = "demo_019e742e-9d84-7578-9001-000000000001"
+    daemon.say(unnamed, "mend the clock", "please")
+    page = open_page()
+    page.route(re.compile(r"/v1/sessions\?"), lambda route: route.abort())  # as if it were not on the first page
+    page.goto(f"{daemon.address}/?#/session/{unnamed}")
+    page.get_by_role("heading", name="mend the clock").wait_for()
 
 
 def test_the_words_that_channels_obey_are_obeyed_here(open_page: OpenPage, daemon: PageDaemon) -> None:

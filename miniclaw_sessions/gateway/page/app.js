@@ -78,10 +78,9 @@ function decoded(text) {
  */
 async function openSession(id, place, mine) {
   try {
-    const session = await get(sessionPath(id));
+    const session = await get(sessionPath(id), { last_words: true });
     if (mine !== navigation) return;
-    const row = list.rows.find((one) => one.session_id === id);
-    conversation = new Conversation({ first_words: row?.first_words, ...session }, { changed: () => list.refreshSoon(), gone: left });
+    conversation = new Conversation(session, { changed: () => list.refreshSoon(), gone: left });
     await conversation.open(place);
     if (place === null && !isStepping && matchMedia("(hover: hover)").matches) conversation?.composer.focus();
     isStepping = false;
@@ -253,9 +252,8 @@ function offered() {
 
 async function main() {
   whenSignedOut(askForToken);
-  list = new SessionList((rows) => {
+  list = new SessionList(() => {
     if (document.body.dataset.view === "list") welcome();
-    conversation?.name(rows.find((one) => one.session_id === conversation?.id));
   });
   files = listenForFiles((id) => {
     list.refreshSoon();

@@ -135,7 +135,7 @@ export class Conversation {
       await attempt(async () => {
         await this.articles.refresh();
         this.turn.settle(); // before it is drawn: what is saved would stand there twice
-        this.session = { first_words: this.session.first_words, ...(await get(sessionPath(this.id))) };
+        this.session = await get(sessionPath(this.id), { last_words: true });
       });
       if (!this.isClosed) this.drawHead();
     });
@@ -146,13 +146,6 @@ export class Conversation {
   wish = null;
 
   // --- what is shown ---
-
-  /** @param {{first_words: string | null} | undefined} row of the list, which knows its first words */
-  name(row) {
-    if (!row || row.first_words === this.session.first_words) return;
-    this.session.first_words = row.first_words;
-    this.drawHead();
-  }
 
   drawHead() {
     const { session } = this;

@@ -21,7 +21,7 @@
   ask("v1/access");
   const [, kind, id, place] = location.hash.split("/");
   if (kind === "session" && id) {
-    ask(`v1/sessions/${id}`);
+    ask(`v1/sessions/${id}?last_words=true`);
     if (!place) ask(`v1/sessions/${id}/articles?limit=12`);
   } else {
     ask("v1/sessions?limit=60&last_words=true");

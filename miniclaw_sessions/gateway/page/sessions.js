@@ -17,7 +17,7 @@ const AGAIN_MS = 400;
  */
 
 export class SessionList {
-  /** @param {(rows: Row[]) => void} changed called with all rows that are known, after each change */
+  /** @param {() => void} changed called after each change of the rows */
   constructor(changed) {
     this.changed = changed;
     this.scroll = find("list");
@@ -54,7 +54,7 @@ export class SessionList {
     this.isLoaded = this.isStale = true;
     this.scroll.classList.toggle("empty", !this.rows.length);
     this.drawNow();
-    this.changed(this.rows);
+    this.changed();
   }
 
   /** `refresh` soon, once for all who ask for it. */
