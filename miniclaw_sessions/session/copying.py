@@ -22,6 +22,7 @@ from miniclaw_sessions.protocol.entries import (
     Label,
     LeafMove,
     MessageEntry,
+    ModelChange,
 )
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.session.journal import Journal
@@ -64,11 +65,27 @@ async def copy_session(source: Journal, target: Journal, leaf_id: str | None) ->
             unit = Unit(target)
             unit.add(Label, target_id=target_id, label=label)
             await unit.save()
+        await _choose_beside(source, target)
     if source.is_deleted:
         raise SessionDeleted(f"session {source.session_id} was deleted; there is nothing to copy any more")
     _copy_metadata(
         source, target, but=() if leaf_id is None else _OF_THE_BRANCH, also={PARENT_SESSION: source.session_id}
     )
+
+
+async def _choose_beside(source: Journal, target: Journal) -> None:
+    """Let the model that was chosen last, on whatever branch, be chosen beside the branch that was copied."""
+    state, chosen = target.conversation.state, None
+    if state.chosen_model == source.conversation.state.chosen_model:
+        return
+    async for entry in source.reader.entries([]):
+        chosen = entry if isinstance(entry, ModelChange) else chosen
+    if chosen is not None:
+        unit = Unit(target)
+        unit.add(ModelChange, provider=chosen.provider, model_id=chosen.model_id)
+        unit.add(LeafMove, target_id=state.leaf_id, target_sequence=state.leaf_sequence or None)
+        await unit.save()
+        await target.settle()
 
 
 async def copy_branch(source: Journal, target: Journal) -> None:

@@ -25,7 +25,7 @@ from miniclaw_sessions.errors import (
 )
 from miniclaw_sessions.manager import SessionManager
 from miniclaw_sessions.manager.reader import fork_session
-from miniclaw_sessions.protocol.entries import moves_leaf
+from miniclaw_sessions.protocol.entries import LeafMove, moves_leaf
 from miniclaw_sessions.protocol.keys import SessionKey
 from miniclaw_sessions.protocol.messages import Message, Usage
 from miniclaw_sessions.session import Session
@@ -288,6 +288,12 @@ async def test_a_branched_session_keeps_free_metadata_and_what_is_in_force_on_it
     branched = await session.fork(leaf_id=first)
     expected = {"agent_id": "main", "provider": "p1", "model": "m1", "parent_session": "telegram_1"}
     assert branched.metadata == expected
+    assert branched.chosen_model == session.chosen_model == "m2"
+    assert await told_by(branched) == texts_of(branched.messages()) == ["a"]
+    assert (branched.leaf_id, (await branched.tree.get_transcript()).problems) == (first, [])
+    whole = await session.fork(leaf_id=session.leaf_id)
+    moves = [entry for entry in (await whole.tree.get_transcript()).entries if isinstance(entry, LeafMove)]
+    assert (whole.chosen_model, moves) == ("m2", []), "it stands on the path, and nothing beside it"
 
 
 async def test_an_entry_that_the_session_does_not_have_gives_no_branched_session(faulty: Bench) -> None:
