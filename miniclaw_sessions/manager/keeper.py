@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 
-from miniclaw_sessions.errors import LeafMoved, SessionHeld, StoreUnavailable
+from miniclaw_sessions.errors import StoreUnavailable
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.reader import SessionReader
 from miniclaw_sessions.manager.registry import SessionRegistry
@@ -62,7 +63,7 @@ class SessionKeeper(SessionReader):
         Raises:
             LeafMoved: its last sequence number is not `if_sequence` (None: whatever it is); nothing was changed.
             SessionHeld: it is under legal hold; nothing was changed.
-            StoreUnavailable: it could not be deleted and is as it was.
+            StoreUnavailable: not all of it could be deleted, its archived copies last; delete it again.
             TurnInProgress: this very task holds the session's turn.
         """
         self._require_open()
@@ -76,12 +77,8 @@ class SessionKeeper(SessionReader):
         async with journal.between_turns():
             if journal.is_deleted:
                 return False
-            if if_sequence not in (None, journal.last_sequence):
-                raise LeafMoved(f"session {session_id} went on meanwhile; it was not deleted, look at it and try again")
-            if journal.legal_hold is not None:
-                raise SessionHeld(session_id, journal.legal_hold)
-            await self._archive.forget(session_id)
-            await self._registry.remove(journal)
+            copies = partial(self._archive.forget, session_id)
+            await self._registry.remove(journal, if_sequence=if_sequence, afterwards=copies)
             if isinstance(source := journal.conversation.state.metadata.get(FOLLOWED), dict):
                 self._also_at[session_id] = {f"{source.get('path')} is another program's: remove it there": None}
         log.info("deleted", action="session.deleted", session_id=session_id)

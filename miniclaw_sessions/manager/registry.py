@@ -18,7 +18,7 @@ Everything else happens between two awaits, where nobody else runs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
@@ -34,7 +34,6 @@ from miniclaw_sessions.disk import is_no_space
 from miniclaw_sessions.errors import (
     ManagerClosed,
     SessionExists,
-    SessionHeld,
     SessionLimit,
     StoreConflict,
     StoreFull,
@@ -44,6 +43,7 @@ from miniclaw_sessions.history.conversation import Conversation
 from miniclaw_sessions.log import get_logger
 from miniclaw_sessions.manager.background import Background
 from miniclaw_sessions.manager.cache import Listing, SessionCache
+from miniclaw_sessions.manager.erasing import Eraser, require_removable
 from miniclaw_sessions.manager.known import Known
 from miniclaw_sessions.manager.live import Live
 from miniclaw_sessions.manager.ownership import TurnKeeper
@@ -102,6 +102,7 @@ class SessionRegistry:
         self.max_metadata_bytes = settings.max_metadata_bytes
         self.owner = Owner()
         self._storage = storage
+        self._eraser = Eraser(storage, saving, cache)
         self._background = background
         self._settings = settings
         self._keeper = TurnKeeper(self.store, clock, cache.in_memory, lease_s=settings.turn_lease_s)
@@ -490,24 +491,45 @@ class SessionRegistry:
             self._reserved[journal.session_id] = anyio.Event()
             await self._discard(journal)
 
-    async def remove(self, journal: Journal, *, kind: str = "deleted") -> None:
+    async def remove(
+        self,
+        journal: Journal,
+        *,
+        kind: str = "deleted",
+        if_sequence: int | None = None,
+        afterwards: Callable[[], Awaitable[object]] = checkpoint,
+    ) -> None:
         """Take a session out of memory and off the disk; on failure it is back as it was.
 
         A task of the manager does it, because nothing keeps asyncio's own cancellation from the caller's: the file
         would be gone and the transcript not.
+
+        Args:
+            journal: of the session.
+            kind: what those are told that follow it.
+            if_sequence: only if this is its last sequence number.
+            afterwards: what is to be done before its key is free again; where that fails, the session is gone.
+
+        Raises:
+            LeafMoved, SessionHeld: it may not be removed.
+            StoreError: it could not be.
         """
         if self._background.closed:
             raise ManagerClosed(f"the session manager was closed; session {journal.session_id} is as it was")
+        require_removable(journal, if_sequence)
         self._reserved[journal.session_id] = anyio.Event()
-        await self._background.complete(partial(self._remove_now, journal, kind))
+        await self._background.complete(partial(self._remove_now, journal, kind, if_sequence, afterwards))
 
-    async def _remove_now(self, journal: Journal, gone_as: str) -> None:
+    async def _remove_now(
+        self,
+        journal: Journal,
+        gone_as: str,
+        if_sequence: int | None,
+        afterwards: Callable[[], Awaitable[object]],
+    ) -> None:
         session_id = journal.session_id
         try:
-            await self._erase(journal)
-            self.live.gone(session_id, journal.key, kind=gone_as)
-            self.evicted_of_gone += journal.evicted
-            self.cache.remove(session_id)
+            await self._eraser.erase(journal, if_sequence)
         except OSError as error:
             journal.revive()
             kind = StoreFull if is_no_space(error) else StoreUnavailable
@@ -515,6 +537,11 @@ class SessionRegistry:
         except BaseException:
             journal.revive()
             raise
+        else:
+            self.live.gone(session_id, journal.key, kind=gone_as)
+            self.evicted_of_gone += journal.evicted
+            self.cache.remove(session_id)
+            await afterwards()
         finally:
             self._release(session_id)
 
@@ -526,7 +553,7 @@ class SessionRegistry:
         session_id = journal.session_id
         try:
             await self.committer.drain()  # the store may have recovered without anybody having tried
-            await self._erase(journal, of_this_incarnation=True)
+            await self._eraser.erase_unfinished(journal)
             self._unfinished.pop(session_id, None)
         except (StoreUnavailable, OSError) as error:
             self.flusher.remove(journal)
@@ -556,29 +583,6 @@ class SessionRegistry:
                 f"session {session_id!r} cannot be made: what is left of an interrupted import or fork cannot be "
                 "removed while the store fails; try again later"
             )
-
-    async def _erase(self, journal: Journal, *, of_this_incarnation: bool = False) -> None:
-        """Take a session's file and transcript off the disk, once it is quiet; it takes nothing more.
-
-        Args:
-            journal: whose.
-            of_this_incarnation: leave alone what belongs to another session of the same name.
-        """
-        session_id = journal.session_id
-        journal.retire()
-        if journal.log.rejected is None:
-            await self.committer.wait(journal.log, journal.last_sequence)
-        if journal.legal_hold is not None and not of_this_incarnation:  # it was put there since somebody looked
-            raise SessionHeld(session_id, journal.legal_hold)
-        self.flusher.remove(journal)
-        async with self.flusher.lock:
-            if of_this_incarnation:
-                stored = await self.store.head(session_id)
-                if stored is not None and stored.head.incarnation != journal.incarnation:
-                    return
-            await self._storage.checkpoints.remove(session_id)
-            if await self.store.delete(session_id):
-                self.cache.counted(len(self.cache) - 1)
 
 
 class _InTheMakingError(Exception):

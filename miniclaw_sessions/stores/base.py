@@ -408,8 +408,17 @@ class Store(Protocol):
         """
         ...
 
-    async def delete(self, session_id: str) -> bool:
-        """Remove the session and all its entries, durably. Returns whether there was one."""
+    async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:
+        """Remove the session and all its entries, durably. Returns whether there was one.
+
+        Args:
+            session_id: which one.
+            known: remove no other one of this name, and none that has gone on behind this; None: whatever is there.
+                Only of `shared` stores; nobody else writes the others.
+
+        Raises:
+            StoreConflict: there is more than is known; nothing was removed.
+        """
         ...
 
     async def purge(self) -> bool:

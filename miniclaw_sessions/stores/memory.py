@@ -99,7 +99,7 @@ class MemoryStore(Store):
             stored[number] = right[stored[number].sequence]
         return len(wrong)
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:  # noqa: ARG002 - never shared
         """Forget a session; whether there was one."""
         await checkpoint()
         return self._sessions.pop(session_id, None) is not None

@@ -11,7 +11,7 @@ from typing import ClassVar, NoReturn, Protocol
 from miniclaw_sessions.disk import Directory, NotRegular
 from miniclaw_sessions.errors import InvalidMessage, StoreError, StoreUnavailable
 from miniclaw_sessions.protocol.entries import Entry
-from miniclaw_sessions.stores.base import Append, Store, StoredEntry, decode_stored
+from miniclaw_sessions.stores.base import Append, Store, StoredEntry, StoredHead, decode_stored
 
 PAGE = 500
 """How many entries are read from a store at a time."""
@@ -112,7 +112,7 @@ class ReadOnlyStore(Store):
         """Not here."""
         self._refuse(f"mend {len(candidates)} entries of {session_id} in")
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:  # noqa: ARG002 - never shared
         """Not here."""
         self._refuse(f"delete {session_id} from")
 

@@ -119,9 +119,9 @@ class WrappingStore(Store):
         """Mend the inner store."""
         return await self._forward("mend", lambda: self._store.mend(session_id, candidates))
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:
         """Delete from the inner store."""
-        return await self._forward("delete", lambda: self._store.delete(session_id))
+        return await self._forward("delete", lambda: self._store.delete(session_id, known=known))
 
     async def purge(self) -> bool:
         """Purge the inner store."""

@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from miniclaw_sessions.errors import StoreConflict, StoreError
-from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredTurn, TurnClaim
+from miniclaw_sessions.stores.base import Append, SessionHead, Store, StoredEntry, StoredHead, StoredTurn, TurnClaim
 from miniclaw_sessions.testing.stores import StoreCheck, StoreMaker, sample_entries, sample_head
 
 _LONG_S = 3600.0
@@ -83,6 +83,19 @@ async def a_deleted_session_takes_nothing_more(stores: StoreMaker) -> None:
         (outcome,) = await one.append([Append(sample_head(), sample_entries(4, 4))])
         _expect(isinstance(outcome, StoreConflict), "what follows a deleted session is refused")
         _expect(await one.head("telegram_1") is None, "a deleted session does not come back")
+
+
+async def a_deletion_takes_no_more_than_it_knows(stores: StoreMaker) -> None:
+    """Where others have gone on with the session, or made another one of its name, nothing is deleted."""
+    async with _two(stores) as (one, other):
+        await _append(one, sample_head(), sample_entries(1, 2))
+        await _not_deleted(one, StoredHead(sample_head(), 1))
+        known = StoredHead(sample_head(), 2)
+        _expect(await other.delete("telegram_1", known=known), "what is known is deleted")
+        await _append(other, sample_head(incarnation="second"), sample_entries(1, 1, prefix="other"))
+        await _not_deleted(one, known)
+        _expect(await one.delete("telegram_1"), "who says nothing of what he knows deletes whatever is there")
+        _expect(not await one.delete("telegram_1", known=known), "what is gone is not deleted again")
 
 
 async def an_idempotency_key_is_taken_once(stores: StoreMaker) -> None:
@@ -175,6 +188,7 @@ SHARED_STORE_CHECKS: tuple[StoreCheck, ...] = (
     two_writers_of_many_sessions_lose_nothing,
     a_session_that_another_made_is_not_mixed_with_ours,
     a_deleted_session_takes_nothing_more,
+    a_deletion_takes_no_more_than_it_knows,
     an_idempotency_key_is_taken_once,
     a_turn_has_one_owner,
     a_turn_is_taken_held_and_given_back_without_a_word,
@@ -209,6 +223,16 @@ async def _append(
 async def _refused(store: Store, entries: Sequence[StoredEntry], turn: TurnClaim) -> None:
     (outcome,) = await store.append([Append(sample_head(), entries, turn=turn)])
     _expect(isinstance(outcome, StoreConflict), f"somebody else has the turn, so {turn} is refused")
+
+
+async def _not_deleted(store: Store, known: StoredHead) -> None:
+    before = await store.read("telegram_1")
+    try:
+        await store.delete("telegram_1", known=known)
+    except StoreConflict:
+        _expect(await store.read("telegram_1") == before, "a deletion that is refused removes nothing")
+    else:
+        raise AssertionError("the store broke a promise: more is not deleted than is known")
 
 
 def _expect(kept: bool, promise: str) -> None:

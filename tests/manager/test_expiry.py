@@ -21,7 +21,7 @@ from miniclaw_sessions.protocol.encoding import decode_entry
 from miniclaw_sessions.protocol.entries import MessageEntry
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
-from miniclaw_sessions.stores.base import SessionHead
+from miniclaw_sessions.stores.base import SessionHead, StoredHead
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FakeClock, FaultyStore
 
@@ -186,10 +186,10 @@ async def test_a_session_used_between_scan_and_its_turn_to_go_stays(home: Home) 
         await home.clock.advance(31 * DAY)
         real = home.store.delete
 
-        async def delete(session_id: str) -> bool:
+        async def delete(session_id: str, *, known: StoredHead | None = None) -> bool:
             other = {"telegram_1": "2", "telegram_2": "1"}[session_id]
             await manager.get_or_create("telegram", other)
-            return await real(session_id)
+            return await real(session_id, known=known)
 
         home.store.delete = delete  # type: ignore[method-assign]
         assert (await manager.sweep()).expired == 1

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+import anyio
 import msgspec
 import pytest
 
 from miniclaw_sessions.config import RetentionSettings, SessionSettings
-from miniclaw_sessions.errors import InvalidSearch, NotPermitted, SessionHeld, SessionNotFound
+from miniclaw_sessions.errors import InvalidSearch, NotPermitted, SessionHeld, SessionNotFound, StoreUnavailable
 from miniclaw_sessions.formats.registry import format_named
 from miniclaw_sessions.manager import SessionManager, database_lists, open_readonly
 from miniclaw_sessions.manager.bounded import BoundedSessions
 from miniclaw_sessions.manager.forgetting import Meant, Which, as_seen, forget, meant
 from miniclaw_sessions.manager.person import person_archive
-from miniclaw_sessions.protocol.entries import SUSPENDED
+from miniclaw_sessions.protocol.entries import LEGAL_HOLD, SUSPENDED
 from miniclaw_sessions.protocol.keys import KeyBounds
 from miniclaw_sessions.protocol.messages import Message
 from miniclaw_sessions.session import Session
@@ -188,15 +189,16 @@ async def test_a_hold_that_comes_while_a_session_is_deleted_is_kept(
 ) -> None:
     async with home.open() as manager:
         session = await say(manager, "telegram", "1")
-        forget_archived = manager.archive.forget
+        complete = manager._background.complete
 
-        async def meanwhile(session_id: str, *, anew: bool = False) -> int:
-            await manager.hold(session_id, "case 12")
-            return await forget_archived(session_id, anew=anew)
+        async def meanwhile(step: Callable[[], Awaitable[None]]) -> None:
+            session.journal.note({LEGAL_HOLD: "case 12"})
+            await complete(step)
 
-        monkeypatch.setattr(manager.archive, "forget", meanwhile)
-        with pytest.raises(SessionHeld):
-            await manager.delete("telegram_1")
+        with monkeypatch.context() as patch:
+            patch.setattr(manager._background, "complete", meanwhile)
+            with pytest.raises(SessionHeld):
+                await manager.delete("telegram_1")
         assert session.journal.legal_hold == "case 12"
         await session.add_message(Message.user("still here"))
         assert [message.text for message in (await manager.find("telegram_1")).messages()] == ["hello", "still here"]
@@ -386,6 +388,56 @@ async def test_an_archived_copy_of_what_is_held_stays_with_it(home: Home) -> Non
         done = await forget(manager, await found(manager, user="1"))
         assert (done.gone, len(done.held)) == ([], 2)
         assert len(await manager.archive.names()) == 1
+
+
+async def test_a_deletion_that_fails_leaves_the_archived_copies_and_they_go_when_it_is_tried_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with home.open(restore_archived=False) as manager:
+        await in_use_and_archived(home, manager)
+        for failing, name, left in (
+            (manager._registry.store, "delete", {"telegram_1"}),
+            (manager.archive, "forget", set[str]()),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(failing, name, unavailable)
+                with pytest.raises(StoreUnavailable):
+                    await manager.delete("telegram_1")
+            assert await ids(manager) == left
+            assert len(await manager.archive.names()) == 1
+        assert await manager.delete("telegram_1")
+        assert await manager.archive.names() == []
+
+
+async def test_who_speaks_while_a_session_is_deleted_is_not_given_an_archived_copy_of_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with home.open(restore_archived=False) as manager:
+        await in_use_and_archived(home, manager)
+    async with home.open() as manager, anyio.create_task_group() as tasks:
+        forget_archived = manager.archive.forget
+
+        async def meanwhile(session_id: str, *, anew: bool = False) -> int:
+            tasks.start_soon(say, manager, "telegram", "1", "after")
+            await anyio.wait_all_tasks_blocked()
+            return await forget_archived(session_id, anew=anew)
+
+        monkeypatch.setattr(manager.archive, "forget", meanwhile)
+        assert await manager.delete("telegram_1")
+        session = await manager.get_or_create("telegram", "1")
+        assert WORDS not in {message.text for message in session.messages()}
+
+
+async def in_use_and_archived(home: Home, manager: SessionManager) -> None:
+    """A session that has expired, and whose chat has begun anew."""
+    await say(manager, "telegram", "1", WORDS)
+    await home.wait(manager, 40)
+    await manager.sweep()
+    await say(manager, "telegram", "1", "anew")
+
+
+async def unavailable(*_: object, **__: object) -> None:
+    raise StoreUnavailable("not now")
 
 
 @IN_FILES

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -21,13 +22,17 @@ from miniclaw_sessions.errors import (
     DuplicateMessage,
     LeafMoved,
     SessionDeleted,
+    SessionHeld,
+    SessionNotFound,
     StoreConflict,
     StoreError,
     StoreUnavailable,
     TurnTaken,
 )
+from miniclaw_sessions.manager.forgetting import Which, forget, meant
 from miniclaw_sessions.protocol.entries import Custom, LeafMove, MessageEntry, SessionInfo
 from miniclaw_sessions.stores.base import Append, StoredHead, TurnClaim
+from miniclaw_sessions.stores.shared import Archiving
 from miniclaw_sessions.stores.sql.postgresql import PostgreSQLStore
 from miniclaw_sessions.testing import FaultyStore
 from tests.postgresql import PostgreSQLServer
@@ -640,6 +645,124 @@ async def test_a_chat_that_another_gateway_deleted_is_gone_and_does_not_come_bac
     async with gateways(database, tmp_path) as managers:
         for manager in managers:
             assert texts((await manager.get_or_create("telegram", 1)).messages()) == ["again"]
+
+
+class Meanwhile(PostgreSQLStore):
+    """A store that lets something happen right before sessions are removed, when everybody has looked at them."""
+
+    happens: Callable[[], Awaitable[object]] | None = None
+
+    async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:
+        await self._let_happen()
+        return await super().delete(session_id, known=known)
+
+    async def expire(self, session_ids: Iterable[str], idle_s: float, archiving: Archiving | None) -> list[str]:
+        await self._let_happen()
+        return await super().expire(session_ids, idle_s, archiving)
+
+    async def _let_happen(self) -> None:
+        if self.happens is not None:
+            happens, self.happens = self.happens, None
+            await happens()
+
+
+@asynccontextmanager
+async def one_and_whoever_deletes(
+    database: str, directory: Path, **settings: Any
+) -> AsyncIterator[tuple[SessionManager, SessionManager, Meanwhile]]:
+    """Two gateways that know the same session, and the store of the second."""
+    store, chosen = Meanwhile(database), SessionSettings(**settings)
+    async with (
+        SessionManager(directory / "one", store=database, settings=chosen) as one,
+        SessionManager(directory / "other", store=store, settings=chosen) as other,
+    ):
+        await (await one.get_or_create("law", 1)).add_message(Message.user("evidence"))
+        await other.get("law", 1)
+        yield one, other, store
+
+
+async def test_a_hold_at_one_gateway_keeps_what_another_is_deleting(database: str, tmp_path: Path) -> None:
+    async with one_and_whoever_deletes(database, tmp_path) as (one, other, store):
+        await store.write_archived("law_1", "20260101T000000.000000Z-law_1.jsonl", in_pieces(b"older evidence"))
+        store.happens = lambda: one.hold("law_1", "case 12")
+        with pytest.raises(SessionHeld, match="case 12"):
+            await other.delete("law_1")
+        assert len(await other.archive.names()) == 1
+        await (await other.get("law", 1)).add_message(Message.user("and more"))
+        await one.hold("law_1", None)
+        chosen = [found async for found in meant(other, Which(channel="law")) if found.archived is None]
+        store.happens = lambda: one.hold("law_1", "case 13")
+        done = await forget(other, chosen)
+        assert (done.gone, [found.session_id for found in done.changed]) == ([], ["law_1"])
+        session = await one.get("law", 1)
+        assert (session.journal.legal_hold, texts(session.messages())) == ("case 13", ["evidence", "and more"])
+
+
+async def test_a_hold_at_one_gateway_keeps_what_expires_at_another(
+    database: str, tmp_path: Path, postgresql: PostgreSQLServer
+) -> None:
+    async with one_and_whoever_deletes(database, tmp_path, ttl_days=1) as (one, other, store):
+        await other.sweep(dry_run=True)  # has seen that somebody was there: the clock is not doubted
+        idle = "UPDATE sessions SET used_at = used_at - INTERVAL '2 days'"
+        await postgresql.execute(idle, urlsplit(database).path.strip("/"))
+        assert (await other.sweep(dry_run=True)).sessions == ["law_1"]
+        store.happens = lambda: one.hold("law_1", "case 12")
+        assert (await other.sweep()).sessions == []
+        assert (await one.find("law_1")).journal.legal_hold == "case 12"
+
+
+async def test_a_message_at_one_gateway_is_not_forgotten_by_who_has_not_seen_it(database: str, tmp_path: Path) -> None:
+    async with one_and_whoever_deletes(database, tmp_path) as (one, other, store):
+        session = await one.get("law", 1)
+        chosen = [found async for found in meant(other, Which(channel="law"))]
+        store.happens = lambda: session.add_message(Message.user("wait"))
+        done = await forget(other, chosen)
+        assert (done.gone, [found.session_id for found in done.changed]) == ([], ["law_1"])
+        assert texts((await other.get("law", 1)).messages()) == ["evidence", "wait"]
+        store.happens = lambda: session.add_message(Message.user("whatever it is"))
+        assert await other.delete("law_1"), "nobody has said which state of it is meant"
+        for manager in (one, other):
+            with pytest.raises(SessionNotFound):
+                await manager.get("law", 1)
+
+
+async def test_who_deletes_what_another_has_deleted_leaves_its_successor(database: str, tmp_path: Path) -> None:
+    async with one_and_whoever_deletes(database, tmp_path) as (one, other, store):
+
+        async def begin_anew() -> None:
+            await one.delete("law_1")
+            await (await one.get_or_create("law", 1)).add_message(Message.user("anew"))
+
+        store.happens = begin_anew
+        assert await other.delete("law_1")
+        for manager in (one, other):
+            assert texts((await manager.get("law", 1)).messages()) == ["anew"]
+
+
+async def test_a_session_that_goes_on_all_the_time_is_as_it_was_when_it_cannot_be_deleted(
+    database: str, tmp_path: Path
+) -> None:
+    async with one_and_whoever_deletes(database, tmp_path) as (one, other, store):
+        session, said = await one.get("law", 1), list[str]()
+
+        async def go_on() -> None:
+            said.append(f"{len(said)}")
+            await session.add_message(Message.user(said[-1]))
+            store.happens = go_on
+
+        store.happens = go_on
+        with pytest.raises(StoreUnavailable, match="all the time"):
+            await other.delete("law_1")
+        store.happens = None
+        theirs = await other.get("law", 1)
+        await theirs.add_message(Message.user("still here"))
+        assert texts(theirs.messages()) == ["evidence", *said, "still here"]
+        assert await other.delete("law_1")
+
+
+async def in_pieces(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
 
 
 async def test_a_commit_that_is_cut_off_is_neither_lost_nor_doubled_though_others_came_between(

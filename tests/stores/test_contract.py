@@ -9,7 +9,7 @@ import pytest
 
 from miniclaw_sessions.errors import ConfigError
 from miniclaw_sessions.stores import open_store
-from miniclaw_sessions.stores.base import Append, Store
+from miniclaw_sessions.stores.base import Append, Store, StoredHead
 from miniclaw_sessions.stores.jsonl.store import JSONLStore
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.stores.none import NoStore
@@ -69,8 +69,8 @@ async def test_a_shared_store_keeps_its_promise(check: StoreCheck, postgresql_ur
 
 async def test_check_store_runs_every_check_and_names_the_broken_promise() -> None:
     class Forgetful(MemoryStore):
-        async def delete(self, session_id: str) -> bool:
-            await super().delete(session_id)
+        async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:
+            await super().delete(session_id, known=known)
             return False
 
     await check_store(MemoryStore)

@@ -146,7 +146,7 @@ class JSONLStore(JSONLReader):
         finally:
             self._keys.forget(session_id)
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:  # noqa: ARG002 - never shared
         """Remove a session's file and what crashes had left of it; whether there was a session.
 
         The deletion is durable when this returns. The disk may keep the bytes until it uses their place again.

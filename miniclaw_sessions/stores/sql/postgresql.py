@@ -392,10 +392,10 @@ class PostgreSQLStore(SearchedStore, BesideTranscripts):
         self._note([session_id])
         return mended
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:
         """Remove a session and all that is of it, in one transaction; whether there was one."""
         with CancelScope(shield=True):
-            return await self._server.writing("delete from", lambda connection: _delete(connection, session_id))
+            return await self._server.writing("delete from", lambda one: _delete(one, session_id, known))
         raise AssertionError  # as above
 
     async def purge(self) -> bool:
@@ -490,13 +490,21 @@ def _mended(session_id: str, entry: StoredEntry) -> dict[str, Any]:
     }
 
 
-async def _delete(connection: Any, session_id: str) -> bool:
+async def _delete(connection: Any, session_id: str, known: StoredHead | None) -> bool:
     async with transaction(connection):
-        if await connection.fetchrow(keyed.LOCKED_FOR_DELETION.text, session_id) is None:
+        row = await connection.fetchrow(keyed.LOCKED_FOR_DELETION.text, session_id)
+        if row is None:
             return False
+        if known is not None and _has_more(keyed.stored_head(row), known):
+            raise StoreConflict(f"cannot delete session {session_id}: another process has gone on with it")
         for statement in keyed.DELETE:
             await connection.execute(statement.text, session_id)
     return True
+
+
+def _has_more(stored: StoredHead, known: StoredHead) -> bool:
+    """Whether others have gone on with a session, or made another one of its name."""
+    return stored.head.incarnation != known.head.incarnation or stored.last_sequence > known.last_sequence
 
 
 async def _columns_of(connection: Any) -> dict[str, set[str]]:

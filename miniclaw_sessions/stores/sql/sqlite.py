@@ -255,7 +255,7 @@ class SQLiteStore(Store):
             await self.drop_index()  # it has nothing of what was damaged when it came by
         return mended
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str, *, known: StoredHead | None = None) -> bool:  # noqa: ARG002 - never shared
         """Remove a session and overwrite what it said with zeros; whether there was one.
 
         The deletion is durable when this returns. The old bytes may stay in the -wal file until that is reused, the
