@@ -100,18 +100,18 @@ async def test_while_nothing_can_be_saved_a_person_is_told_so_once_and_answered_
     server, store = Homeserver(), FaultyStore(MemoryStore())
     async with SessionManager(tmp_path / "full", store=store) as manager, serving(manager, model, server, monkeypatch):
         store.fail(StoreFull("no space left"))
-        for number in range(1, 4):
-            server.say(f"message {number}", ALICE)
-            await server.until_answers(number)
-        assert all(text.startswith("I cannot save anything just now") for text in server.answers.values())
+        server.say("message", ALICE)
+        await server.until_answers(1)
+        server.say("/help", BOB, **ASIDE)  # with what is said next, the message comes again, and is not told again
+        await server.until_answers(2)
         store.heal()
-        while sum("echo" in text for text in server.answers.values()) < 3:
+        while not any("echo" in text for text in server.answers.values()):
             known = len(server.answers)
-            server.say("/help", BOB, **ASIDE)  # with what is said next, the others come again
-            await server.until_answers(known + 1)
-    assert sorted(text for text in server.answers.values() if "echo" in text) == [
-        f"echo: message {number}" for number in range(1, 4)
-    ]
+            server.say("/help", BOB, **ASIDE)
+            with anyio.move_on_after(0.5):  # this may have to come again, too, and a real /sync returns by itself
+                await server.until_answers(known + 1)
+    told = [text for text in server.answers.values() if "/help - " not in text]
+    assert [text.partition(".")[0] for text in told] == ["I cannot save anything just now", "echo: message"]
 
 
 async def test_an_answer_that_can_never_be_sent_holds_up_nothing(
