@@ -59,6 +59,7 @@ def test_what_the_address_names_is_asked_for_first_and_before_the_script_is_ther
 ) -> None:
     daemon.say("demo_first", "what is named")
     page = open_page()
+    page.locator("#list li").first.wait_for()  # what it asks for by itself is over
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url.removeprefix(f"{daemon.address}/")))
     page.goto(f"{daemon.address}/?#/session/demo_first")
