@@ -110,6 +110,16 @@ class Room:
         return "".join(event.text for event in deltas if isinstance(event, TextDelta))
 
 
+def deleting_tool(made: list[dict[str, Any]]) -> Tool:
+    """A tool that a person must agree to; what it was called with is in `made`."""
+
+    async def run(arguments: dict[str, Any]) -> str:
+        made.append(arguments)
+        return "deleted"
+
+    return Tool("delete", "Deletes a file.", {"type": "object"}, run, needs_approval=True)
+
+
 class Doors:
     """A model that answers `echo: hello`, or from `replies`; what has a door waits for it to open, and `fail` fails."""
 

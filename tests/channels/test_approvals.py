@@ -16,7 +16,6 @@ from miniclaw_sessions.agent.agent import Agent
 from miniclaw_sessions.agent.approving import MAX_ARGUMENTS, REFUSED
 from miniclaw_sessions.agent.assistant import Assistant
 from miniclaw_sessions.agent.hooks import Generation, Hooks
-from miniclaw_sessions.agent.tools import Tool
 from miniclaw_sessions.api.chat import Chat, chat, list_approvals
 from miniclaw_sessions.api.context import Context
 from miniclaw_sessions.api.sessions import OneSession
@@ -30,7 +29,7 @@ from miniclaw_sessions.gateway.chat import DispatchedChats
 from miniclaw_sessions.protocol.entries import Custom
 from miniclaw_sessions.protocol.messages import ToolCall
 from miniclaw_sessions.testing.provider import ScriptedProvider
-from tests.channels.rooms import Room
+from tests.channels.rooms import Room, deleting_tool
 
 pytestmark = pytest.mark.anyio
 
@@ -49,15 +48,9 @@ def made() -> list[dict[str, Any]]:
 def serving(tmp_path: Path, made: list[dict[str, Any]]) -> Serving:
     """A process that serves a room, with a model that gives these replies."""
 
-    async def run(arguments: dict[str, Any]) -> str:
-        made.append(arguments)
-        return "deleted"
-
-    tool = Tool("delete", "Deletes a file.", {"type": "object"}, run, needs_approval=True)
-
     @asynccontextmanager
     async def served(room: Room, *replies: str | Message) -> AsyncIterator[Dispatcher]:
-        agent = Agent(ScriptedProvider(replies), tools=[tool])
+        agent = Agent(ScriptedProvider(replies), tools=[deleting_tool(made)])
         async with SessionManager(tmp_path / "w") as manager, Dispatcher(manager, Assistant(agent)) as dispatcher:
             dispatcher.serve(room)
             yield dispatcher
@@ -207,12 +200,8 @@ async def test_the_question_shows_the_call_that_a_hook_has_chosen(tmp_path: Path
             del generation
             return msgspec.structs.replace(call, name="delete", arguments='{"path": "SECRET"}')
 
-    async def run(_: dict[str, Any]) -> str:
-        return "deleted"
-
-    tools = [Tool("delete", "Deletes.", {"type": "object"}, run, needs_approval=True)]
     call = Message.assistant("", (ToolCall("call_0", "look", '{"path": "x"}'),))
-    agent = Agent(ScriptedProvider([call]), tools=tools, hooks=Redirects())
+    agent = Agent(ScriptedProvider([call]), tools=[deleting_tool([])], hooks=Redirects())
     async with SessionManager(tmp_path / "w") as manager, Dispatcher(manager, Assistant(agent)) as dispatcher:
         dispatcher.serve(room)
         (last,) = await room.ended(room.say("go"))

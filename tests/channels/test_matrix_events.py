@@ -24,7 +24,7 @@ from miniclaw_sessions.protocol.messages import ImagePart, Message, TextPart, To
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FaultyStore
 from tests.channels.homeserver import BOT, ROOM, Homeserver
-from tests.channels.rooms import PATIENCE_S, Doors
+from tests.channels.rooms import PATIENCE_S, Doors, deleting_tool
 from tests.channels.telegram_server import PNG
 
 pytestmark = pytest.mark.anyio
@@ -127,22 +127,29 @@ async def test_an_answer_that_can_never_be_sent_holds_up_nothing(
     assert list(server.answers.values()) == ["here", "echo: hello"]
 
 
+BEHIND_SLOW = ["slow", *map(str, range(40))]
+
+
+async def say_more_than_is_in_hand(server: Homeserver) -> None:
+    """In one chat, behind an answer that takes long; who says something in another one is answered all the same."""
+    for text in BEHIND_SLOW:
+        server.say(text, ALICE)
+    server.say("quick", BOB, **ASIDE)
+    await server.until(lambda: "echo: quick" in server.answers.values())
+
+
 async def test_what_waits_in_one_room_keeps_nobody_else_from_being_heard_and_is_answered_through_a_restart(
     manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = Homeserver()
     model.close("slow")
-    texts = ["slow", *map(str, range(40))]
     async with serving(manager, model, server, monkeypatch):
-        for text in texts:
-            server.say(text, ALICE)
-        server.say("quick", BOB, **ASIDE)
-        await server.until(lambda: "echo: quick" in server.answers.values())
+        await say_more_than_is_in_hand(server)
         assert server.position == "0", "what waits is in memory only"
     model.open("slow")
     async with serving(manager, model, server, monkeypatch):
         await server.until_position(42)
-    assert list(server.answers.values()) == ["echo: quick", *(f"echo: {text}" for text in texts)]
+    assert list(server.answers.values()) == ["echo: quick", *(f"echo: {text}" for text in BEHIND_SLOW)]
 
 
 async def test_what_waits_is_answered_when_there_is_room_though_nobody_says_anything_more(
@@ -150,15 +157,11 @@ async def test_what_waits_is_answered_when_there_is_room_though_nobody_says_anyt
 ) -> None:
     server = Homeserver()
     model.close("slow")
-    texts = ["slow", *map(str, range(40))]
     async with serving(manager, model, server, monkeypatch):
-        for text in texts:
-            server.say(text, ALICE)
-        server.say("quick", BOB, **ASIDE)
-        await server.until(lambda: "echo: quick" in server.answers.values())
+        await say_more_than_is_in_hand(server)
         model.open("slow")
         await server.until_position(42)
-    assert list(server.answers.values())[1:] == [f"echo: {text}" for text in texts]
+    assert list(server.answers.values())[1:] == [f"echo: {text}" for text in BEHIND_SLOW]
 
 
 async def test_stop_is_heard_whatever_waits_and_nothing_before_it_is_answered(
@@ -286,15 +289,9 @@ async def test_in_a_room_of_three_an_ok_is_an_answer_only_where_it_is_said_to_th
     manager: SessionManager, model: Doors, monkeypatch: pytest.MonkeyPatch, *, is_mention: bool
 ) -> None:
     made: list[dict[str, Any]] = []
-
-    async def run(arguments: dict[str, Any]) -> str:
-        made.append(arguments)
-        return "deleted"
-
-    tool = Tool("delete", "Deletes.", {"type": "object"}, run, needs_approval=True)
     model.replies["delete x"] = Message.assistant("", (ToolCall("call_0", "delete", "{}"),))
     server = Homeserver(people=3)
-    async with serving(manager, model, server, monkeypatch, tools=[tool], groups="all"):
+    async with serving(manager, model, server, monkeypatch, tools=[deleting_tool(made)], groups="all"):
         server.say("delete x", ALICE)
         await server.until_position(1)
         server.say("ok", BOB, **({"m.mentions": {"user_ids": [BOT]}} if is_mention else {}))

@@ -31,7 +31,7 @@ from miniclaw_sessions.manager.forgetting import Which, meant
 from miniclaw_sessions.protocol.messages import ImagePart, TextPart, ToolCall
 from miniclaw_sessions.stores.memory import MemoryStore
 from miniclaw_sessions.testing import FaultyStore
-from tests.channels.rooms import Doors
+from tests.channels.rooms import Doors, deleting_tool
 from tests.channels.telegram_server import (
     BAD_GATEWAY,
     BLOCKED,
@@ -358,13 +358,7 @@ async def test_in_a_group_an_ok_is_an_answer_only_where_it_is_said_to_the_bot(
     bots: Bots, server: BotServer, *, is_reply: bool
 ) -> None:
     made: list[dict[str, Any]] = []
-
-    async def run(arguments: dict[str, Any]) -> str:
-        made.append(arguments)
-        return "deleted"
-
-    tool = Tool("delete", "Deletes.", {"type": "object"}, run, needs_approval=True)
-    bots.tools = [tool]
+    bots.tools = [deleting_tool(made)]
     bots.model.replies["delete x"] = Message.assistant("", (ToolCall("call_0", "delete", "{}"),))
     async with bots.serving(groups="all"):
         server.say("@claw_bot delete x", group=GROUP)
