@@ -19,8 +19,9 @@
     │                  ├── StoreConflict ── TurnTaken
     │                  ├── StoreCorrupt
     │                  └── SchemaTooNew
-    ├── answering      AgentError, ModelError ── ContextOverflow, ModelOverloaded
-    │                  IterationLimit, BudgetSpent
+    ├── answering      AgentError, IterationLimit, BudgetSpent
+    │                  ModelError ── ContextOverflow, ModelRefused, ModelAccessDenied, ModelUnavailable, ModelTimeout
+    │                                ModelOverloaded ── ModelRateLimited
     ├── dispatching    Busy ── ChatBusy, TooManyTurns
     │                  MessageUnderWay, MessageStopped, TurnCutOff
     └── talking        Unreachable
@@ -32,6 +33,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, overload
+
+
+def to_install(extra: str) -> str:
+    """What to do where an extra is missing, as the end of a sentence; the package is on no index."""
+    return f"pip install '.[{extra}]' in a checkout of miniclaw-sessions"
 
 
 class SessionsError(Exception):
@@ -350,19 +356,44 @@ class AgentError(SessionsError):
 class ModelError(AgentError):
     """The model's provider failed or answered nothing that can be used.
 
-    `provider_message` is the provider's own sentence, for the person who asked: it may quote what was said, so it is
-    not part of the error's text and never logged.
+    Attributes:
+        provider_message: the provider's own sentence, for the person who asked: it may quote what was said, so it is
+            not part of the error's text and never logged.
+        upstream_status: the HTTP status that the service answered with; None where it gave none.
+        retry_after_s: after how many seconds the service wants to be asked again; None where it has not said.
     """
 
     provider_message: str | None = None
+    upstream_status: int | None = None
+    retry_after_s: float | None = None
 
 
 class ContextOverflow(ModelError):
     """The conversation is larger than the model takes; compact the session and ask again."""
 
 
+class ModelRefused(ModelError):
+    """The model's service found the request wrong: the same request would be refused again."""
+
+
+class ModelAccessDenied(ModelError):
+    """The model's service does not let this program in, because of its key, its credit or its rights."""
+
+
+class ModelUnavailable(ModelError):
+    """The model's service failed, or could not be reached, also after retries."""
+
+
+class ModelTimeout(ModelError):
+    """The model's service did not answer in time, also after retries."""
+
+
 class ModelOverloaded(ModelError):
     """The model's service takes no more at the moment, also after retries; another model may answer."""
+
+
+class ModelRateLimited(ModelOverloaded):
+    """The model's service was asked too often, or for too much, for now; another model may answer."""
 
 
 class IterationLimit(AgentError):

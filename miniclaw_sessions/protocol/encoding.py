@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -32,6 +31,7 @@ from miniclaw_sessions.protocol.messages import (
     ToolCall,
     Usage,
     Value,
+    construct,
 )
 
 MAX_DEPTH = 64
@@ -259,57 +259,6 @@ def _field_names(kind: type[Value]) -> tuple[frozenset[str], frozenset[str]]:
 _EMPTY = Message(Role.OTHER)
 
 
-def as_message(said: Message | Mapping[str, Any]) -> Message:
-    """A message as callers give it: our own, or a dict such as `{"role": "user", "content": "hello"}`.
-
-    A dict may be one of OpenAI's chat completions. In our own a role that is a text becomes the role that it names, and
-    empty `tool_calls` and `tool_call_id` become absent ones.
-
-    Raises:
-        InvalidMessage: it is neither, or one of its fields has a wrong type.
-    """
-    if isinstance(said, Mapping):
-        said = message_from_dict(dict(said))
-    if not isinstance(said, Message):
-        raise InvalidMessage(
-            f"a message cannot be a {type(said).__name__}: write Message.user(...), Message.assistant(...), or a dict "
-            'with "role" and "content"'
-        )
-    if type(said.role) is not Role:
-        said = _with_role(said, said.role)
-    if said.tool_calls is not None and not said.tool_calls:
-        said = msgspec.structs.replace(said, tool_calls=None)
-    if said.tool_call_id is not None and not said.tool_call_id:
-        said = msgspec.structs.replace(said, tool_call_id=None)
-    if said.timestamp is not None and not isinstance(said.timestamp, datetime):
-        raise InvalidMessage(f"a message's timestamp is a datetime, not a {type(said.timestamp).__name__}")
-    return said
-
-
-def _with_role(message: Message, role: Any) -> Message:
-    if not isinstance(role, str) or not role:
-        raise InvalidMessage(f"a message's role is one of Role, not {role!r}")
-    if (known := _known_role(role)) is not None:
-        return msgspec.structs.replace(message, role=known)
-    return msgspec.structs.replace(message, role=Role.OTHER, extra={**(message.extra or {}), "role": role})
-
-
-def dated(said: Message | Mapping[str, Any], now: datetime) -> Message:
-    """A message as callers give it (`as_message`), with a time in UTC: its own, or `now`.
-
-    Raises:
-        InvalidMessage: it is neither a message nor a dict of one.
-    """
-    if type(said) is Message and _is_bare(said):  # the usual case, without looking at each field
-        return Message(said.role, said.content, now)
-    message = as_message(said)
-    if message.timestamp is None:
-        return msgspec.structs.replace(message, timestamp=now)
-    if message.timestamp.tzinfo is not UTC:
-        return msgspec.structs.replace(message, timestamp=in_utc(message.timestamp))
-    return message
-
-
 def encoded_once(entry: E) -> tuple[E, bytes]:
     """An entry as its own bytes say it, and these bytes.
 
@@ -320,15 +269,15 @@ def encoded_once(entry: E) -> tuple[E, bytes]:
         InvalidMessage: it cannot be stored faithfully.
     """
     encoded = encode_entry(entry)  # type: ignore[arg-type]
-    if isinstance(entry, MessageEntry) and _is_bare(entry.message, entry.message.timestamp):
+    if isinstance(entry, MessageEntry) and is_bare(entry.message, entry.message.timestamp):
         return entry, encoded
     return cast("E", decode_entry(encoded)), encoded
 
 
-def _is_bare(message: Message, timestamp: datetime | None = None) -> bool:
+def is_bare(message: Message, timestamp: datetime | None = None) -> bool:
     """Whether a message is a role and a text, and nothing else but this time."""
     role, content = message.role, message.content
-    return type(content) is str and type(role) is Role and message == Message(role, content, timestamp)
+    return type(content) is str and type(role) is Role and message == construct(Message, role, content, timestamp)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -450,21 +399,26 @@ def message_from_dict(data: Any) -> Message:
     role = _known_role(role_text)
     fields["role"] = role or Role.OTHER
     if isinstance(content := fields.get("content"), list):
-        fields["content"] = [_part_from(part) for part in content]
+        fields["content"] = [part_from(part) for part in content]
     elif content is None:
         fields["content"] = ""
     calls = fields.pop("tool_calls", None)
     if not isinstance(calls, list | None):
         raise InvalidMessage('"tool_calls" must be a list')
     if calls:
-        fields["tool_calls"] = [_call_from(call) for call in calls]
+        fields["tool_calls"] = [call_from(call) for call in calls]
     if isinstance(usage := fields.get("usage"), dict):
-        fields["usage"] = _gather(Usage, usage)
-    message = _gather(Message, fields)
+        fields["usage"] = gather(Usage, usage)
+    message = gather(Message, fields)
     return message if role else msgspec.structs.replace(message, extra={**(message.extra or {}), "role": role_text})
 
 
-def _part_from(part: Any) -> Part:
+def part_from(part: Any) -> Part:
+    """A content part from JSON: a text is one of text, a type that nobody knows is kept as it came.
+
+    Raises:
+        InvalidMessage: it is no object, or lacks what its type needs.
+    """
     if isinstance(part, str):
         return TextPart(part)
     if not isinstance(part, dict):
@@ -473,10 +427,15 @@ def _part_from(part: Any) -> Part:
     known = _PARTS.get(kind) if isinstance(kind, str) else None
     if known is None:
         return OtherPart(check_json(part))
-    return _gather(known, {name: value for name, value in part.items() if name != "type"})
+    return gather(known, {name: value for name, value in part.items() if name != "type"})
 
 
-def _call_from(call: Any) -> ToolCall:
+def call_from(call: Any) -> ToolCall:
+    """A tool call from JSON, also in the nested spelling of OpenAI.
+
+    Raises:
+        InvalidMessage: it is none.
+    """
     if not isinstance(call, dict):
         raise InvalidMessage("a tool call must be an object with id, name and arguments")
     fields = dict(call)
@@ -489,11 +448,15 @@ def _call_from(call: Any) -> ToolCall:
             del fields["type"]
     if not isinstance(fields.get("arguments"), str | None):  # some programs store an object; its text is made once
         fields["arguments"] = _encoder.encode(check_json(fields["arguments"])).decode()
-    return _gather(ToolCall, fields)
+    return gather(ToolCall, fields)
 
 
-def _gather(kind: type[T], fields: dict[str, Any]) -> T:
-    """Build a value from a dict, putting what it has no field for into `extra`; null means absent where it may be."""
+def gather(kind: type[T], fields: dict[str, Any]) -> T:
+    """Build a value from a dict, putting what it has no field for into `extra`; null means absent where it may be.
+
+    Raises:
+        InvalidMessage: a field is missing, or has a wrong type.
+    """
     known, required = _field_names(kind)
     own = {n: value for n, value in fields.items() if n in known and (value is not None or n in required)}
     if "timestamp" in own:
@@ -523,13 +486,13 @@ def _tolerant_entry(encoded: bytes) -> Entry:
     fields = {name: value for name, value in data.items() if name != "type"}
     if kind is None:
         base = {name: fields[name] for name in ("id", "parent_id", "timestamp", "sequence") if name in fields}
-        return _gather(OtherEntry, {**base, "encoded": msgspec.Raw(encoded)})
+        return gather(OtherEntry, {**base, "encoded": msgspec.Raw(encoded)})
     if kind is Compaction and isinstance(usage := fields.get("usage"), dict):
-        fields["usage"] = _gather(Usage, usage)
+        fields["usage"] = gather(Usage, usage)
     if kind is Compaction and isinstance(messages := fields.get("messages"), list):
-        compaction = _gather(Compaction, {name: value for name, value in fields.items() if name != "messages"})
+        compaction = gather(Compaction, {name: value for name, value in fields.items() if name != "messages"})
         return msgspec.structs.replace(compaction, messages=tuple(message_from_dict(message) for message in messages))
     if kind is not MessageEntry:
-        return _gather(kind, fields)
-    entry = _gather(MessageEntry, {**fields, "message": {"role": "other"}})
+        return gather(kind, fields)
+    entry = gather(MessageEntry, {**fields, "message": {"role": "other"}})
     return msgspec.structs.replace(entry, message=message_from_dict(fields.get("message")))

@@ -221,7 +221,7 @@ def original_id(entry: EntryBase) -> str:
 
 
 def is_bookkeeping(entry: Entry) -> bool:
-    """Whether an entry only says what a session knows of itself (`OWN_METADATA`): it is shown in no tree."""
+    """Whether an entry only says what a session knows of itself (`OWN_METADATA`): no export has it."""
     return (
         isinstance(entry, Custom)
         and entry.custom_type == METADATA

@@ -22,6 +22,9 @@ from miniclaw_sessions.errors import InvalidKey
 MAX_KEY_BYTES = 4096
 """Bytes of UTF-8 that a channel or a chat id may have."""
 
+NAMED = "session"
+"""The channel of the sessions that have one text for a name and no channel: documents 000, 001 and 003 name them so."""
+
 MAX_SESSION_ID_LENGTH = 200
 _HASH_TAIL_LENGTH = 65  # "~" and 64 hexadecimal digits
 _PLAIN = frozenset(string.ascii_letters + string.digits + "-.@+=,")
@@ -61,6 +64,28 @@ class SessionKey(NamedTuple):
         if key is None or key.session_id != session_id:
             raise InvalidKey(f"{_shown(session_id)} is not a session id; one looks like telegram_123456789")
         return key
+
+    @classmethod
+    def named(cls, name: str) -> SessionKey:
+        """The key that any text stands for where a session is named by one text; `name` gives the text back.
+
+        A session id names its session, and any other text (`my-session`, a bare UUID) the chat of that name in the
+        channel `session`. Two texts never stand for one key; `session_x` is a name of its own where `x` is one.
+
+        Raises:
+            InvalidKey: the text is empty, longer than 4,096 bytes, or holds NUL or a lone surrogate.
+        """
+        try:
+            key = cls.parse(name)
+        except InvalidKey:
+            return cls.of(NAMED, name)
+        return key if key.channel != NAMED or cls.named(key.chat_id) != key else cls.of(NAMED, name)
+
+    @property
+    def name(self) -> str:
+        """The one text that `named` makes this key of; of a shortened session id only the session knows the key."""
+        is_bare = self.channel == NAMED and self.named(self.chat_id) == self
+        return self.chat_id if is_bare else self.session_id
 
     @property
     def session_id(self) -> str:

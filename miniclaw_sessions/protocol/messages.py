@@ -11,7 +11,7 @@ import os
 import sys
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -58,7 +58,7 @@ _ROLE_ALIASES = {
 }
 
 
-_USER, _ASSISTANT, _TOOL_RESULT = Role.USER, Role.ASSISTANT, Role.TOOL_RESULT
+_SYSTEM, _USER, _ASSISTANT, _TOOL_RESULT = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL_RESULT
 """For what every message is asked again and again: looking up a member of an enum costs more than comparing it."""
 
 
@@ -101,6 +101,7 @@ class OtherPart(Value, frozen=True, gc=False, tag=OTHER, tag_field="type"):
 
 
 Part = TextPart | ImagePart | ThinkingPart | OtherPart
+PARTS = (TextPart, ImagePart, ThinkingPart, OtherPart)
 
 
 MAX_TOKENS = 2**63 - 1
@@ -130,7 +131,10 @@ ESTIMATED = "estimated"
 
 
 class Usage(Value, frozen=True, gc=False):
-    """Tokens that one model reply cost; a number that the provider did not tell is zero."""
+    """Tokens that one model reply cost; a number that the provider did not tell is zero.
+
+    Its `cost` is in the currency that the manager is told (`SessionSettings.currency`), which is that of all.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -176,8 +180,55 @@ ABORTED = "aborted"
 """The `stop_reason` of a reply that was stopped by a person: document 003's word."""
 
 
-class Message(Value, frozen=True, gc=False):
+S = TypeVar("S", bound=Value)
+
+
+class _Constructing(Protocol):
+    """Makes a value of a class."""
+
+    def __call__(self, kind: type[S], /, *values: Any, **fields: Any) -> S: ...
+
+
+construct: _Constructing = msgspec.StructMeta.__call__
+"""Makes a value of a class as it is told to: for those who make many, and know what they put in."""
+
+
+class _MessageType(msgspec.StructMeta):
+    """What makes messages: a role as text, parts as dicts and the like become what they say (`given.as_message`).
+
+    Reading JSON makes them without it, and pays nothing for it.
+    """
+
+    if not TYPE_CHECKING:  # which knows the fields of the class
+
+        def __call__(cls, role: Any, content: Any = "", *rest: Any, **fields: Any) -> Message:  # noqa: N805 - a metaclass
+            message = construct(cls, role, content, *rest, **fields)
+            if type(role) is Role and type(content) is str and not rest and not fields:
+                return message
+            return message if _is_made(message) else _put_right(message)
+
+
+def _is_made(message: Message) -> bool:
+    """Whether each field that others look into is a value of ours."""
+    content, calls, usage = message.content, message.tool_calls, message.usage
+    return (
+        type(message.role) is Role
+        and (type(content) is str or (type(content) is tuple and all(type(part) in PARTS for part in content)))
+        and (calls is None or (type(calls) is tuple and all(type(call) is ToolCall for call in calls)))
+        and (usage is None or type(usage) is Usage)
+    )
+
+
+def _put_right(message: Message) -> Message:
+    from miniclaw_sessions.protocol.given import as_message  # noqa: PLC0415 - which is made of messages
+
+    return as_message(message)
+
+
+class Message(Value, frozen=True, gc=False, metaclass=_MessageType):
     """One message: who said what, and which tools were asked for.
+
+    What is given as JSON has it (a role as text, a part, a tool call or a usage as a dict) becomes what it says.
 
     Attributes:
         role: who speaks.
@@ -210,22 +261,24 @@ class Message(Value, frozen=True, gc=False):
     @classmethod
     def system(cls, content: str) -> Message:
         """A system message."""
-        return cls(Role.SYSTEM, content)
+        return cls(_SYSTEM, content)
 
     @classmethod
     def user(cls, content: str | tuple[Part, ...]) -> Message:
         """A user's message."""
-        return cls(Role.USER, content)
+        return construct(cls, _USER, content) if type(content) is str else cls(_USER, content)
 
     @classmethod
     def assistant(cls, content: str | tuple[Part, ...] = "", tool_calls: tuple[ToolCall, ...] | None = None) -> Message:
         """An assistant's message, with the tools that it calls."""
-        return cls(Role.ASSISTANT, content, tool_calls=tool_calls or None)
+        if type(content) is str and not tool_calls:
+            return construct(cls, _ASSISTANT, content)
+        return cls(_ASSISTANT, content, tool_calls=tool_calls or None)
 
     @classmethod
     def tool_result(cls, call: ToolCall, content: str | tuple[Part, ...], *, is_error: bool = False) -> Message:
         """The answer to one tool call."""
-        return cls(Role.TOOL_RESULT, content, tool_call_id=call.id, name=call.name, is_error=is_error)
+        return cls(_TOOL_RESULT, content, tool_call_id=call.id, name=call.name, is_error=is_error)
 
     @property
     def role_text(self) -> str | None:

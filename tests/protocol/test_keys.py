@@ -137,6 +137,36 @@ def test_a_shortened_id_says_that_its_key_is_elsewhere() -> None:
         SessionKey.parse(SessionKey.of("telegram", "x" * 300).session_id)
 
 
+@given(st.one_of(halves, st.sampled_from(STRANGE), st.text("session_ab%5F~", min_size=1, max_size=24)))
+@example("my-session")
+@example("01981f3c-6b1e-7c52-9f61-2f3f5d2a9b10")
+@example("telegram_1")
+@example("session_my-session")
+@example("session_telegram_1")
+@example("session_session_telegram_1")
+def test_any_text_names_a_session_and_comes_back(name: str) -> None:
+    """S1.17, S0.25."""
+    assert SessionKey.named(name).name == name
+
+
+@given(st.sampled_from(["session", "telegram", "a_b"]), st.one_of(halves, st.text("session_ab", min_size=1)))
+@example("session", "telegram_1")
+def test_every_key_has_one_name_and_is_what_it_names(channel: str, chat_id: str) -> None:
+    key = SessionKey.of(channel, chat_id)
+    if "~" not in key.session_id:
+        assert SessionKey.named(key.name) == key
+
+
+def test_a_session_id_names_its_own_session() -> None:
+    assert SessionKey.named("telegram_1") == SessionKey.of("telegram", 1)
+    assert SessionKey.named("my-session").session_id == "session_my-session"
+
+
+def test_the_longest_of_all_names_is_taken_apart() -> None:
+    name = "session_" * 511 + "a"
+    assert SessionKey.named(name).name == name
+
+
 @pytest.mark.parametrize("field", ["channel", "chat_id"])
 @pytest.mark.parametrize(
     ("bad", "reason"),
